@@ -42,7 +42,8 @@ def test_an_archived_one(fresh_kip: Callable[..., Kip], tmp_path: Path, version:
 
 
 def test_one_on_the_local_disk(fresh_kip: Callable[..., Kip]) -> None:
-    """Format 1: no map of pages, page files as CRIU wrote them with one checksum each, nothing said of what could be made anew."""
+    """Format 1: no map of pages, page files as CRIU wrote them with one checksum each, each image a file, nothing said of what could be
+    made anew."""
     kip = fresh_kip()
     proc = kip.run("redis", servers.redis().command, ports=servers.redis().published)
     client = Redis(proc.port())
@@ -53,6 +54,7 @@ def test_one_on_the_local_disk(fresh_kip: Callable[..., Kip]) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
     for name in ("pages.map", "sets.pages", "wake.plan"):
         (directory / name).unlink(missing_ok=True)
+    kept.as_files(directory, manifest)
     left = [part for part in manifest["parts"] if (directory / part["name"]).exists()]
     assert any(part["name"].startswith("pages-") for part in left) and len(left) < len(manifest["parts"])
     parts = [part | {"crc": zlib.crc32((directory / part["name"]).read_bytes())} for part in left]

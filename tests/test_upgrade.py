@@ -7,15 +7,13 @@ import os
 import shutil
 import signal
 import socket
-import tarfile
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import programs, servers
+from harness import kept, programs, servers
 from harness.clients import Http, Lines, Redis, http_get
 from harness.kip import Kip, binary
 from harness.wait import wait_for
@@ -104,10 +102,6 @@ def test_a_generation_of_files_wakes(fresh_kip: Callable[..., Kip], tmp_path: Pa
     assert client.get("/page.html") == servers.PAGE
     generation = kip.data / "procs" / "old" / f"gen-{proc.sleep()['generation']}"
     manifest = json.loads((generation / "manifest.json").read_text())
-    archive = generation / "checkpoint.tar"
-    with tarfile.open(archive) as images:
-        files = {member.name: images.extractfile(member).read() for member in images}
-    archive.unlink()
     plan = generation / "wake.plan"
     if engine == "criu":
         plan.unlink()
@@ -115,11 +109,8 @@ def test_a_generation_of_files_wakes(fresh_kip: Callable[..., Kip], tmp_path: Pa
         bytes_ = bytearray(plan.read_bytes())
         bytes_[7] ^= 1
         plan.write_bytes(bytes_)
-    manifest["parts"] = [part for part in manifest["parts"] if part["name"] != archive.name]
-    for name, content in files.items():
-        (generation / name).write_bytes(content)
-        manifest["parts"].append({"name": name, "size": len(content), "crc": zlib.crc32(content)})
-    del manifest["body"]["threads"]
+    kept.as_files(generation, manifest)
+    manifest["parts"] = [part for part in manifest["parts"] if (generation / part["name"]).exists()]
     (generation / "manifest.json").write_text(json.dumps(manifest))
     assert client.get("/page.html") == servers.PAGE
     wake = proc.inspect()["last_wake"]

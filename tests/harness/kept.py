@@ -13,7 +13,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 from harness import programs
 from harness.clients import Lines
@@ -79,6 +81,19 @@ def make() -> Path:
         kip.cli("rm", "--force", "kept")
     shutil.rmtree(temp)
     return to
+
+
+def as_files(directory: Path, manifest: dict[str, Any]) -> None:
+    """A generation as it was before format 3, which has its images in one file."""
+    archive = directory / "checkpoint.tar"
+    with tarfile.open(archive) as images:
+        files = {member.name: images.extractfile(member).read() for member in images}
+    archive.unlink()
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+        manifest["parts"].append({"name": name, "size": len(content), "crc": zlib.crc32(content)})
+    manifest["format"] = 2
+    del manifest["body"]["threads"]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,29 @@
 /*
- * Preloaded into `criu swrk FD`. Where CRIU would read its first request it is loaded and linked, which takes longer than all that
- * it does later in a small dump: there it stays, a template, and forks a helper for each socket that it is sent. The template
- * ends when the daemon closes its own socket.
+ * Preloaded into `criu swrk FD`. Where CRIU would read its first request it is loaded and linked,
+ * which takes longer than all that it does later in a small dump: there it stays, a template, and
+ * forks a helper for each socket that it is sent. The template ends when the daemon closes its own
+ * socket.
  *
- * A helper, before CRIU reads its request, takes messages of ours from its socket: a list of orders, each about one descriptor
- * that came along by SCM_RIGHTS. So a helper that was started long ago can be given, at the moment of use, what CRIU only accepts
- * as its own: namespaces to stand in, a cgroup, mounts, and descriptors for the restored processes to inherit.
+ * A helper, before CRIU reads its request, takes messages of ours from its socket: a list of
+ * orders, each about one descriptor that came along by SCM_RIGHTS. So a helper that was started
+ * long ago can be given, at the moment of use, what CRIU only accepts as its own: namespaces to
+ * stand in, a cgroup, mounts, and descriptors for the restored processes to inherit.
  *
- * To the template: "KIPFORK1" and a socket; it answers with the helper's pid and an errno (u32, u32), and a pidfd.
+ * CRIU's run id is one for all helpers of a template: names of abstract sockets that CRIU makes of it
+ * differ by pid and by network namespace, of which each proc has its own.
+ *
+ * To the template: "KIPFORK1" and a socket; it answers with the helper's pid and an errno (u32,
+ * u32), and a pidfd.
  *
  * Wire format (host byte order): "KIPSHIM1", u32 count, count times { u32 order, u32 argument }.
- * The answer is two words: 0, or 1 + the index of the order that failed followed by its errno (u32, u32).
+ * The answer is two words: 0, or 1 + the index of the order that failed followed by its errno (u32,
+ * u32).
  *
- * A message's descriptors arrive at the lowest free numbers and stay there until their orders are carried out. A number that
- * a descriptor is to be kept under must be free then (EBUSY): nothing that is open is ever replaced. The daemon keeps to
- * numbers above all at which one message's descriptors can arrive.
- * Crash: a helper that fails exits; the daemon sees the socket close and takes another.
+ * A message's descriptors arrive at the lowest free numbers and stay there until their orders are
+ * carried out. A number that a descriptor is to be kept under must be free then (EBUSY): nothing
+ * that is open is ever replaced. The daemon keeps to numbers above all at which one message's
+ * descriptors can arrive. Crash: a helper that fails exits; the daemon sees the socket close and
+ * takes another.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -92,8 +100,9 @@ __attribute__((constructor)) static void start(void)
 }
 
 /*
- * A forked process has its parent's memory, but must fault for each page: those of programs and libraries are not mapped in it at all, and
- * what it writes to is copied first. That is done now, while it waits, and not while a program stands still for its dump.
+ * A forked process has its parent's memory, but must fault for each page: those of programs and
+ * libraries are not mapped in it at all, and what it writes to is copied first. That is done now,
+ * while it waits, and not while a program stands still for its dump.
  */
 static void populate(void)
 {
@@ -113,8 +122,9 @@ static void populate(void)
 }
 
 /*
- * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache there, and the
- * places where the tree's files are attached, which the tree's own root has to be able to reach.
+ * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache
+ * there, and the places where the tree's files are attached, which the tree's own root has to be
+ * able to reach.
  */
 static void be_helper(void)
 {
@@ -243,8 +253,8 @@ static void prepare(int sk)
 }
 
 /*
- * A restored process that runs already may end another one that CRIU is about to let go: that has ended, and was not restored
- * in vain. Its parent sees that only when its tracer has.
+ * A restored process that runs already may end another one that CRIU is about to let go: that has
+ * ended, and was not restored in vain. Its parent sees that only when its tracer has.
  */
 static long let_end(pid_t pid)
 {
@@ -257,9 +267,10 @@ static long let_end(pid_t pid)
 }
 
 /*
- * A tree that CRIU froze for a dump and lets go again, because the dump failed or was called off, must not notice: a
- * thread whose system call CRIU interrupted is set back onto the call. This is the only place from where that can be
- * done when the daemon itself has died. Relative time-outs then begin anew.
+ * A tree that CRIU froze for a dump and lets go again, because the dump failed or was called off,
+ * must not notice: a thread whose system call CRIU interrupted is set back onto the call. This is
+ * the only place from where that can be done when the daemon itself has died. Relative time-outs
+ * then begin anew.
  */
 long ptrace(enum __ptrace_request request, ...)
 {

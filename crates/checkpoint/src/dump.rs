@@ -40,8 +40,8 @@ pub struct DumpRequest<'a> {
 /// A step of the caller's.
 #[derive(Debug, Clone, Copy)]
 pub enum Stage<'a> {
-    /// The tree runs, and stands still about a millisecond later. A helper that was just started takes tens of milliseconds to
-    /// come here.
+    /// The tree runs, and stands still about a millisecond later. The first helper of a template that was just started
+    /// takes tens of milliseconds to come here.
     Running,
     /// Images are complete, and nothing runs.
     Frozen(&'a Log),

@@ -1,14 +1,15 @@
-//! One pre-started `criu swrk` process: CRIU loaded and waiting, good for one request.
+//! CRIU, loaded and waiting: a `criu swrk` that forks helpers, each good for one request.
 //!
-//! A [`Template`] is CRIU as it is before its first request; it forks helpers, so that CRIU is loaded and linked once. A helper
-//! runs in a mount namespace of its own (the shim sees to that) and gets, at the moment of use, descriptors to keep,
-//! namespaces to stand in, a cgroup to join and mounts to attach: see shim/shim.c.
-//! Never decides anything. Crash: a dead helper is a closed socket and an error; whatever it was restoring dies
-//! with an error too or is killed by CRIU, and what it was dumping runs on. Helpers outlive their template.
+//! A [`Template`] is CRIU as it is before its first request; it forks helpers, so that CRIU is
+//! loaded and linked once. A helper runs in a mount namespace of its own (the shim sees to that)
+//! and gets, at the moment of use, descriptors to keep, namespaces to stand in, a cgroup to join
+//! and mounts to attach: see shim/shim.c. Never decides anything. Crash: a dead helper is a closed
+//! socket and an error; whatever it was restoring dies with an error too or is killed by CRIU, and
+//! what it was dumping runs on. Helpers outlive their template.
 
 use crate::locate::CriuCommand;
 use crate::rpc::{Kind, Request, Response};
-use kip_sys::process::{Signal, pidfd_send_signal};
+use kip_sys::process::{Signal, pidfd_send_signal, wait_for_end};
 use prost::Message as _;
 use rustix::net::sockopt;
 use std::io;
@@ -28,7 +29,8 @@ pub const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
 /// What a helper does with a descriptor before it reads the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Keep it under this number, which must be free when the order comes and above all at which it can arrive.
+    /// Keep it under this number, which must be free when the order comes and above all at which it
+    /// can arrive.
     Dup(i32),
     /// Enter this namespace, setns(2); the argument is its CLONE_NEW* type.
     SetNs(i32),
@@ -70,6 +72,9 @@ pub enum HelperError {
     /// It is gone.
     #[error("the CRIU helper died")]
     Died(#[source] io::Error),
+    /// There is a template, and the kernel makes no process of it.
+    #[error("no CRIU helper can be forked")]
+    Fork(#[source] io::Error),
     /// It hangs.
     #[error("CRIU has said nothing for {patience_s} s")]
     Silent {
@@ -127,12 +132,13 @@ pub struct Helper {
 }
 
 /// A template answers within this, also where the machine is busy.
-const FORKS_WITHIN: Duration = Duration::from_secs(20);
+const FORKS_WITHIN: Duration = Duration::from_secs(10);
 /// A helper that is killed has ended after this.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 impl Template {
-    /// Starts it; it is ready some ten milliseconds later, and what it is asked before simply waits.
+    /// Starts it; it is ready some ten milliseconds later, and what it is asked before simply
+    /// waits.
     ///
     /// # Errors
     /// CRIU cannot be started.
@@ -160,13 +166,13 @@ impl Template {
     /// # Errors
     /// The template is gone, or the kernel makes no process.
     pub fn fork(&self) -> Result<Helper, HelperError> {
-        let (ours, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(HelperError::Died)?;
+        let (ours, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(HelperError::Fork)?;
         kip_sys::fdpass::send(self.socket.as_fd(), b"KIPFORK1", &[theirs.as_fd()]).map_err(HelperError::Died)?;
         let (answer, mut fds) = kip_sys::fdpass::recv(self.socket.as_fd(), 8).map_err(HelperError::Died)?;
         let word = |at: usize| answer.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
         match (word(0), word(4), fds.pop()) {
             (Some(pid), _, Some(pidfd)) => Ok(Helper { socket: ours, pid, pidfd }),
-            (_, Some(errno), None) => Err(HelperError::Died(io::Error::from_raw_os_error(errno as i32))),
+            (_, Some(errno), None) => Err(HelperError::Fork(io::Error::from_raw_os_error(errno as i32))),
             _ => Err(HelperError::Died(io::ErrorKind::UnexpectedEof.into())),
         }
     }
@@ -182,7 +188,7 @@ impl Drop for Template {
 impl Helper {
     /// Whether it still waits for its request.
     pub fn is_waiting(&self) -> bool {
-        !has_ended(self.pidfd.as_fd(), Duration::ZERO)
+        matches!(wait_for_end(self.pidfd.as_fd(), Some(Duration::ZERO)), Ok(false))
     }
 
     /// Host pid of the helper.
@@ -241,7 +247,8 @@ impl Helper {
         }
     }
 
-    /// Sends the request and answers each stage that CRIU reports with what `stage` says, until the final answer.
+    /// Sends the request and answers each stage that CRIU reports with what `stage` says, until the
+    /// final answer.
     pub fn call(
         &self,
         request: &Request,
@@ -267,25 +274,23 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // One that has done its work is about to end by itself, and there is nothing that it would still do.
+        // One that has done its work is about to end by itself, and there is nothing that it would
+        // still do.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
-        has_ended(self.pidfd.as_fd(), ENDS_WITHIN);
+        if !matches!(wait_for_end(self.pidfd.as_fd(), Some(ENDS_WITHIN)), Ok(true)) {
+            tracing::warn!(pid = self.pid, "a CRIU helper that was killed has not ended");
+        }
     }
-}
-
-/// Whether the process has ended, or ends within that time: pidfd_open(2), its descriptor is readable then.
-fn has_ended(pidfd: BorrowedFd<'_>, within: Duration) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let within = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
-    poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], Some(&within)).is_ok_and(|ready| ready > 0)
 }
 
 /// The name that the shim gives a helper: proc_pid_comm(5).
 const COMM: &str = "criu-helper";
 
-/// Host pids of helpers, and of what they have forked, that an earlier daemon of the same stage left at work.
+/// Host pids of helpers, and of what they have forked, that an earlier daemon of the same stage
+/// left at work.
 ///
-/// A helper whose daemon died ends its dump or restore on its own: until then its processes are not to be touched.
+/// A helper whose daemon died ends its dump or restore on its own: until then its processes are not
+/// to be touched.
 pub fn strays(stage: &Path) -> Vec<u32> {
     let stage = stage.to_string_lossy();
     let is_stray = |pid: &u32| {
@@ -297,7 +302,8 @@ pub fn strays(stage: &Path) -> Vec<u32> {
     pids.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter(is_stray).collect()
 }
 
-/// Mounts a tmpfs at `stage` and makes there what helpers want of a /run: the mount points [`ROOT`] and [`USR`].
+/// Mounts a tmpfs at `stage` and makes there what helpers want of a /run: the mount points [`ROOT`]
+/// and [`USR`].
 ///
 /// To be called in a mount namespace of the caller's own: the mount goes with it.
 pub fn mount_stage(stage: &Path) -> io::Result<()> {

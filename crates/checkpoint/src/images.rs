@@ -1,9 +1,11 @@
 //! The images of one checkpoint in memory: read once, changed there, written once.
 //!
-//! CRIU writes a file for each of some twenty kinds of things, and for each process and thread. Kip reads them when the program stands
-//! still, changes them here and keeps them as one file, [`CHECKPOINT`], an uncompressed tar archive. Memory and the contents of
-//! deleted files stay files of their own beside it ([`APART`]): they are long, and pages of them are read one by one. A generation
-//! of an older Kip has all images as files; it is read as well. Source of the names: CRIU's documentation, "Images".
+//! CRIU writes a file for each of some twenty kinds of things, and for each process and thread. Kip
+//! reads them when the program stands still, changes them here and keeps them as one file,
+//! [`CHECKPOINT`], an uncompressed tar archive. Memory and the contents of deleted files stay files
+//! of their own beside it ([`APART`]): they are long, and pages of them are read one by one. A
+//! generation of an older Kip has all images as files; it is read as well. Source of the names:
+//! CRIU's documentation, "Images".
 
 use crate::image::{Image, ImageError};
 use crate::wire::{Malformed, Message};
@@ -15,8 +17,9 @@ use std::time::SystemTime;
 
 /// The file that has the images.
 pub const CHECKPOINT: &str = "checkpoint.tar";
-/// How names of images begin that stay files: pages, contents of deleted files and of file systems in memory. Those that have been
-/// taken over from an earlier generation have its number before that, `g7-`.
+/// How names of images begin that stay files: pages, contents of deleted files and of file systems
+/// in memory. Those that have been taken over from an earlier generation have its number before
+/// that, `g7-`.
 const APART: [&str; 3] = ["pages-", "ghost-file-", "tmpfs-"];
 /// How the names of all images end.
 const IMAGE: &str = ".img";
@@ -77,12 +80,14 @@ impl Images {
     /// The archive is damaged, or has names that are no images'.
     pub fn of_files(files: BTreeMap<String, Vec<u8>>) -> Result<Images, ImageError> {
         let mut images = Images::default();
+        let mut archive = None;
         for (name, bytes) in files {
             match name.as_str() {
-                CHECKPOINT => images.unpack(&bytes)?,
+                CHECKPOINT => archive = Some(bytes),
                 _ => drop(images.files.insert(name, File::of(bytes))),
             }
         }
+        archive.map_or(Ok(()), |archive| images.unpack(&archive))?;
         Ok(images)
     }
 
@@ -90,19 +95,30 @@ impl Images {
         let read = || -> io::Result<BTreeMap<String, File>> {
             let mut files = BTreeMap::new();
             for entry in tar::Archive::new(archive).entries()? {
-                let mut entry = entry?;
+                let entry = entry?;
                 let name = entry.path()?.to_string_lossy().into_owned();
+                let size = entry.size();
                 // It may have been in a store, and CRIU's images get these names in a directory.
                 if name.contains('/') || !name.ends_with(IMAGE) || is_apart(&name) || files.contains_key(&name) {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{name:?} in it is no image")));
                 }
-                let mut bytes = Vec::with_capacity(entry.size().min(archive.len() as u64) as usize);
-                entry.read_to_end(&mut bytes)?;
+                // A sparse one may say that it is longer than any memory.
+                if !entry.header().entry_type().is_file() || size > archive.len() as u64 {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{name:?} in it is no plain file")));
+                }
+                let mut bytes = Vec::with_capacity(size as usize);
+                entry.take(size).read_to_end(&mut bytes)?;
                 files.insert(name, File::of(bytes));
             }
             Ok(files)
         };
-        self.files.extend(read().map_err(at(&self.path_of(CHECKPOINT)))?);
+        let files = read().map_err(at(&self.path_of(CHECKPOINT)))?;
+        // Of two that differ one reader would see the one, and the next the other.
+        if let Some(name) = self.files.keys().next() {
+            let twice = io::Error::new(io::ErrorKind::InvalidData, format!("{name} lies beside it"));
+            return Err(at(&self.path_of(CHECKPOINT))(twice));
+        }
+        self.files = files;
         Ok(())
     }
 
@@ -135,8 +151,8 @@ impl Images {
         Ok(())
     }
 
-    /// Writes all images as files for CRIU into a directory; those that stay files anyway become links to what they are, unless there
-    /// is one of that name.
+    /// Writes all images as files for CRIU into a directory; those that stay files anyway become
+    /// links to what they are, unless there is one of that name.
     ///
     /// # Errors
     /// The file system's.
@@ -298,7 +314,8 @@ mod tests {
         Message(vec![(1, Value::Varint(number))])
     }
 
-    // promise parking: the images of a generation are one file, and those of an older Kip are read as well
+    // promise parking: the images of a generation are one file, and those of an older Kip are read
+    // as well
     #[test]
     fn images_are_read_from_files_kept_as_one_and_laid_out_again() {
         let (criu, kept, again) =
@@ -365,6 +382,53 @@ mod tests {
         bytes[150] ^= 1;
         fs::write(&path, bytes).unwrap();
         assert!(matches!(Images::read(directory.path()), Err(ImageError::Io { path: at, .. }) if at == path));
+    }
+
+    /// An archive with entries that a writer of Kip never makes.
+    fn archive(entries: &[(&str, tar::EntryType)]) -> Vec<u8> {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (name, kind) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_entry_type(*kind);
+            header.set_size(0);
+            if *kind == tar::EntryType::GNUSparse {
+                // One hole of 2 GiB.
+                let gnu = header.as_gnu_mut().unwrap();
+                gnu.realsize.copy_from_slice(b"20000000000\0");
+                gnu.sparse[0].offset.copy_from_slice(b"20000000000\0");
+                gnu.sparse[0].numbytes.copy_from_slice(b"00000000000\0");
+            }
+            header.set_cksum();
+            archive.append(&header, &[][..]).unwrap();
+        }
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn what_is_no_plain_file_or_comes_twice_is_refused() {
+        use tar::EntryType as Kind;
+        let name = "core-7.img";
+        let bad: [&[(&str, Kind)]; 4] = [
+            &[(name, Kind::Symlink)],
+            &[(name, Kind::Directory)],
+            &[(name, Kind::GNUSparse)],
+            &[(name, Kind::Regular), (name, Kind::Regular)],
+        ];
+        let read = |files: &[(&str, Vec<u8>)]| {
+            Images::of_files(files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect())
+        };
+        for entries in bad {
+            assert!(matches!(read(&[(CHECKPOINT, archive(entries))]), Err(ImageError::Io { .. })), "{entries:?}");
+        }
+        let good = archive(&[(name, Kind::Regular)]);
+        assert!(read(&[(CHECKPOINT, good.clone())]).is_ok());
+        // As a file of its own beside the archive, wherever the files come from.
+        assert!(matches!(read(&[(CHECKPOINT, good.clone()), ("files.img", vec![1])]), Err(ImageError::Io { .. })));
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(CHECKPOINT), good).unwrap();
+        fs::write(directory.path().join("files.img"), [1]).unwrap();
+        assert!(matches!(Images::read(directory.path()), Err(ImageError::Io { .. })));
     }
 
     #[test]

@@ -1,14 +1,20 @@
 //! A few CRIU helpers that wait, one small pool for all procs.
 //!
-//! A helper serves one request; a thread of this module has the template fork the next while the first still works.
+//! A helper serves one request; a thread of this module has the template fork the next while the
+//! first still works.
 
 use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Template};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Helpers that wait: one wake and one sleep may come together; more spawn on demand and wait some milliseconds longer.
+/// Helpers that wait: one wake and one sleep may come together; more are forked on demand and wait
+/// some milliseconds longer.
 const READY: usize = 2;
+/// Between tries to start one: at first, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -20,7 +26,7 @@ struct Waiting {
 #[derive(Debug)]
 pub struct HelperPool {
     config: HelperConfig,
-    /// None before the first helper, and after it has died.
+    /// None before the first helper and after the end of the pool.
     template: Mutex<Option<Template>>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
@@ -54,12 +60,19 @@ impl HelperPool {
         waiting.map_or_else(|| self.fork(), Ok)
     }
 
-    /// A new helper. A template that has died is replaced.
+    /// A new helper. A template that has died or does not answer is replaced.
     fn fork(&self) -> Result<Helper, HelperError> {
         let mut template = self.template.lock();
-        if let Some(helper) = template.as_ref().and_then(|template| template.fork().ok()) {
-            return Ok(helper);
+        if self.waiting.lock().closed {
+            return Err(HelperError::Died(std::io::ErrorKind::NotConnected.into()));
         }
+        match template.as_ref().map(Template::fork) {
+            None | Some(Err(HelperError::Died(_))) => {}
+            Some(forked) => return forked,
+        }
+        // One that hangs may take its time to end.
+        let dead = template.take();
+        std::thread::spawn(move || drop(dead));
         template.insert(Template::start(&self.config)?).fork()
     }
 
@@ -76,6 +89,7 @@ impl HelperPool {
     }
 
     fn fill(&self) {
+        let mut pause = SHORTEST_PAUSE;
         loop {
             {
                 let mut waiting = self.waiting.lock();
@@ -87,10 +101,14 @@ impl HelperPool {
                 }
             }
             match self.fork() {
-                Ok(helper) => self.waiting.lock().helpers.push_back(helper),
+                Ok(helper) => {
+                    pause = SHORTEST_PAUSE;
+                    self.waiting.lock().helpers.push_back(helper);
+                }
                 Err(e) => {
-                    tracing::warn!(error = %e, "no CRIU helper can be started now");
-                    std::thread::sleep(std::time::Duration::from_secs(1));
+                    tracing::warn!(error = kip_types::chain(&e), "no CRIU helper can be started now");
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }

@@ -97,10 +97,10 @@ pub enum WakeError {
 }
 
 impl WakeError {
-    /// Nothing is wrong here: what it needs is in a store that does not give it, or not yet.
+    /// Nothing is wrong with the generation: what it needs is in a store that does not give it, or not yet, or a newer Kip has made it.
     pub fn is_the_stores(&self) -> bool {
         match self {
-            WakeError::NoStore => true,
+            WakeError::NoStore | WakeError::Snapshot(SnapshotError::Newer { .. }) => true,
             WakeError::Fetch(e) => e.is_the_stores(),
             _ => false,
         }
@@ -154,7 +154,7 @@ impl<'a> Lifted<'a> {
         let limits = &proc.spec.limits;
         let files = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
         let threads = files.max(manifest.body.threads);
-        let tight = threads + Self::SPARE_PIDS > limits.pids as usize;
+        let tight = threads.saturating_add(Self::SPARE_PIDS) > limits.pids as usize;
         if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
             return Ok(Lifted(None));
         }

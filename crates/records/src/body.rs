@@ -65,7 +65,7 @@ pub struct Body {
     /// Owners of open files.
     #[serde(default)]
     pub owned: Vec<Owned>,
-    /// How many threads it has; 0 in generations of a Kip before 0.3, where each has a file.
+    /// How many threads it has; 0 in generations before format 3, where each has an image file.
     #[serde(default)]
     pub threads: usize,
 }

@@ -140,7 +140,7 @@ fn names_in(dir: &Path) -> io::Result<BTreeSet<String>> {
     fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// What [`seal`] is told beside the files.
+/// What [`seal`] gets beside the files.
 #[derive(Debug)]
 pub struct Contents<B> {
     /// The engine that wrote them.
@@ -394,11 +394,12 @@ mod tests {
         let growing = begin(dir, Generation(3)).unwrap();
         fs::write(growing.join("pages-1.img"), vec![7u8; 100_000]).unwrap();
         fs::write(growing.join("core-1.img"), b"core").unwrap();
+        fs::write(growing.join("checkpoint.tar"), b"tar").unwrap();
         let mut pages = PageMap::default();
         pages.file("pages-1.img");
         let contents = Contents { engine: "criu 4.2.1".into(), body: "body".to_owned(), pages };
         let Sealed { path, bytes, .. } = seal(&growing, Generation(3), contents).unwrap();
-        assert_eq!(bytes, 100_004);
+        assert_eq!(bytes, 100_007);
         let sums = PageMap::load(&path).unwrap().files.remove(0).sums;
         assert_eq!((sums.len(), sums[0]), (100_000usize.div_ceil(PAGE), crc32fast::hash(&[7; PAGE])));
         let manifest = open(&path).unwrap();
@@ -433,11 +434,12 @@ mod tests {
         let core = inode(&path.join("core-1.img"));
         leave_spare(dir.path(), Generation(3)).unwrap();
         assert_eq!(names_in(dir.path()).unwrap(), BTreeSet::from(["spare".to_owned()]));
-        assert_eq!(names_in(&dir.path().join("spare")).unwrap(), BTreeSet::from(["core-1.img".to_owned()]));
-        assert_eq!(fs::metadata(dir.path().join("spare/core-1.img")).unwrap().len(), 0);
+        let kept = ["checkpoint.tar", "core-1.img"];
+        assert_eq!(names_in(&dir.path().join("spare")).unwrap(), BTreeSet::from(kept.map(str::to_owned)));
+        assert_eq!(fs::metadata(dir.path().join("spare/checkpoint.tar")).unwrap().len(), 0);
         sweep(dir.path(), None).unwrap();
         let (growing, names) = begin_copy(dir.path(), Generation(3)).unwrap();
-        assert_eq!((names.len(), inode(&growing.join("core-1.img"))), (1, core));
+        assert_eq!((names.len(), inode(&growing.join("core-1.img"))), (2, core));
         fs::remove_dir_all(&growing).unwrap();
         assert!(begin_copy(dir.path(), Generation(3)).unwrap().1.is_empty(), "taken once");
         // One that was kept for others, by links, keeps what is in it.
@@ -451,7 +453,7 @@ mod tests {
         fs::write(dir.path().join("spare/core-9.img"), b"x").unwrap();
         made(dir.path());
         leave_spare(dir.path(), Generation(3)).unwrap();
-        assert_eq!(names_in(&dir.path().join("spare")).unwrap(), BTreeSet::from(["core-1.img".to_owned()]));
+        assert_eq!(names_in(&dir.path().join("spare")).unwrap(), BTreeSet::from(kept.map(str::to_owned)));
     }
 
     #[test]
@@ -460,7 +462,7 @@ mod tests {
         let (path, manifest) = made(dir.path());
         fs::write(path.join("restore.log"), b"x").unwrap();
         verify(&path, &manifest.parts).unwrap();
-        assert_eq!(manifest.parts.len(), 3, "and the page map");
+        assert_eq!(manifest.parts.len(), 4, "and the page map");
     }
 
     #[test]

@@ -180,7 +180,8 @@ fn meter_again(proc: &Proc, next: &Record) {
 /// Whether a generation that came from the store was lost with the machine: it was never synced.
 fn is_lost_copy(proc: &Proc, generation: Generation) -> bool {
     let is_copy = task::archived(proc).is_ok_and(|archived| archived.front.generation == generation);
-    is_copy && kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).is_err()
+    let opened = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation));
+    is_copy && !matches!(opened, Ok(_) | Err(kip_snapshot::SnapshotError::Newer { .. }))
 }
 
 /// Takes up what the pager has of it. True if it is hibernated and sleeps on: in its calls or, held, until its task parks it.

@@ -186,6 +186,10 @@ pub enum StateName {
     Restarting,
     /// It has no process and no snapshot.
     Stopped,
+    /// A state of a newer Kip.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 impl StateName {
@@ -203,6 +207,7 @@ impl StateName {
             StateName::Stopping => "stopping",
             StateName::Restarting => "restarting",
             StateName::Stopped => "stopped",
+            StateName::Unknown => "unknown",
         }
     }
 }

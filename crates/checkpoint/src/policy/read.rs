@@ -76,8 +76,8 @@ fn one(images: &Images, name: &str) -> Result<Message, FactsError> {
     images.entries(name)?.into_iter().next().ok_or_else(missing)
 }
 
-/// Takes the facts out of images: sockets are turned into files already ([`crate::sockets`]). Files of these names beside
-/// them are no images and not looked at.
+/// Takes the facts out of images; [`crate::sockets`] has turned sockets into files already. `but` has
+/// names of files of the generation that are no images, such as page files, and are not judged.
 ///
 /// # Errors
 /// An image is missing, damaged, or lacks what all have.

@@ -46,7 +46,7 @@ impl Measured {
         self.samples.lock().last.clone().unwrap_or_default()
     }
 
-    /// Samples, unless an earlier look has been under way for so long.
+    /// Samples, unless an earlier sample has been under way for so long.
     pub fn sample(&self, stuck_after: Duration, measure: impl FnOnce() -> Measure) -> Option<Measure> {
         let now = Instant::now();
         let first = {

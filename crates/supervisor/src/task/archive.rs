@@ -446,8 +446,9 @@ impl Task {
             let path = kip_snapshot::path_of(&proc.dir, generation);
             let manifest = kip_snapshot::open::<Body>(&path);
             let sound = manifest.and_then(|manifest| kip_snapshot::verify(&path, &manifest.parts));
+            let is_newer = matches!(sound, Err(kip_snapshot::SnapshotError::Newer { .. }));
             let is_sound = sound.is_ok() && archive.can_be_filled(&path);
-            !is_sound && kip_snapshot::sweep(&proc.dir, None).is_ok()
+            !is_sound && !is_newer && kip_snapshot::sweep(&proc.dir, None).is_ok()
         })
         .await;
         if !damaged || self.advance(Input::Archived, record::Durability::Fsync).is_err() {
