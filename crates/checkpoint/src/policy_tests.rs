@@ -299,6 +299,19 @@ fn images(dir: &Path) {
     fs::write(dir.join("pages-1.img"), [0; 10]).unwrap();
 }
 
+/// CRIU writes their numbers in hexadecimal: the tenth deleted file is `a`.
+#[test]
+fn deleted_files_are_judged_whatever_their_number() {
+    let dir = tempfile::tempdir().unwrap();
+    images(dir.path());
+    for name in ["ghost-file-a.img", "ghost-file-1f.img"] {
+        fs::copy(dir.path().join("ghost-file-1.img"), dir.path().join(name)).unwrap();
+    }
+    let facts = read(&Images::read(dir.path()).unwrap(), &BTreeSet::new()).unwrap();
+    let names: BTreeSet<&str> = facts.carried.iter().map(|carried| carried.name.as_str()).collect();
+    assert_eq!(names, ["ghost-file-1.img", "ghost-file-1f.img", "ghost-file-a.img"].into());
+}
+
 #[test]
 fn facts_are_read_out_of_images() {
     let dir = tempfile::tempdir().unwrap();

@@ -254,7 +254,8 @@ fn file_of(file: &Message) -> Result<FileFact, FactsError> {
 /// Deleted files and memory files.
 fn carried(images: &Images) -> Result<Vec<CarriedFact>, FactsError> {
     let mut all = Vec::new();
-    for (_, name) in images.numbered("ghost-file") {
+    // Their numbers are hexadecimal.
+    for name in images.names().filter(|name| name.starts_with("ghost-file-")).map(str::to_owned) {
         let Some(ghost) = images.first(&name)? else { continue };
         let word = |number| ghost.number(number) as u32;
         let owner = (word(ghost_file_entry::UID), word(ghost_file_entry::GID));
