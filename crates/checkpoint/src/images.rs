@@ -181,11 +181,6 @@ impl Images {
         self.files.keys().chain(&self.apart).map(String::as_str)
     }
 
-    /// How long an image is that does not stay a file, bytes.
-    pub(crate) fn length(&self, name: &str) -> Option<usize> {
-        Some(self.files.get(name)?.bytes.len())
-    }
-
     /// When CRIU made an image.
     pub(crate) fn made(&self, name: &str) -> Option<SystemTime> {
         self.files.get(name)?.made

@@ -163,7 +163,8 @@ pub fn compile(images: &Images, wish: &Wish<'_>) -> Result<Plan, PlanError> {
         [("ipcns-shm", "System V memory"), ("ipcns-msg", "System V messages"), ("ipcns-sem", "System V semaphores")]
     {
         // An image of nothing but its magic number says that there is nothing.
-        if images.names().any(|name| name.starts_with(prefix) && images.length(name).is_none_or(|length| length > 8)) {
+        if images.names().any(|name| name.starts_with(prefix) && images.bytes(name).is_none_or(|bytes| bytes.len() > 8))
+        {
             return unsupported(what);
         }
     }

@@ -71,8 +71,9 @@ impl HelperPool {
             Some(forked) => return forked,
         }
         // One that hangs may take its time to end.
-        let dead = template.take();
-        std::thread::spawn(move || drop(dead));
+        if let Some(dead) = template.take() {
+            std::thread::spawn(move || drop(dead));
+        }
         template.insert(Template::start(&self.config)?).fork()
     }
 

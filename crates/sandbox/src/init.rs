@@ -9,9 +9,9 @@ pub const BINARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kip-init"));
 /// Where the skeleton has it, seen from inside.
 pub const PATH: &str = "/.kip/init";
 
-/// Its own name, by which it is told to run the program, or only to check whether that can be
-/// exec'd.
+/// The name with which `kip-launch` starts it so that it runs the program.
 pub(crate) const RUN: &str = "kip-init";
+/// The same so that it only checks whether the program can be exec'd.
 pub(crate) const EXEC_ONLY: &str = "kip-look";
 
 /// The descriptor on which it writes records.

@@ -206,7 +206,7 @@ pub(super) struct Filters(Vec<Message>);
 
 impl Filters {
     pub(super) fn read(images: &Images) -> Result<Filters, PlanError> {
-        if images.length("seccomp.img").is_none() {
+        if images.bytes("seccomp.img").is_none() {
             return Ok(Filters(Vec::new()));
         }
         Ok(Filters(one(images, "seccomp.img")?.messages(seccomp_entry::SECCOMP_FILTERS)?))

@@ -154,7 +154,7 @@ fn range(extent: &Message) -> IdRange {
 
 fn filters(images: &Images) -> Result<Vec<Message>, FactsError> {
     let name = "seccomp.img";
-    if images.length(name).is_none() {
+    if images.bytes(name).is_none() {
         return Ok(Vec::new());
     }
     one(images, name)?.messages(seccomp_entry::SECCOMP_FILTERS).map_err(damaged(name))
