@@ -494,7 +494,7 @@ def test_what_a_newer_kip_wrote(stored: Stored) -> None:
     front.write_bytes(whole[:8] + (99).to_bytes(2, "little") + whole[10:])
     line = stored.refused("wake", "redis")
     front.write_bytes(whole)
-    assert re.search(r"redis cannot be woken: .*format 99, this Kip reads up to 1: upgrade Kip; it stays archived", line), line
+    assert re.search(r"redis cannot be woken: .*format 99, this Kip reads up to 2: upgrade Kip; it stays archived", line), line
     stored.kip.cli("wake", "redis")
     stored.check()
     stored.park()

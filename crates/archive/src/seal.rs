@@ -14,8 +14,8 @@ use ring::hkdf;
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Version of the objects' layout.
-pub const FORMAT: u16 = 1;
+/// Newest version of the layout of any object. [`Kind::format`] has that of each kind.
+pub const FORMAT: u16 = 2;
 /// Bytes of the clear header.
 pub const HEADER: usize = 192;
 /// Bytes that sealing adds.
@@ -40,6 +40,16 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Version of the layout in which this Kip writes an object of this kind; it reads all versions up to that one.
+    ///
+    /// A front has format 2 since its checkpoint images are one file, `checkpoint.tar`, instead of a file each.
+    pub const fn format(self) -> u16 {
+        match self {
+            Kind::Front => 2,
+            Kind::Pack | Kind::Head | Kind::Backup => 1,
+        }
+    }
+
     fn of(byte: u8) -> Option<Kind> {
         [Kind::Front, Kind::Pack, Kind::Head, Kind::Backup].into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -59,6 +69,8 @@ impl fmt::Display for Kind {
 /// The clear beginning of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
+    /// Version of its layout, at most that of its kind.
+    pub format: u16,
     /// What it is.
     pub kind: Kind,
     /// The realm's key that sealed it.
@@ -93,10 +105,12 @@ pub enum OpenError {
     #[error("this is no object of Kip's archive")]
     NotOurs,
     /// Of a newer Kip.
-    #[error("the object has format {found}, this Kip reads up to {FORMAT}: upgrade Kip")]
+    #[error("the object has format {found}, this Kip reads up to {newest}: upgrade Kip")]
     Newer {
         /// Its format.
         found: u16,
+        /// The newest that this Kip reads of an object of its kind.
+        newest: u16,
     },
     /// Another kind of object.
     #[error("the object is a {found}, not a {expected}")]
@@ -252,7 +266,7 @@ pub(crate) fn begin(
     generation: Generation,
 ) -> Result<(Vec<u8>, Opened), NoKey> {
     let id = keys.current()?;
-    let header = Header { kind, key: id, salt: random(), proc, generation, realm: keys.realm().clone() };
+    let header = Header { format: kind.format(), kind, key: id, salt: random(), proc, generation, realm: keys.realm().clone() };
     let key = ObjectKey::derive(keys.secret(id)?, &header.salt);
     let mut bytes = header.encode();
     let tag = key.header_tag(&bytes);
@@ -300,7 +314,7 @@ impl Header {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&FORMAT.to_le_bytes());
+        out.extend_from_slice(&self.format.to_le_bytes());
         out.extend_from_slice(&[self.kind as u8, CIPHER, 0, 0, 0, 0]);
         out.extend_from_slice(&self.key.0);
         out.extend_from_slice(&self.salt);
@@ -315,16 +329,20 @@ impl Header {
         if bytes[..8] != MAGIC {
             return Err(OpenError::NotOurs);
         }
-        let found = u16::from_le_bytes([bytes[8], bytes[9]]);
-        if found > FORMAT {
-            return Err(OpenError::Newer { found });
-        }
         let damaged = || OpenError::Damaged { what: "header", at: 0 };
-        let kind = Kind::of(bytes[10]).ok_or_else(damaged)?;
+        let format = u16::from_le_bytes([bytes[8], bytes[9]]);
+        // A kind that this Kip does not know is of a newer one too, if the format says so.
+        let kind = Kind::of(bytes[10]);
+        let newest = kind.map_or(FORMAT, Kind::format);
+        if format > newest {
+            return Err(OpenError::Newer { found: format, newest });
+        }
+        let kind = kind.ok_or_else(damaged)?;
         let part = |at: usize| -> [u8; 16] { bytes[at..at + 16].try_into().expect("16 bytes") };
         let name = bytes[88..152].split(|byte| *byte == 0).next().expect("there is always a first part");
         let realm = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).ok_or_else(damaged)?;
         let header = Header {
+            format,
             kind,
             key: KeyId(part(16)),
             salt: bytes[32..64].try_into().expect("32 bytes"),
@@ -372,11 +390,27 @@ mod tests {
         let head = Expect { kind: Kind::Head, ..expect(proc, 4) };
         assert_eq!(refused(&keys, head).to_string(), "the object is a front, not a head");
         let mut newer = bytes;
-        newer[8] = 2;
+        newer[8] = 3;
         let told = open(&newer, &keys, &expect(proc, 4)).unwrap_err().to_string();
-        assert_eq!(told, "the object has format 2, this Kip reads up to 1: upgrade Kip");
+        assert_eq!(told, "the object has format 3, this Kip reads up to 2: upgrade Kip");
         assert_eq!(Header::peek(b"KIPARCHV"), Err(OpenError::Truncated { at: 8 }));
         assert_eq!(Header::peek(&[0; HEADER]), Err(OpenError::NotOurs));
+    }
+
+    #[test]
+    fn the_format_is_that_of_the_kind_and_older_ones_are_read() {
+        let keys = ring("blue");
+        let proc = ProcId::random();
+        for kind in [Kind::Front, Kind::Pack, Kind::Head, Kind::Backup] {
+            let (bytes, _) = begin(&keys, kind, proc, Generation(4)).unwrap();
+            let header = Header::peek(&bytes).unwrap();
+            assert_eq!(header.format, kind.format());
+            let older = Header { format: 1, ..header.clone() };
+            assert_eq!(Header::peek(&[older.encode(), vec![0; TAG * 2]].concat()), Ok(older));
+            let newer = Header { format: kind.format() + 1, ..header };
+            let refused = Header::peek(&[newer.encode(), vec![0; TAG * 2]].concat());
+            assert_eq!(refused, Err(OpenError::Newer { found: newer.format, newest: kind.format() }));
+        }
     }
 
     // promise format: a destroyed key is not called damage; keys rotate and travel wrapped
