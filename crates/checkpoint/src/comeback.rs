@@ -8,6 +8,7 @@ use crate::codes::{kind, state};
 use crate::fields::{core_entry, file_entry, mm_entry, pstree_entry, task_core_entry};
 use crate::image::ImageError;
 use crate::images::Images;
+use crate::terminals;
 use crate::wire::Message;
 use std::collections::BTreeMap;
 
@@ -36,6 +37,9 @@ pub fn bars_criu(images: &Images) -> Result<Option<String>, ImageError> {
         return Ok(Some(format!(
             "process {pid} ({name}) is in a session that was begun elsewhere, by a process that has ended or is none of its parents, setsid(2)"
         )));
+    }
+    if terminals::are_open(images)? {
+        return Ok(Some("it has a terminal open, which this machine holds for it, pts(4)".to_owned()));
     }
     let files = images.entries("files.img")?;
     let kinds: BTreeMap<u64, u64> =

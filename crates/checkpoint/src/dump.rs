@@ -33,6 +33,8 @@ pub struct DumpRequest<'a> {
     pub namespaces: &'a [(i32, BorrowedFd<'a>)],
     /// Mount points inside that come from outside, with the key the restore names them by.
     pub external_mounts: &'a [(String, String)],
+    /// What else comes from outside, in CRIU's words for it: `tty[DEVICE:FILE SYSTEM]`.
+    pub external: &'a [String],
     /// Largest deleted file kept in the images, bytes.
     pub ghost_limit: u32,
 }
@@ -84,6 +86,7 @@ pub fn dump(
     helper.prepare(&orders)?;
     // By descriptor: the caller's step may rename it.
     let directory = File::open(request.images).map_err(DumpError::Images)?;
+    let mounts = request.external_mounts.iter().map(|(at, key)| format!("mnt[{at}]:{key}"));
     let opts = Opts {
         images_dir_fd: -1,
         images_dir: Some(request.images.to_string_lossy().into_owned()),
@@ -98,7 +101,7 @@ pub fn dump(
         notify_scripts: Some(true),
         log_level: Some(LOG_STEPS),
         log_file: Some(DUMP_LOG.to_owned()),
-        external: request.external_mounts.iter().map(|(at, key)| format!("mnt[{at}]:{key}")).collect(),
+        external: mounts.chain(request.external.iter().cloned()).collect(),
         ..Opts::default()
     };
     let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };

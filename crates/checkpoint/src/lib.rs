@@ -33,5 +33,6 @@ pub mod restore;
 pub mod resume;
 mod rpc;
 pub mod sockets;
+pub mod terminals;
 pub mod volumes;
 pub mod wire;

@@ -25,6 +25,7 @@ use crate::clocks::Clocks;
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::registers::Registers;
+use crate::terminals::Controlled;
 use crate::wire::Malformed;
 use kip_snapshot::pages::PageMap;
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN6");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN7");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 
@@ -147,6 +148,8 @@ pub struct Wish<'a> {
     pub clocks: &'a Clocks,
     /// Stopped processes of which their parents have not been told by wait(2).
     pub untold: &'a [u32],
+    /// The sessions that have a terminal.
+    pub terminals: &'a [Controlled],
     /// Where the memory lies.
     pub pages: &'a PageMap,
     /// So many bytes of memory that can come later do so.

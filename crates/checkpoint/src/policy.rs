@@ -340,6 +340,7 @@ fn check_mount(mount: &MountFact, policy: &Policy) -> Result<(), Refused> {
     let point = mount.point.as_str();
     let is_ours = match (&mount.external, mount.kind) {
         (Some(key), _) if point == "/usr" => key == "usr",
+        (Some(key), _) if point == "/dev/pts" => key == "terminals",
         (Some(key), _) if policy.volumes.contains_key(key) => {
             let (at, read_only) = &policy.volumes[key];
             let wanted = NOSUID | NODEV | if *read_only { RDONLY } else { 0 };

@@ -32,7 +32,7 @@ const SLOWEST: u64 = 50_000_000;
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
-const STEPS: [&str; 27] = [
+const STEPS: [&str; 28] = [
     "start",
     "receive",
     "read the plan",
@@ -60,6 +60,7 @@ const STEPS: [&str; 27] = [
     "execute kip-init",
     "have its memory watched",
     "open a pidfd",
+    "give a session its terminal",
 ];
 
 /// The tree could not be rebuilt.

@@ -50,6 +50,8 @@ pub mod key {
     pub const ROOT: &str = "asleep/mount/root";
     /// And of its `/usr`.
     pub const USR: &str = "asleep/mount/usr";
+    /// And of its terminals, if some are open.
+    pub const TERMINALS: &str = "asleep/mount/terminals";
     /// Prefix of the INET sockets of a parked proc, by inode.
     pub const SOCKET: &str = "asleep/socket/";
     /// Prefix of the inotify instances of a parked proc, by the file's id in the images.

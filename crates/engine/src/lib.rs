@@ -49,6 +49,7 @@ pub mod secrets;
 pub mod start;
 pub mod stop;
 pub mod suspend;
+mod terminals;
 pub mod tickets;
 pub mod tree;
 pub mod upkeep;

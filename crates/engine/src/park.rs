@@ -27,6 +27,7 @@ use crate::lifted;
 use crate::pins;
 use crate::plans::plan_of;
 use crate::suspend::{self, is_connection};
+use crate::terminals;
 use crate::tree::Tree;
 use crate::volumes;
 use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
@@ -44,6 +45,7 @@ use kip_pager::limits::Lifted;
 use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_records::body::SleepingSocket;
+use kip_records::body::SleepingTerminals;
 use kip_records::body::Slept;
 use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
@@ -102,6 +104,8 @@ struct Seen {
     mounts: Option<Mounts>,
     /// Where its own files are.
     place: OwnFilesPlace,
+    /// The numbers of its open terminals; none if it was started without.
+    terminals: Option<Vec<u32>>,
     /// Host pid of its pid 1.
     init: u32,
     /// Limits that are lifted until this is dropped.
@@ -168,11 +172,17 @@ pub fn park(
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
     external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
+    let terminals = terminals::numbers(init);
+    if terminals.is_some() {
+        external.push((kip_sandbox::terminals::TARGET.to_owned(), kip_sandbox::terminals::KEY.to_owned()));
+    }
+    let outside = terminals::outside(init, terminals.as_deref().unwrap_or_default());
     let request = DumpRequest {
         pid: init,
         images: &growing,
         namespaces: &borrowed,
         external_mounts: &external,
+        external: &outside,
         ghost_limit: GHOST_LIMIT,
     };
     if let Some(pid) = tree.stopped_with_threads() {
@@ -181,7 +191,7 @@ pub fn park(
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
-    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, init, lifted };
+    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, terminals, init, lifted };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
@@ -320,13 +330,36 @@ fn finalize(
         if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
     let (untold, threads) = (seen.ran.untold.clone(), images.threads());
-    let body =
-        Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, owned, suspended, threads };
+    let controlled = if seen.terminals.as_ref().is_some_and(|numbers| !numbers.is_empty()) {
+        terminals::controlled(&tree)
+    } else {
+        Vec::new()
+    };
+    let released = terminals::of_sessions(&images, &controlled)?;
+    let terminals = seen.terminals.as_ref().map(|_| SleepingTerminals { controlled });
+    let body = Body {
+        clocks,
+        sockets,
+        masks,
+        pins,
+        own_ipc,
+        home,
+        volumes,
+        inotify,
+        untold,
+        owned,
+        suspended,
+        terminals,
+        threads,
+    };
     fds.extend(objects.into_iter().flatten());
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
-    if let Some(Mounts { root, usr, .. }) = &seen.mounts {
-        for (key, fd) in [(key::ROOT, root), (key::USR, usr)] {
+    if let Some(Mounts { root, usr, terminals, .. }) = &seen.mounts {
+        let terminals = terminals.as_ref().filter(|_| seen.terminals.as_ref().is_some_and(|open| !open.is_empty()));
+        for (key, fd) in
+            [(key::ROOT, root), (key::USR, usr)].into_iter().chain(terminals.map(|fd| (key::TERMINALS, fd)))
+        {
             fds.push((key.to_owned(), fd.try_clone().map_err(ParkError::Tree)?));
         }
     }
@@ -345,6 +378,7 @@ fn finalize(
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
+    terminals::release(proc, &released);
     Ok(Finalized { body, bytes, image_bytes, images, pages })
 }
 

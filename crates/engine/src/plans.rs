@@ -82,7 +82,8 @@ pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Re
         Lazy::Off => u64::MAX,
     };
     let (clocks, untold, init) = (&body.clocks, &body.untold, kip_sandbox::init::PATH);
-    plan::compile(images, &Wish { clocks, untold, pages, lazy_from, init, program: PROGRAM })
+    let terminals = body.terminals.as_ref().map_or(&[][..], |terminals| &terminals.controlled);
+    plan::compile(images, &Wish { clocks, untold, terminals, pages, lazy_from, init, program: PROGRAM })
 }
 
 /// Makes live sockets without a program comfortable: see [`kip_net::custody`].

@@ -12,6 +12,7 @@ use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
 use kip_sandbox::launcher::{StartRequest, environment};
+use kip_sandbox::terminals;
 use kip_sandbox::users::{self, User, UserError};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
@@ -85,6 +86,8 @@ pub fn build(
     let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
     let volumes = volumes::for_start(proc, &mounts, namespaces.user.as_fd(), owner);
     mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
+    let terminals = terminals::mount(proc.first_id());
+    mounts.volumes.push(terminals.map_err(|e| refuse(Code::Failed, proc, "its terminals", &e))?);
     fault::reach("start-mounts");
     if let Some(user) = &user {
         give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;

@@ -206,8 +206,14 @@ fn switches(status: &str) -> Option<u64> {
     field(status, "State:")?.starts_with(['S', 'T']).then(|| Some(waits(status)? + taken()?))?
 }
 
+/// The number inside of the group of a process, NSpgid of proc_pid_status(5).
+pub(crate) fn inner_group(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    field(&status, "NSpgid:")?.split_whitespace().last()?.parse().ok()
+}
+
 /// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.
-fn inner_id(status: &str) -> Option<(u32, usize)> {
+pub(crate) fn inner_id(status: &str) -> Option<(u32, usize)> {
     let text = fs::read_to_string(status).ok()?;
     let ids: Vec<u32> = text
         .lines()

@@ -17,6 +17,7 @@ use crate::host::Proc;
 use crate::owners;
 use crate::pins;
 use crate::start::reopen;
+use crate::terminals;
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
@@ -74,6 +75,8 @@ pub enum WakeError {
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("the file system of the proc cannot be mounted")]
     Mounts(#[source] kip_sandbox::rootfs::RootfsError),
+    #[error("the terminals of the proc cannot be mounted")]
+    Terminals(#[source] io::Error),
     #[error(transparent)]
     Volumes(#[from] VolumeChanged),
     #[error("the cgroup of the proc cannot be joined")]
@@ -240,9 +243,12 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     steps.done("helper");
     fault::reach("wake-helper");
     let inotify = held_inotify(proc, body, with_pins);
-    let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
+    let mut mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
+    let terminals = terminals::for_wake(proc, body, mounts.terminals.take()).map_err(WakeError::Terminals)?;
     let mounted = volumes.map_or_else(|| volumes::for_wake(proc, generation, &body.volumes), Ok)?;
-    let volumes: Vec<_> = mounted.iter().enumerate().map(|(number, volume)| restored(number, volume)).collect();
+    let mut volumes: Vec<_> = mounted.iter().enumerate().map(|(number, volume)| restored(number, volume)).collect();
+    let key = || kip_sandbox::terminals::KEY.to_owned();
+    volumes.extend(terminals.iter().map(|mount| RestoredVolume { key: key(), fd: mount.fd.as_fd(), is_dir: true }));
     steps.done("mounts");
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();

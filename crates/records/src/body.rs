@@ -2,6 +2,7 @@
 
 use kip_checkpoint::clocks::{Boot, Clocks};
 use kip_checkpoint::owners::Owned;
+use kip_checkpoint::terminals::Controlled;
 use kip_net::custody::SavedOptions;
 use kip_net::renewal::Recipe;
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,9 @@ pub struct Body {
     /// Owners of open files.
     #[serde(default)]
     pub owned: Vec<Owned>,
+    /// Its terminals; none in generations of a Kip that gave it no devpts.
+    #[serde(default)]
+    pub terminals: Option<SleepingTerminals>,
     /// How many threads it has; 0 in generations before format 3, where each has an image file.
     #[serde(default)]
     pub threads: usize,
@@ -85,6 +89,13 @@ impl Body {
             _ => self.clocks.clone(),
         }
     }
+}
+
+/// The terminals of a sleeper.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SleepingTerminals {
+    /// Of which sessions each is the controlling terminal.
+    pub controlled: Vec<Controlled>,
 }
 
 /// A volume of a sleeper.

@@ -1,4 +1,4 @@
-/* Pid 1 of a sandbox: starts the program, tells how that went, reaps whatever is orphaned, ends with the program.
+/* Pid 1 of a sandbox, or the parent of a client's session in it: starts the program, tells how that went, reaps whatever is orphaned, ends with the program.
  *
  *   kip-init WORKDIR IDS COMMAND [ARGUMENT]...  (an empty WORKDIR is "/"; the environment is the program's; IDS are
  *                                                UID,GID[,GROUP]... or nothing: then it runs as root)
@@ -21,13 +21,13 @@
 
 typedef unsigned long word;
 
-enum { SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_madvise = 28, SYS_clone = 56,
+enum { SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_ioctl = 16, SYS_madvise = 28, SYS_clone = 56,
        SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_fcntl = 72, SYS_chdir = 80, SYS_ptrace = 101, SYS_setsid = 112,
        SYS_setgroups = 116, SYS_setresuid = 117, SYS_setresgid = 119, SYS_prctl = 157, SYS_exit_group = 231 };
 enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EACCES = 13, ENOTDIR = 20, ENAMETOOLONG = 36 };
 enum { CLONE_VM = 0x100, CLONE_VFORK = 0x4000, SIGCHLD = 17, SIG_SETMASK = 2, F_SETFD = 2, FD_CLOEXEC = 1,
        MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096, GROUPS = 64, PR_SET_DUMPABLE = 4,
-       PTRACE_TRACEME = 0 };
+       PTRACE_TRACEME = 0, TIOCSCTTY = 0x540e };
 
 struct record {
     char type;
@@ -156,6 +156,8 @@ static long take_ids(char *ids)
 static void child(struct start *start)
 {
     call(SYS_setsid, 0, 0, 0, 0);
+    /* Where standard input is a terminal it is the session's. */
+    call(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
     long moved = call(SYS_chdir, (word)(*start->workdir ? start->workdir : "/"), 0, 0, 0);
     long taken = moved < 0 ? 0 : take_ids(start->ids);
     /* A traced child stops at the end of its execve(2), with nothing of the program done. */

@@ -19,14 +19,14 @@ enum { SYS_read = 0, SYS_close = 3, SYS_lseek = 8, SYS_mmap = 9, SYS_mprotect = 
        SYS_rt_sigtimedwait = 128, SYS_rt_sigqueueinfo = 129, SYS_rt_tgsigqueueinfo = 297, SYS_waitid = 247, SYS_pidfd_open = 434,
        SYS_sched_yield = 24, SYS_ioctl = 16 };
 
-enum { EPERM = 1, ESRCH = 3, EINTR = 4, EAGAIN = 11, EINVAL = 22 };
+enum { EPERM = 1, ESRCH = 3, EINTR = 4, EIO = 5, EAGAIN = 11, EINVAL = 22, ENOTTY = 25 };
 enum { PROT_READ = 1, PROT_WRITE = 2, PROT_EXEC = 4, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_FIXED = 0x10,
        MAP_ANONYMOUS = 0x20, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2, MADV_POPULATE_WRITE = 23,
        MADV_GUARD_INSTALL = 102 };
 enum { CLONE_VM = 0x100, CLONE_FS = 0x200, CLONE_FILES = 0x400, CLONE_SIGHAND = 0x800, CLONE_THREAD = 0x10000,
        CLONE_SYSVSEM = 0x40000, CLONE_PARENT = 0x8000, CLONE_PIDFD = 0x1000, SIGCHLD = 17, SIGALRM = 14, SIGSTOP = 19 };
 enum { P_PID = 1, WSTOPPED = 2, WEXITED = 4, WNOWAIT = 0x1000000, WALL = 0x40000000, RLIMIT_CORE = 4, SIG_SETMASK = 2, SIG_UNBLOCK = 1, INFO_SIZE = 128 };
-enum { F_SETFD = 2, F_SETFL = 4, STATUS_FD = 3, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, USERFAULTFD_IOC_NEW = 0xaa00, AT_FDCWD = -100, AT_SYSINFO_EHDR = 33 };
+enum { F_SETFD = 2, F_SETFL = 4, STATUS_FD = 3, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, USERFAULTFD_IOC_NEW = 0xaa00, TIOCSCTTY = 0x540e, TIOCSPGRP = 0x5410, AT_FDCWD = -100, AT_SYSINFO_EHDR = 33 };
 
 static inline long call(long number, word a, word b, word c, word d, word e, word f)
 {

@@ -29,6 +29,7 @@ struct plan {
     word base;     /* number of the first descriptor of ours; the program's are all below */
     struct span files, shared, tasks;
     struct span vdso; /* struct piece */
+    struct span terminals; /* struct session */
     word init;     /* offset of the path of kip-init */
     word init_arg; /* offset of the pid of the program, in decimal */
 };
@@ -41,6 +42,12 @@ struct file {
 struct shared {
     word size, prefilled; /* page runs */
     struct span pages;
+};
+
+/* A session that has a terminal. */
+struct session {
+    word leader; /* index of its task */
+    word ours, foreground; /* the group in the foreground; 0: the leader's own */
 };
 
 struct piece {
@@ -149,6 +156,6 @@ struct said {
 /* Steps, for messages. */
 enum { AT_START = 1, AT_RECEIVE, AT_PLAN, AT_OPEN, AT_SIZE, AT_SHARED, AT_FORK, AT_GROUP, AT_DESCRIPTOR, AT_DIRECTORY, AT_MAP,
        AT_PAGES, AT_PROTECT, AT_VDSO, AT_MM, AT_SIGNAL, AT_LIMIT, AT_TIMER, AT_THREAD, AT_SETTING, AT_CREDENTIALS, AT_FILTER,
-       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD };
+       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD, AT_TERMINAL };
 
 #endif

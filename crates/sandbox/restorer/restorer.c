@@ -324,6 +324,7 @@ static void map_memory(struct task *task)
 }
 
 #include "settings.h"
+#include "terminals.h"
 
 /* Behind all that was received and opened, where place_pidfds finds them. Before there is much memory to be copied. */
 static void open_pidfds(struct task *task)
@@ -449,6 +450,7 @@ static void run_task(word index)
     if (task->leads_session) {
         fork_children(index, 1);
         must(call1(SYS_setsid, 0), AT_GROUP, 0);
+        take_terminal(index);
     }
     fork_children(index, 0);
     if (task->lends)
@@ -466,6 +468,7 @@ static void run_task(word index)
     open_pidfds(task);
     map_memory(task);
     set_mm(task);
+    set_foreground(index);
     place_descriptors(task);
     place_pidfds(task);
     /* Before record locks are set: to close any descriptor of a file gives up the process's locks on it. */

@@ -92,6 +92,7 @@ pub const ETC: &[&str] = &[
 const DIRS: &[(&str, u32)] = &[
     ("etc", 0o755),
     ("dev", 0o755),
+    ("dev/pts", 0o755),
     ("dev/shm", 0o1777),
     ("home", 0o755),
     ("media", 0o755),
@@ -122,6 +123,7 @@ const DIRS: &[(&str, u32)] = &[
 const OVER_IMAGE: &[(&str, u32)] = &[
     ("etc", 0o755),
     ("dev", 0o755),
+    ("dev/pts", 0o755),
     ("dev/shm", 0o1777),
     ("proc", 0o555),
     ("sys", 0o555),
@@ -138,6 +140,7 @@ const LINKS: &[(&str, &str)] = &[
     ("dev/stdin", "/proc/self/fd/0"),
     ("dev/stdout", "/proc/self/fd/1"),
     ("dev/stderr", "/proc/self/fd/2"),
+    ("dev/ptmx", "pts/ptmx"),
 ];
 
 /// Links of a merged /usr; made where the host has that directory under /usr.

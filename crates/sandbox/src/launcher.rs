@@ -287,6 +287,19 @@ impl Launcher {
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
 
+    /// Runs a program in a sandbox as a part of its tree. The program is told of by [`crate::init::Record`]s in the pipe `status`; the
+    /// result is the pidfd of the kip-init that writes them.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn session(&self, request: ExecRequest<'_>, status: BorrowedFd<'_>) -> Result<OwnedFd, LaunchError> {
+        let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr, status];
+        fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
+        let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
+        let [pidfd] = self.ready(&Request::Session { program, own_time: request.own_time }, &fds)?;
+        Ok(pidfd)
+    }
+
     /// Makes the namespaces of a slot: `uid_base` is the host id of the first of its 65,536 ids.
     ///
     /// # Errors
@@ -303,14 +316,26 @@ impl Launcher {
     /// # Errors
     /// See [`LaunchError`].
     pub fn copy_mounts(&self, init: BorrowedFd<'_>) -> Result<Mounts, LaunchError> {
-        let [root, usr] = self.ready(&Request::Copy, &[init])?;
-        Ok(Mounts { root, usr, volumes: Vec::new() })
+        let (reply, fds) = self.call(&Request::Copy, &[init])?;
+        let mut fds = fds.into_iter();
+        let (Some(root), Some(usr)) = (fds.next(), fds.next()) else { return Err(unexpected(&reply)) };
+        Ok(Mounts { root, usr, terminals: fds.next(), volumes: Vec::new() })
+    }
+
+    /// Takes terminals from the sessions that have them, so that they outlive these. For programs that are about to be killed: a
+    /// session does not get its terminal back.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn release_terminals(&self, terminals: &[BorrowedFd<'_>]) -> Result<(), LaunchError> {
+        let [] = self.ready(&Request::Release, terminals)?;
+        Ok(())
     }
 
     /// Mounts the overlays of a proc.
     pub(crate) fn mount(&self, lower: Lower, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
         let [root, usr] = self.ready(&Request::Mount(lower), fds)?;
-        Ok(Mounts { root, usr, volumes: Vec::new() })
+        Ok(Mounts { root, usr, terminals: None, volumes: Vec::new() })
     }
 
     /// The next end of an exec, if one is there. Never blocks.

@@ -20,6 +20,7 @@ pub mod quota;
 pub mod restorer;
 pub mod rootfs;
 pub mod seccomp;
+pub mod terminals;
 pub mod users;
 pub mod volume;
 

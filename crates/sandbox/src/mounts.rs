@@ -12,6 +12,8 @@ pub struct Mounts {
     pub root: OwnedFd,
     /// `/usr`
     pub usr: OwnedFd,
+    /// The file system of its terminals, of a proc that runs or is parked with some open.
+    pub terminals: Option<OwnedFd>,
     /// What lies on them, in the order in which it is attached.
     pub volumes: Vec<Volume>,
 }
@@ -27,6 +29,7 @@ impl Mounts {
         Ok(Mounts {
             root: open_tree(&self.root, "", flags)?,
             usr: open_tree(&self.usr, "", flags)?,
+            terminals: None,
             volumes: Vec::new(),
         })
     }

@@ -31,6 +31,14 @@ pub(crate) enum Request {
         #[serde(default)]
         own_time: bool,
     },
+    /// (pidfd of the sandbox's init, stdin, stdout, stderr, status, cgroup task files..): [`Reply::Session`]. The program is
+    /// the child of a kip-init of its own, which is a child of the sandbox's init and tells of the program by the status pipe.
+    Session {
+        /// What to run.
+        program: Program,
+        /// Whether init has a time namespace of its own.
+        own_time: bool,
+    },
     /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, the time ns if there is one, volumes..,
     /// cgroup task files..): [`Reply::Process`].
     Restore {
@@ -47,8 +55,10 @@ pub(crate) enum Request {
         /// Of the uts namespace.
         hostname: String,
     },
-    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr).
+    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr), and of its terminals if it has some.
     Copy,
+    /// (terminals..): [`Reply::Ready`]. No session has one of them any more.
+    Release,
     /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with (root, usr).
     Mount(Lower),
 }
@@ -105,6 +115,8 @@ pub(crate) enum Reply {
         /// Host pid.
         pid: u32,
     },
+    /// A session's kip-init has been exec'd, with (pidfd).
+    Session,
     /// Not done, and nothing is left of it.
     Failed(Failure),
 }
@@ -183,6 +195,8 @@ pub enum Step {
     Overlay,
     /// Making other mounts of a sandbox's filesystems.
     Copy,
+    /// Taking a terminal from its session.
+    Terminal,
 }
 
 impl fmt::Display for Step {
@@ -214,6 +228,7 @@ impl fmt::Display for Step {
             Step::Layers => "attach the layers of the root filesystem",
             Step::Overlay => "mount the overlay",
             Step::Copy => "make other mounts of a sandbox's filesystems",
+            Step::Terminal => "take a terminal from its session",
         })
     }
 }

@@ -25,6 +25,7 @@ pub mod rseq;
 pub mod shortened;
 pub mod sock;
 pub mod stub;
+pub mod terminal;
 pub mod timed;
 pub mod timens;
 pub mod timer;

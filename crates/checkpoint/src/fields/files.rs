@@ -273,6 +273,15 @@ pub(crate) mod timerfd_entry {
 
 /// `tty_file_entry` of tty.proto.
 pub(crate) mod tty_file_entry {
+    /// The id of the terminal's own entry.
+    pub(crate) const TTY_INFO_ID: u32 = 2;
     pub(crate) const FLAGS: u32 = 3;
     pub(crate) const FOWN: u32 = 4;
+}
+
+/// `tty_info_entry` of tty.proto.
+pub(crate) mod tty_info_entry {
+    pub(crate) const ID: u32 = 1;
+    /// The number of the device.
+    pub(crate) const RDEV: u32 = 8;
 }

@@ -189,6 +189,7 @@ impl<'a> Files<'a> {
             | kind::EVENTPOLL
             | kind::SIGNALFD
             | kind::NETLINKSK
+            | kind::TTY
             | kind::TIMERFD => Ok(()),
             kind::PIDFD => self.pidfd(file.number(file_entry::ID)).map(drop),
             other => unsupported(format!("an open file of CRIU's type {other}")),

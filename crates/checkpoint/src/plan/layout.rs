@@ -13,7 +13,7 @@ pub(super) const PAGE: usize = 4096;
 /// First word of the restorer's part.
 const MAGIC: u64 = 0x4e_414c_5050_494b;
 /// Words of `struct plan`.
-const HEAD_WORDS: usize = 13;
+const HEAD_WORDS: usize = 15;
 
 /// The restorer's part, as it grows.
 #[derive(Debug)]
@@ -72,9 +72,9 @@ impl Writer {
     }
 
     /// Fills in the head.
-    pub(super) fn finish(mut self, base: u64, spans: [Span; 4], init: u64, init_argument: u64) -> Program {
+    pub(super) fn finish(mut self, base: u64, spans: [Span; 5], init: u64, init_argument: u64) -> Program {
         self.align();
-        let [files, shared, tasks, vdso] = spans;
+        let [files, shared, tasks, vdso, terminals] = spans;
         let head = [
             MAGIC,
             self.bytes.len() as u64,
@@ -87,6 +87,8 @@ impl Writer {
             tasks.1,
             vdso.0,
             vdso.1,
+            terminals.0,
+            terminals.1,
             init,
             init_argument,
         ];

@@ -14,6 +14,7 @@ use crate::fields::{
 };
 use crate::images::Images;
 use crate::registers;
+use crate::terminals::{self, Controlled};
 use crate::wire::Message;
 use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,6 +206,7 @@ pub(super) fn write(
         }
         found.push(Some((references, memory)));
     }
+    let controlled = controlled(images, files, tree, wish.terminals)?;
     let memories = || found.iter().flatten().filter_map(|(_, memory)| memory.as_ref());
     let mut device = None;
     if memories().map(Memory::can_wait).sum::<u64>() >= wish.lazy_from {
@@ -246,10 +248,57 @@ pub(super) fn write(
     let tasks = writer.list(&items);
     let vdso: Vec<Vec<u64>> = shape.unwrap_or_default().iter().map(|(offset, size)| vec![*offset, *size, 0]).collect();
     let vdso = writer.list(&vdso);
+    let terminals: Vec<Vec<u64>> = controlled
+        .iter()
+        .map(|Session { leader, terminal, foreground }| vec![*leader, files.number(*terminal), *foreground])
+        .collect();
+    let terminals = writer.list(&terminals);
     let (init, argument) = (writer.string(wish.init), writer.string(&wish.program.to_string()));
     let writer = std::mem::replace(writer, Writer::new());
-    let program = writer.finish(base_above(highest), [file_list, shared_list, tasks, vdso], init, argument);
+    let spans = [file_list, shared_list, tasks, vdso, terminals];
+    let program = writer.finish(base_above(highest), spans, init, argument);
     Ok(Written { planned, program, eager })
+}
+
+/// A session that gets its terminal back.
+struct Session {
+    /// Index of the process that leads it.
+    leader: u64,
+    terminal: Ref,
+    /// The group in the foreground; 0 where that is the leader's own.
+    foreground: u64,
+}
+
+/// The sessions of a tree that have a terminal.
+fn controlled(
+    images: &Images,
+    files: &mut Files<'_>,
+    tree: &[Task],
+    wanted: &[Controlled],
+) -> Result<Vec<Session>, PlanError> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let slaves = terminals::slaves(images)?;
+    let mut sessions = Vec::new();
+    for Controlled { session, device, foreground } in wanted {
+        let is_leader = |task: &Task| task.pid == *session && task.life == Life::Alive;
+        let Some(leader) = tree.iter().position(is_leader) else { continue };
+        let Some(file) = slaves.get(device) else {
+            return unsupported("a controlling terminal that no process has open");
+        };
+        let is_there = |group: &u32| {
+            let in_it = |task: &Task| {
+                task.life == Life::Alive
+                    && task.member.group == u64::from(*group)
+                    && task.member.session == u64::from(*session)
+            };
+            group != session && tree.iter().any(in_it)
+        };
+        let foreground = foreground.filter(is_there).map_or(0, u64::from);
+        sessions.push(Session { leader: leader as u64, terminal: files.open_file(*file)?, foreground });
+    }
+    Ok(sessions)
 }
 
 /// The first number above all that a tree has.

@@ -184,7 +184,8 @@ impl Proc {
     pub fn held_mounts(&self, with_pins: bool) -> Option<Mounts> {
         let get = |key| self.fd_store.get(key)?.try_clone().ok();
         let are_those = with_pins == pins::are_in_use(&self.dir.join("pins"));
-        Some(Mounts { root: get(key::ROOT)?, usr: get(key::USR)?, volumes: Vec::new() }).filter(|_| are_those)
+        let (root, usr, terminals) = (get(key::ROOT)?, get(key::USR)?, get(key::TERMINALS));
+        Some(Mounts { root, usr, terminals, volumes: Vec::new() }).filter(|_| are_those)
     }
 
     /// What is held of its files is to be no more than it needs.

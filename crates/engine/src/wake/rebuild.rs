@@ -11,6 +11,7 @@ use crate::hibernate;
 use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
+use crate::terminals;
 use kip_checkpoint::plan::{Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
@@ -18,7 +19,7 @@ use kip_pager::protocol::Rebuilt;
 use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, RestoreRequest};
-use kip_sandbox::rootfs::{Mounts, RootfsError};
+use kip_sandbox::rootfs::RootfsError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
@@ -26,6 +27,7 @@ use kip_sys::fault;
 use kip_sys::process::{Signal, pidfd_send_signal};
 use kip_types::chain;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +46,8 @@ pub enum Failure {
     Launch(#[from] LaunchError),
     #[error("the file system of the proc cannot be mounted")]
     Mounts(#[source] RootfsError),
+    #[error("the terminals of the proc cannot be mounted")]
+    Terminals(#[source] io::Error),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
     #[error("the pager does not take up what was left out")]
@@ -140,7 +144,10 @@ pub(super) fn rebuild(
     }
     steps.done("plan");
     fault::reach("wake-helper");
-    let mounts = Mounts { volumes, ..proc.take_mounts(with_pins).map_err(Failure::Mounts)? };
+    let mut mounts = proc.take_mounts(with_pins).map_err(Failure::Mounts)?;
+    mounts.volumes = volumes;
+    let terminals = terminals::for_wake(proc, body, mounts.terminals.take()).map_err(Failure::Terminals)?;
+    mounts.volumes.extend(terminals);
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
     let bytes = manifest.parts.iter().map(|p| p.size).sum();

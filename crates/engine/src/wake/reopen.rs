@@ -73,7 +73,7 @@ mod tests {
     fn mounts() -> Option<Mounts> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         match (open_tree(CWD, "/tmp", flags), open_tree(CWD, "/tmp", flags)) {
-            (Ok(root), Ok(usr)) => Some(Mounts { root, usr, volumes: Vec::new() }),
+            (Ok(root), Ok(usr)) => Some(Mounts { root, usr, terminals: None, volumes: Vec::new() }),
             _ => {
                 eprintln!("SKIPPED: open_tree needs root");
                 None

@@ -1,7 +1,7 @@
 //! Running another program in a sandbox that is there.
 
 use super::confine::{UserNamespace, become_user, confine, enter_user};
-use super::start::{enter_cgroups, place_stdio};
+use super::start::{Init, enter_cgroups, place_stdio};
 use super::template::in_time;
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Program, Step};
@@ -69,6 +69,43 @@ fn exec_here(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Sp
     // Otherwise every later child would be born into this sandbox.
     move_into_link_name_space(own, Some(LinkNameSpaceType::ProcessID)).expect("a way back to one's own pid namespace");
     spawned
+}
+
+/// Runs the program below a kip-init of its own, which is a child of the sandbox's init from the beginning of its life on: it and the
+/// program are of the sandbox's tree, and sleep with that.
+pub(super) fn session(
+    prepared: &Prepared,
+    parts: &Parts,
+    status: &OwnedFd,
+    program: &Program,
+) -> Result<OwnedFd, Failure> {
+    if !parts.own_time {
+        return session_here(prepared, parts, status, program);
+    }
+    let enter = || move_into_thread_name_spaces(parts.init.as_fd(), ThreadNameSpaceType::TIME);
+    in_time(&prepared.template, enter, || session_here(prepared, parts, status, program))?
+}
+
+/// In the time namespace that the launcher is in. A child in the sandbox's pid namespace makes the kip-init and ends: the sandbox's init
+/// is then the parent.
+fn session_here(
+    prepared: &Prepared,
+    parts: &Parts,
+    status: &OwnedFd,
+    program: &Program,
+) -> Result<OwnedFd, Failure> {
+    let init = Init::of(program)?;
+    let own = prepared.template.pid_namespace.as_fd();
+    move_into_thread_name_spaces(parts.init.as_fd(), ThreadNameSpaceType::PROCESS_ID)
+        .map_err(Failure::at(Step::Namespaces))?;
+    let spawned = super::in_child(Step::Clone, || {
+        super::spawn(Clone { shared: true, ..Clone::default() }, || {
+            join(prepared, parts, program)?;
+            init.exec(status.as_fd())
+        })
+    });
+    move_into_link_name_space(own, Some(LinkNameSpaceType::ProcessID)).expect("a way back to one's own pid namespace");
+    spawned.map(|child| child.pidfd)
 }
 
 fn join(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Failure> {

@@ -189,6 +189,11 @@ impl Server {
                 self.execs.insert(child.pid, id);
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
+            Request::Session { program, own_time } => {
+                let ([init, stdin, stdout, stderr, status], cgroups) = first(fds)?;
+                let parts = exec::Parts { init, own_time, stdin, stdout, stderr, cgroups };
+                Ok((Reply::Session, vec![exec::session(prepared, &parts, &status, &program)?]))
+            }
             Request::Restore { own_time, volumes } => {
                 let ([root, usr, user, net, uts, ipc, control, program], mut rest) = first(fds)?;
                 if own_time && rest.is_empty() {
@@ -206,7 +211,11 @@ impl Server {
             }
             Request::Copy => {
                 let [init] = exactly(fds)?;
-                Ok((Reply::Ready, prepare::copy(&init)?.into()))
+                Ok((Reply::Ready, prepare::copy(&init)?))
+            }
+            Request::Release => {
+                prepare::release(&fds)?;
+                Ok((Reply::Ready, Vec::new()))
             }
             Request::Mount(lower) => {
                 let ([state], trees) = first(fds)?;

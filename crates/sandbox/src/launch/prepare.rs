@@ -96,13 +96,38 @@ pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result
 
 /// Other mounts of the `/` and `/usr` of a sandbox, detached. The same filesystems: they live on by these, and with them
 /// whatever the kernel keeps by inode, when the sandbox is gone. From within, for older kernels copy no detached mount.
-pub(super) fn copy(init: &OwnedFd) -> Result<[OwnedFd; 2], Failure> {
+pub(super) fn copy(init: &OwnedFd) -> Result<Vec<OwnedFd>, Failure> {
     super::in_child(Step::Copy, || {
         move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT)
             .map_err(Failure::at(Step::Namespaces))?;
         // No process inside can replace what something is mounted on.
         let one = |path| open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
-        Ok([one("/").map_err(Failure::at(Step::Copy))?, one("/usr").map_err(Failure::at(Step::Copy))?])
+        let mut mounts =
+            vec![one("/").map_err(Failure::at(Step::Copy))?, one("/usr").map_err(Failure::at(Step::Copy))?];
+        if crate::terminals::device(CWD).is_some() {
+            mounts.push(one(crate::terminals::TARGET).map_err(Failure::at(Step::Copy))?);
+        }
+        Ok(mounts)
+    })
+}
+
+/// Takes terminals from their sessions. When the leader of a session ends its terminal is hung up for all that have it open; one that
+/// has no session is not. Source: `disassociate_ctty` in the kernel's drivers/tty/tty_jobctrl.c.
+pub(super) fn release(terminals: &[OwnedFd]) -> Result<(), Failure> {
+    super::in_child(Step::Terminal, || {
+        // Alone in its session and group, with all signals blocked: SIGHUP goes to no other process.
+        kip_sys::ns::block_signals().map_err(Failure::at(Step::Session))?;
+        rustix::process::setsid().map_err(Failure::at(Step::Session))?;
+        for terminal in terminals {
+            match kip_sys::terminal::take(terminal.as_fd()) {
+                // It has been hung up.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::IO) => {}
+                taken => taken
+                    .and_then(|()| kip_sys::terminal::give_up(terminal.as_fd()))
+                    .map_err(Failure::at(Step::Terminal))?,
+            }
+        }
+        Ok(())
     })
 }
 

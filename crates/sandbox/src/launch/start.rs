@@ -11,6 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::convert::Infallible;
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -47,25 +48,45 @@ pub(super) struct Parts {
 
 /// Starts init in a new sandbox. The program is then init's to start.
 pub(super) fn start(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Spawned, Failure> {
-    let bad = |_| Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a NUL byte".into() };
-    let workdir = program.workdir.clone().unwrap_or_default();
-    let name = if program.exec_only { init::EXEC_ONLY } else { init::RUN };
-    let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref())]
-        .into_iter()
-        .chain(program.argv.iter().cloned());
-    let arguments = Strings::new(words.map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
-    let environment =
-        Strings::new(program.env.iter().cloned().map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
-    let path = CString::new(init::PATH).expect("a constant without NUL");
+    let init = Init::of(program)?;
     let how = Clone { shared: true, new_pid: true, ..Clone::default() };
     super::spawn(how, || {
         build(prepared, parts, program)?;
-        // From here on a descriptor numbered 3 is gone, whatever it was.
-        kip_sys::ns::place(parts.status.as_fd(), init::STATUS_FD).map_err(Failure::at(Step::Stdio))?;
+        init.exec(parts.status.as_fd())
+    })
+}
+
+/// A kip-init about to be executed.
+pub(super) struct Init {
+    path: CString,
+    arguments: Strings,
+    environment: Strings,
+}
+
+impl Init {
+    /// The one that runs this program.
+    pub(super) fn of(program: &Program) -> Result<Init, Failure> {
+        let bad = |_| Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a NUL byte".into() };
+        let strings = |words: &mut dyn Iterator<Item = String>| {
+            words.map(CString::new).collect::<Result<_, _>>().map(Strings::new).map_err(bad)
+        };
+        let workdir = program.workdir.clone().unwrap_or_default();
+        let name = if program.exec_only { init::EXEC_ONLY } else { init::RUN };
+        let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref())];
+        Ok(Init {
+            path: CString::new(init::PATH).expect("a constant without NUL"),
+            arguments: strings(&mut words.into_iter().chain(program.argv.iter().cloned()))?,
+            environment: strings(&mut program.env.iter().cloned())?,
+        })
+    }
+
+    /// The last step. A descriptor numbered 3 is gone, whatever it was.
+    pub(super) fn exec(&self, status: BorrowedFd<'_>) -> Result<Infallible, Failure> {
+        kip_sys::ns::place(status, init::STATUS_FD).map_err(Failure::at(Step::Stdio))?;
         kip_sys::ns::close_on_exec_from(init::STATUS_FD + 1).map_err(Failure::at(Step::Stdio))?;
         kip_sys::ns::unblock_signals().map_err(Failure::at(Step::Exec))?;
-        Err(Failure::new(Step::Exec, kip_sys::ns::exec(&path, &arguments, &environment)))
-    })
+        Err(Failure::new(Step::Exec, kip_sys::ns::exec(&self.path, &self.arguments, &self.environment)))
+    }
 }
 
 fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Failure> {

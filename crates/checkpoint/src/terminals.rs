@@ -1,0 +1,71 @@
+//! Terminals in a snapshot: held through the sleep, and given back to their sessions at the wake.
+//!
+//! The kernel keeps a terminal with its queues, settings and size as long as a descriptor of it is held, so a plan takes them over as
+//! other objects. For CRIU each is one from outside, `tty[DEVICE:FILE SYSTEM]`: it then neither empties its queues nor misses
+//! the other side, which may be a client's. What is lost with the processes is which session has it, and which group of that
+//! is in the foreground. CRIU restores no such tree. Sources: criu/tty.c of CRIU 4.2, ioctl_tty(2).
+
+use crate::codes::kind;
+use crate::fields::{file_entry, tty_file_entry, tty_info_entry};
+use crate::image::ImageError;
+use crate::images::Images;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Device numbers in the kernel's user encoding: of a master, of `/dev/tty`, of the first slave.
+const MASTER: u64 = 0x502;
+const OWN: u64 = 0x500;
+const FIRST_SLAVE: u64 = 0x8800;
+
+/// A session with a controlling terminal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Controlled {
+    /// The process that leads it, by its number inside.
+    pub session: u32,
+    /// The device number of the terminal.
+    pub device: u64,
+    /// The group in the foreground, by its number inside; none if it has ended.
+    pub foreground: Option<u32>,
+}
+
+/// What CRIU is told of the terminals of a devpts, which has these numbers open: each is one from outside. `dev`: of the
+/// devpts, and of the file system of `/dev/tty`.
+pub fn external(numbers: &[u32], dev: u64, tty_dev: u64) -> Vec<String> {
+    let slaves = numbers.iter().map(|number| (slave(*number), dev));
+    let all = slaves.chain([(MASTER, dev), (OWN, tty_dev)]);
+    all.map(|(device, dev)| format!("tty[{device:x}:{dev:x}]")).collect()
+}
+
+/// The device number of `/dev/pts/NUMBER`: major numbers from 136 on, 256 terminals each.
+fn slave(number: u32) -> u64 {
+    rustix::fs::makedev(136 + number / 256, number % 256)
+}
+
+/// Whether anything of a tree is a terminal.
+///
+/// # Errors
+/// An image is missing or damaged.
+pub fn are_open(images: &Images) -> Result<bool, ImageError> {
+    Ok(images.entries("files.img")?.iter().any(|file| file.number(file_entry::TYPE) == kind::TTY))
+}
+
+/// The slaves that a tree has open: the id of one file of each, by device number.
+///
+/// # Errors
+/// An image is missing or damaged.
+pub fn slaves(images: &Images) -> Result<BTreeMap<u64, u64>, ImageError> {
+    let infos = images.entries_if_any("tty-info.img")?;
+    let device_of: BTreeMap<u64, u64> =
+        infos.iter().map(|info| (info.number(tty_info_entry::ID), info.number(tty_info_entry::RDEV))).collect();
+    let mut found = BTreeMap::new();
+    for file in images.entries("files.img")?.iter().filter(|file| file.number(file_entry::TYPE) == kind::TTY) {
+        let damaged = images.damaged("files.img");
+        let tty = file.message(file_entry::TTY).map_err(damaged)?.unwrap_or_default();
+        if let Some(device) = device_of.get(&tty.number(tty_file_entry::TTY_INFO_ID))
+            && *device >= FIRST_SLAVE
+        {
+            found.entry(*device).or_insert_with(|| file.number(file_entry::ID));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,231 @@
+//! A client's terminal in a proc: a program that is a part of the proc's tree and sleeps with it.
+//!
+//! The client has one side of a pseudoterminal, through the daemon; the kernel keeps the rest. The proc is kept awake only while
+//! something comes from the client: what the client types wakes it first, for a signal that the terminal makes of it (Ctrl-C) must find
+//! its processes. When the client goes the terminal is hung up, as that of a lost connection is. A session does not outlive its daemon.
+
+use crate::blocking::blocking;
+use crate::exec::Place;
+use crate::host::Proc;
+use crate::tickets::Ticket;
+use kip_sandbox::init::{RECORD_BYTES, Record, StartStep};
+use kip_sandbox::terminals::{self, Terminal};
+use kip_service::{ExecInput, ExecOutput, ExecSession};
+use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal, TerminalSize};
+use kip_types::chain;
+use kip_types::lifecycle::Exit;
+use rustix::termios::{Winsize, tcsetwinsize};
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// How long the program may take to be exec'd.
+const EXEC_WITHIN: Duration = Duration::from_secs(30);
+/// So long the proc stays awake after something came from the client: what follows it has not to wait.
+const AWAKE_FOR: Duration = Duration::from_secs(1);
+/// How long a proc may take to wake for the news that its client has gone.
+const HANG_UP_WITHIN: Duration = Duration::from_secs(10);
+/// Bytes that are read from a terminal at once.
+const PIECE: usize = 32 << 10;
+
+/// Wakes the proc if it sleeps, and keeps it awake as long as the ticket lives.
+pub type KeepAwake = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Ticket, Refusal>> + Send>> + Send + Sync>;
+
+/// The client's side.
+struct Master(OwnedFd);
+
+impl AsRawFd for Master {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+fn resize(master: impl AsFd, size: TerminalSize) -> io::Result<()> {
+    let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(tcsetwinsize(master, size)?)
+}
+
+/// Starts the program on a terminal of this size. `awake` keeps the proc awake until it runs.
+pub async fn begin(
+    proc: Arc<Proc>,
+    request: ExecRequest,
+    size: TerminalSize,
+    awake: Ticket,
+    keep_awake: KeepAwake,
+) -> Result<ExecSession, Refusal> {
+    let failed = {
+        let name = proc.name.clone();
+        move |e: io::Error| Refusal::new(Code::Exhausted, format!("exec in {name} failed: {e}"))
+    };
+    let program = request.command.first().cloned().unwrap_or_default();
+    let launched = {
+        let proc = Arc::clone(&proc);
+        blocking(move || launch(&proc, &request, size)).await?
+    };
+    let Launched { master, status } = launched;
+    let mut status = pipe::Receiver::from_owned_fd(status).map_err(&failed)?;
+    match timeout(EXEC_WITHIN, next_record(&mut status)).await {
+        Ok(Some(Record::Running { .. })) => {}
+        Ok(Some(Record::NotStarted { step, errno })) => return Err(not_started(&proc, &program, step, errno)),
+        other => {
+            let why = format!("exec in {} failed: its session ended before the program ran ({other:?})", proc.name);
+            return Err(Refusal::new(Code::Failed, why));
+        }
+    }
+    let master = AsyncFd::new(Master(master)).map_err(&failed)?;
+    let (input, typed) = mpsc::channel(16);
+    let (sender, output) = mpsc::channel(16);
+    tokio::spawn(carry(master, status, typed, sender, awake, keep_awake));
+    Ok(ExecSession { input, output })
+}
+
+fn not_started(proc: &Proc, program: &str, step: StartStep, errno: i32) -> Refusal {
+    let error = io::Error::from_raw_os_error(errno);
+    let what = match (step, error.kind()) {
+        (StartStep::Exec, io::ErrorKind::NotFound) => format!("command {program:?} is not in the proc's files"),
+        (StartStep::WorkDir, _) => format!("its working directory: {error}"),
+        _ => format!("command {program:?} cannot be started ({step:?}): {error}"),
+    };
+    Refusal::new(Code::Invalid, format!("exec in {} failed: {what}", proc.name))
+}
+
+struct Launched {
+    master: OwnedFd,
+    status: OwnedFd,
+}
+
+fn launch(proc: &Proc, request: &ExecRequest, size: TerminalSize) -> Result<Launched, Refusal> {
+    let place = Place::find(proc, request)?;
+    let io = |e: io::Error| place.refuse(Code::Exhausted, e.to_string());
+    let owner = proc.first_id() + place.user.as_ref().map_or(0, |user| user.ids.uid);
+    let Terminal { master, slave } = terminals::open(place.root.as_fd(), owner).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => {
+            place.refuse(Code::State, "it has no terminals, /dev/pts: an older Kip has started it; start it again".into())
+        }
+        _ => io(e),
+    })?;
+    resize(&master, size).map_err(io)?;
+    let (status, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| io(e.into()))?;
+    rustix::fs::fcntl_setfl(&status, rustix::fs::OFlags::NONBLOCK).map_err(|e| io(e.into()))?;
+    let launch = place.launch(request, [slave.as_fd(); 3]);
+    let launched = proc.shared.launcher().session(launch, theirs.as_fd());
+    launched.map_err(|e| place.refuse(Code::Failed, chain(&e)))?;
+    Ok(Launched { master, status })
+}
+
+/// None at the end of the pipe.
+async fn next_record(status: &mut pipe::Receiver) -> Option<Record> {
+    let mut bytes = [0; RECORD_BYTES];
+    status.read_exact(&mut bytes).await.ok()?;
+    Record::parse(&bytes)
+}
+
+/// Carries bytes both ways until the program has ended or the client has gone.
+async fn carry(
+    master: AsyncFd<Master>,
+    mut status: pipe::Receiver,
+    mut typed: mpsc::Receiver<ExecInput>,
+    sender: mpsc::Sender<ExecOutput>,
+    begun: Ticket,
+    keep_awake: KeepAwake,
+) {
+    let (mut awake, mut awake_until) = (Some(begun), Instant::now() + AWAKE_FOR);
+    let (mut is_open, mut has_input, mut unwritten) = (true, true, Vec::new());
+    let exit = loop {
+        tokio::select! {
+            biased;
+            record = next_record(&mut status) => match record {
+                Some(Record::Ended(exit)) => break exit,
+                Some(_) => {}
+                None => break Exit::Unknown,
+            },
+            read = read(&master), if is_open => match read {
+                Some(bytes) => if sender.send(ExecOutput::Stdout(bytes)).await.is_err() { break Exit::Unknown },
+                None => is_open = false,
+            },
+            written = write(&master, &unwritten), if !unwritten.is_empty() => match written {
+                Some(written) => drop(unwritten.drain(..written)),
+                None => unwritten.clear(),
+            },
+            // Beside the output: a program that is not read stops reading.
+            input = typed.recv(), if has_input && unwritten.is_empty() => {
+                // A client that is at its end of file may still watch.
+                let Some(input) = input else { has_input = false; continue };
+                match keep_awake().await {
+                    Ok(ticket) => (awake, awake_until) = (Some(ticket), Instant::now() + AWAKE_FOR),
+                    Err(refusal) => {
+                        let end = ExecEnd { code: 1, refusal: Some(refusal) };
+                        let _ = sender.send(ExecOutput::End(end)).await;
+                        return;
+                    }
+                }
+                match input {
+                    ExecInput::Bytes(bytes) => unwritten = bytes,
+                    ExecInput::Resize(size) => drop(resize(&master.get_ref().0, size)),
+                }
+            }
+            () = sleep_until(awake_until), if awake.is_some() => awake = None,
+            () = sender.closed() => break Exit::Unknown,
+        }
+    };
+    if sender.is_closed() {
+        // Awake, its program learns by a signal that the terminal is hung up.
+        let _awake = timeout(HANG_UP_WITHIN, keep_awake()).await;
+        drop(master);
+        return;
+    }
+    // What the program wrote last. The terminal is hung up when its session's leader has ended.
+    while let Some(bytes) = read_now(&master.get_ref().0) {
+        if sender.send(ExecOutput::Stdout(bytes)).await.is_err() {
+            return;
+        }
+    }
+    let code = match exit {
+        Exit::Code(code) => code,
+        Exit::Signal(signal) => 128 + signal,
+        Exit::Unknown => 1,
+    };
+    let _ = sender.send(ExecOutput::End(ExecEnd { code, refusal: None })).await;
+}
+
+/// None when the terminal has been hung up.
+async fn read(master: &AsyncFd<Master>) -> Option<Vec<u8>> {
+    loop {
+        let mut ready = master.readable().await.ok()?;
+        match ready.try_io(|master| read_once(&master.get_ref().0)) {
+            Ok(Ok(bytes)) if !bytes.is_empty() => return Some(bytes),
+            Ok(_) => return None,
+            Err(_would_block) => {}
+        }
+    }
+}
+
+fn read_once(master: &OwnedFd) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; PIECE];
+    let got = rustix::io::read(master, &mut bytes)?;
+    bytes.truncate(got);
+    Ok(bytes)
+}
+
+fn read_now(master: &OwnedFd) -> Option<Vec<u8>> {
+    read_once(master).ok().filter(|bytes| !bytes.is_empty())
+}
+
+/// As many bytes as there is room for; none when the terminal has been hung up.
+async fn write(master: &AsyncFd<Master>, bytes: &[u8]) -> Option<usize> {
+    loop {
+        let mut ready = master.writable().await.ok()?;
+        match ready.try_io(|master| Ok(rustix::io::write(&master.get_ref().0, bytes)?)) {
+            Ok(written) => return written.ok(),
+            Err(_would_block) => {}
+        }
+    }
+}
