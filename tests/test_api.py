@@ -261,8 +261,8 @@ def test_the_command_line_from_elsewhere(remote: Remote, tmp_path: Path) -> None
     assert "# TYPE kip_procs gauge" in remote.cli("metrics").stdout
     assert "there is no token" in remote.refused("metrics", token=None)
     remote.cli("run", "--name", "far", "--", "sh", "-c", "echo hello; sleep 1000")
-    assert remote.cli("exec", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
-    assert remote.cli("exec", "far", "--", "cat", input="typed " * 100_000).stdout == "typed " * 100_000
+    assert remote.cli("exec", "-i", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
+    assert remote.cli("exec", "-i", "far", "--", "cat", input="typed " * 100_000).stdout == "typed " * 100_000
     assert remote.cli("logs", "far").stdout == "hello\n"
     remote.cli("sleep", "far")
     assert json.loads(remote.cli("inspect", "far", "--json").stdout)["state"] == "parked"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
 import textwrap
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from harness.clients import Lines
 from harness.kip import Kip, Proc
+from harness.wait import wait_for
 
 # A shell on a terminal that the server has made: each line of the client is typed, and what the terminal shows within 300 ms is the answer.
 SHELL = textwrap.dedent(
@@ -69,3 +80,154 @@ def test_a_shell_goes_on(shell: Proc, tier: str) -> None:
     assert "Stopped" in typed(client, "\x1a")
     TIERS[tier](shell)
     assert "Stopped" in typed(client, "jobs\n")
+
+
+class Typist:
+    """A user at a terminal that runs `kip exec -it`."""
+
+    def __init__(self, proc: Proc, *command: str) -> None:
+        self.master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+        words = [proc.kip.program, "--data", proc.kip.data, "exec", "-it", proc.name, "--", *command]
+        self.process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+        os.close(slave)
+        self.shown = b""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def see(self, pattern: str, timeout: float = 20) -> re.Match[str]:
+        """Waits until the terminal shows it, and forgets what it has shown up to there."""
+        until = time.monotonic() + timeout
+        while True:
+            text = self.shown.decode(errors="replace").replace("\r\n", "\n")
+            if found := re.search(pattern, text):
+                self.shown = text[found.end() :].encode()
+                return found
+            left = until - time.monotonic()
+            assert left > 0 and select.select([self.master], [], [], left)[0], f"{pattern!r} is not in {text!r}"
+            try:
+                self.shown += os.read(self.master, 4096)
+            except OSError:
+                assert re.search(pattern, text), f"the terminal ended with {text!r}"
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
+    def hang_up(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+SHELL_COMMAND = ["env", "PS1=ready$ ", "TERM=dumb", "bash", "--norc", "--noprofile", "-i"]
+
+
+@pytest.fixture
+def idle(fresh_kip: Callable[..., Kip]) -> Proc:
+    return fresh_kip().run("idle", ["sleep", "1000000"])
+
+
+# promise K14: `kip exec -it` is a session on a terminal of the proc's own, with job control, the client's size and the
+#   program's exit code; it sleeps with the proc in each tier and goes on where it was when the client types
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
+    user = Typist(idle, *SHELL_COMMAND)
+    user.see(r"ready\$ ")
+    user.type("x=kept; tty; stty size\n")
+    user.see("/dev/pts/0\n33 77\nready")
+    for rows in range(40, 43):
+        TIERS[tier](idle)
+        user.type("echo $x\n")
+        user.see("\nkept\n")
+        TIERS[tier](idle)
+        user.resize(rows, 120)
+        user.type("stty size\n")
+        user.see(f"\n{rows} 120\n")
+    user.type("sleep 1000\n")
+    user.see("sleep 1000\n")
+    # The shell has to have the terminal given to it before the sleep, as on a machine that was suspended.
+    wait_for("sleep runs", lambda: "sleep\x001000\x00" in idle.exec("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout or None)
+    TIERS[tier](idle)
+    user.type("\x03")
+    user.see(r"ready\$ ")
+    user.type("exit 7\n")
+    assert user.process.wait(20) == 7
+    os.close(user.master)
+    # Nothing of the session is left.
+    wait_for("the session is gone", lambda: "bash" not in idle.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout or None)
+
+
+# promise K14: a proc sleeps by itself while a session is open and idle
+def test_an_open_session_keeps_nothing_awake(fresh_kip: Callable[..., Kip]) -> None:
+    proc = fresh_kip().run("idle", ["sleep", "1000000"], flags=["--idle", "2s", "--park-after", "4s"])
+    user = Typist(proc, *SHELL_COMMAND)
+    user.see(r"ready\$ ")
+    proc.wait_state("parked", 60)
+    user.type("echo there\n")
+    user.see("\nthere\n")
+    assert proc.rebuilt()
+    user.hang_up()
+
+
+# promise K14: a client that is gone hangs its terminal up, awake or asleep: its programs get SIGHUP
+@pytest.mark.parametrize("tier", ["running", *TIERS])
+def test_a_client_that_is_gone_hangs_up(idle: Proc, tier: str) -> None:
+    user = Typist(idle, "bash", "--norc", "-c", "trap 'echo hung up > /srv/said; exit' HUP; echo set; while :; do read x; done")
+    user.see("set")
+    if tier != "running":
+        TIERS[tier](idle)
+    user.hang_up()
+    wait_for("it was told", lambda: idle.exec("cat", "/srv/said", check=False).stdout == "hung up\n" or None)
+
+
+def test_full_screen_programs(idle: Proc) -> None:
+    """They read the size and settings of the terminal, and draw."""
+    user = Typist(idle, "top", "-d", "1000")
+    user.see("load average")
+    idle.sleep()
+    user.type("q")
+    assert user.process.wait(20) == 0
+
+
+def test_much_goes_both_ways(idle: Proc) -> None:
+    """More than the terminal's queues hold, in one piece, while the program writes as much."""
+    user = Typist(idle, "sh", "-c", "stty raw -echo; echo set; head -c 300000 | sha256sum; head -c 300000 /dev/zero | tr '\\0' z")
+    user.see("set")
+    data = b"some line of text\n" * 17000
+    reader = threading.Thread(target=lambda: user.see("z{300000}", 60))
+    reader.start()
+    sent = 0
+    while sent < 300000:
+        sent += os.write(user.master, data[sent : min(sent + 4096, 300000)])
+    reader.join()
+    assert user.process.wait(20) == 0
+
+
+# promise K14: `kip exec` without `-i` gives the program no input, with it what the command has; `-u`, `-w`, `-e`, `-d`
+def test_without_a_terminal(idle: Proc) -> None:
+    assert idle.kip.cli("exec", "idle", "--", "cat", input="typed").stdout == ""
+    assert idle.kip.cli("exec", "-i", "idle", "--", "cat", input="typed").stdout == "typed"
+    words = ["-u", "daemon", "-w", "/tmp", "-e", "WORD=said", "idle", "--", "sh", "-c", "id -un; pwd; echo $WORD; tty"]
+    assert idle.kip.cli("exec", *words, check=False).stdout == "daemon\n/tmp\nsaid\nnot a tty\n"
+    idle.kip.cli("exec", "-d", "idle", "--", "sh", "-c", "echo begun; exec sleep 100000")
+    wait_for("its output is logged", lambda: "begun" in idle.logs() or None)
+    idle.sleep()
+    idle.kip.cli("wake", "idle")
+    assert "sleep\x00100000\x00" in idle.exec("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout
+
+
+BAD = [
+    (["-t", "idle", "--", "true"], "neither standard output nor standard input is a terminal"),
+    (["-d", "-t", "idle", "--", "true"], "cannot be used with"),
+    (["-u", "nobody-there", "idle", "--", "true"], "nobody-there"),
+    (["-w", "/none", "-d", "idle", "--", "true"], "working directory"),
+    (["-d", "idle", "--", "none"], 'command "none" is not in the proc\'s files'),
+]
+
+
+@pytest.mark.parametrize("words, said", BAD)
+def test_bad_input(idle: Proc, words: list[str], said: str) -> None:
+    done = idle.kip.cli("exec", *words, check=False, input="")
+    assert done.returncode != 0 and said in done.stderr, done

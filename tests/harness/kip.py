@@ -190,7 +190,8 @@ class Proc:
         return wait_for(f"{self.name} is {state}", reached, timeout)
 
     def exec(self, *command: str, check: bool = True, timeout: float = 60, **options: Any):
-        return self.kip.cli("exec", self.name, "--", *command, check=check, timeout=timeout, **options)
+        interactive = ["-i"] if "input" in options else []
+        return self.kip.cli("exec", *interactive, self.name, "--", *command, check=check, timeout=timeout, **options)
 
     def logs(self) -> str:
         return self.kip.cli("logs", self.name).stdout

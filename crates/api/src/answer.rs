@@ -205,8 +205,8 @@ mod tests {
         );
         let two = r#"{"spec":{"name":"a","command":["x"],"c":1},"b":2}"#;
         assert_eq!(refused::<RunRequest>(two), "the request's body has unknown fields: spec.c, b");
-        assert!(refused::<ExecRequest>(r#"{"command":["x"],"workdir":"/"}"#).ends_with(": workdir"));
+        assert!(refused::<ExecRequest>(r#"{"command":["x"],"tty":true}"#).ends_with(": tty"));
         assert!(refused::<ExecRequest>(r#"{"command":["x"]} {}"#).contains("trailing"));
-        assert!(read::<ExecRequest>(br#"{"command":["x"],"env":{"workdir":"/"}}"#).is_ok());
+        assert!(read::<ExecRequest>(br#"{"command":["x"],"env":{"tty":"/"}}"#).is_ok());
     }
 }

@@ -4,8 +4,10 @@
 //! worker kills the program. A program that does not read fills the session's queue and then the client's socket, so
 //! memory stays bounded; whether the client is still there is then seen by the empty frames sent to it.
 
-use kip_service::{ExecOutput, ExecSession};
-use kip_types::api::{CHANNEL_END, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, FRAME_HEADER, FRAME_MAX};
+use kip_service::{ExecInput, ExecOutput, ExecSession};
+use kip_types::api::{
+    CHANNEL_END, CHANNEL_SIZE, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, FRAME_HEADER, FRAME_MAX, TerminalSize,
+};
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -21,10 +23,10 @@ pub async fn carry(
     mut ending: watch::Receiver<bool>,
 ) {
     let (reader, writer) = tokio::io::split(connection);
-    let ExecSession { stdin, output } = session;
+    let ExecSession { input, output } = session;
     tokio::select! {
         _ = ending.wait_for(|ends| *ends) => {}
-        gone = read_stdin(reader, stdin) => tracing::debug!(error = ?gone, "exec client is gone"),
+        gone = read_input(reader, input) => tracing::debug!(error = ?gone, "exec client is gone"),
         written = write_output(writer, output) => if let Err(e) = written {
             tracing::debug!(error = %e, "exec client is gone");
         },
@@ -32,35 +34,43 @@ pub async fn carry(
 }
 
 /// Returns only when the client is gone or breaks the protocol.
-async fn read_stdin(mut from: impl AsyncRead + Unpin, stdin: mpsc::Sender<Vec<u8>>) -> io::Error {
-    let mut stdin = Some(stdin);
+async fn read_input(mut from: impl AsyncRead + Unpin, input: mpsc::Sender<ExecInput>) -> io::Error {
+    let mut input = Some(input);
     loop {
         let frame = match read_frame(&mut from).await {
             Ok(frame) => frame,
             Err(e) => return e,
         };
-        if frame.is_empty() {
-            stdin = None;
-        } else if let Some(open) = &stdin {
-            // The program has closed its input or ended: what still comes is dropped.
-            if open.send(frame).await.is_err() {
-                stdin = None;
+        match (frame, &input) {
+            (None, _) => input = None,
+            (Some(frame), Some(open)) => {
+                // The program has closed its input or ended: what still comes is dropped.
+                if open.send(frame).await.is_err() {
+                    input = None;
+                }
             }
+            (Some(_), None) => {}
         }
     }
 }
 
-async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+/// None is the end of the client's input.
+async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<ExecInput>> {
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "a frame of another channel, or one that is too long");
     let mut header = [0; FRAME_HEADER];
     from.read_exact(&mut header).await?;
     let [channel, length @ ..] = header;
     let length = u32::from_be_bytes(length) as usize;
-    if channel != CHANNEL_STDIN || length > FRAME_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame that is not stdin or is too long"));
+    if !matches!(channel, CHANNEL_STDIN | CHANNEL_SIZE) || length > FRAME_MAX {
+        return Err(bad());
     }
     let mut payload = vec![0; length];
     from.read_exact(&mut payload).await?;
-    Ok(payload)
+    match channel {
+        CHANNEL_SIZE => TerminalSize::from_frame(&payload).map(|size| Some(ExecInput::Size(size))).ok_or_else(bad),
+        _ if payload.is_empty() => Ok(None),
+        _ => Ok(Some(ExecInput::Bytes(payload))),
+    }
 }
 
 /// Returns after the last frame, or when the client is gone.

@@ -26,7 +26,7 @@ fn name(s: &str) -> ProcName {
 async fn exec(client: &Client, command: &[&str]) -> Exec {
     let command = command.iter().map(|s| (*s).to_owned()).collect();
     let env = BTreeMap::from([("K".to_owned(), "V".to_owned())]);
-    client.exec(&name("web"), &ExecRequest { command, env }).await.unwrap()
+    client.exec(&name("web"), &ExecRequest { command, env, ..ExecRequest::default() }).await.unwrap()
 }
 
 /// Everything up to the end: stdout, stderr and the end.
@@ -118,11 +118,22 @@ async fn exec_output_may_come_before_any_input_and_after_its_end() {
 }
 
 #[tokio::test]
+async fn a_new_size_of_the_terminal_comes_between_the_bytes() {
+    let (_dir, _served, client) = start().await;
+    let Exec { mut input, output } = exec(&client, &["cat"]).await;
+    input.write(b"before ").await.unwrap();
+    input.resize(TerminalSize { rows: 300, columns: 2 }).await.unwrap();
+    input.write(b" after").await.unwrap();
+    input.end().await.unwrap();
+    assert_eq!(finish(output).await.0, b"before 300x2 after");
+}
+
+#[tokio::test]
 async fn exec_is_refused_before_any_frame() {
     let (_dir, _served, client) = start().await;
     let request = |command: &[&str]| ExecRequest {
         command: command.iter().map(|s| (*s).to_owned()).collect(),
-        env: BTreeMap::new(),
+        ..ExecRequest::default()
     };
     let refused = client.exec(&name("nobody"), &request(&["x"])).await.unwrap_err();
     assert!(matches!(refused, CallError::Refused(Refusal { code: Code::Unknown, .. })), "{refused:?}");

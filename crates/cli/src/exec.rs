@@ -1,15 +1,18 @@
-//! `kip exec`: this process's standard streams for a program inside a proc.
+//! `kip exec`: this process's standard streams, or its terminal, for a program inside a proc.
 
 use crate::env_file::parse_env;
 use crate::names;
 use crate::output;
+use crate::terminal::{self, Raw};
 use anyhow::Context;
 use clap::Args;
 use kip_client::{Client, Exec, ExecInput, Received};
-use kip_types::api::ExecRequest;
+use kip_types::api::{ExecRequest, TerminalSize};
 use kip_types::name::ProcName;
 use std::process::ExitCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
 /// Bytes of input sent at once.
 const PIECE: usize = 64 << 10;
@@ -22,9 +25,24 @@ pub struct ExecArgs {
     /// Name of the proc
     #[arg(add = names::known())]
     pub name: String,
+    /// Give the program this command's standard input; without it the program's is empty
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Run it on a terminal, as a session that sleeps with the proc and goes on when something is typed
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Return as soon as it runs; what it writes is in the proc's logs
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
     /// Set an environment variable; may be repeated
-    #[arg(long, value_name = "K=V", value_parser = parse_env)]
+    #[arg(short, long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
+    /// Run as USER[:GROUP] of the proc's own files, names or numbers, instead of the proc's user
+    #[arg(short, long)]
+    pub user: Option<String>,
+    /// Working directory inside, instead of the proc's
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
     /// Program and arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<String>,
@@ -32,10 +50,24 @@ pub struct ExecArgs {
 
 /// Runs the program and returns its code.
 pub async fn exec(client: &Client, name: &ProcName, args: ExecArgs) -> anyhow::Result<ExitCode> {
-    let request = ExecRequest { command: args.command, env: args.env.into_iter().collect() };
-    let Exec { input, mut output } = client.exec(name, &request).await?;
+    let size = if args.tty { Some(terminal::size()?) } else { None };
+    let mut env: std::collections::BTreeMap<_, _> = args.env.into_iter().collect();
+    if let (Some(_), Ok(kind)) = (size, std::env::var("TERM")) {
+        env.entry("TERM".to_owned()).or_insert(kind);
+    }
+    let ExecArgs { command, user, workdir, detach, .. } = args;
+    let request = ExecRequest { command, env, user, workdir, terminal: size, detach };
+    let Exec { input, output } = client.exec(name, &request).await?;
+    // Until this returns, whatever happens.
+    let raw = if args.tty && args.interactive { Some(Raw::begin().context("the terminal")?) } else { None };
     // Beside the output: either may wait for the other. It ends with this process.
-    tokio::spawn(send_stdin(input));
+    tokio::spawn(send(input, args.interactive, size));
+    let code = receive(output).await;
+    drop(raw);
+    code
+}
+
+async fn receive(mut output: kip_client::ExecOutput) -> anyhow::Result<ExitCode> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     loop {
         let written = match output.next().await? {
@@ -63,20 +95,51 @@ async fn write(to: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> std::io::
     to.flush().await
 }
 
-/// A failure here is either the end of the session, which the output tells, or of our own stdin, which is its end.
-async fn send_stdin(mut input: ExecInput) {
+/// Sends what is typed and new sizes of the terminal. A failure here is either the end of the session, which the output tells, or of
+/// our own stdin, which is its end.
+async fn send(mut input: ExecInput, interactive: bool, size: Option<TerminalSize>) {
+    if !interactive && size.is_none() {
+        let _ = input.end().await;
+        return;
+    }
+    let (sender, mut typed) = mpsc::channel(1);
+    if interactive {
+        tokio::spawn(read_stdin(sender));
+    } else {
+        drop(sender);
+    }
+    let Ok(mut resized) = signal(SignalKind::window_change()) else { return };
+    let (mut size, mut is_open) = (size, true);
+    loop {
+        let sent = tokio::select! {
+            piece = typed.recv(), if is_open => match piece {
+                Some(bytes) => input.write(&bytes).await,
+                None => {
+                    is_open = false;
+                    // Dropping this half is no sign to the daemon; the connection lives on in the other.
+                    input.end().await
+                }
+            },
+            _ = resized.recv(), if size.is_some() => match terminal::size() {
+                Ok(now) if size != Some(now) => {
+                    size = Some(now);
+                    input.resize(now).await
+                }
+                _ => Ok(()),
+            },
+        };
+        if sent.is_err() || (!is_open && size.is_none()) {
+            return;
+        }
+    }
+}
+
+/// The channel is closed at the end of standard input.
+async fn read_stdin(to: mpsc::Sender<Vec<u8>>) {
     let mut stdin = tokio::io::stdin();
     let mut piece = vec![0; PIECE];
-    loop {
-        let sent = match stdin.read(&mut piece).await {
-            Ok(0) | Err(_) => {
-                let _ = input.end().await;
-                // Dropping this half is no sign to the daemon; the connection lives on in the other.
-                return;
-            }
-            Ok(n) => input.write(&piece[..n]).await,
-        };
-        if sent.is_err() {
+    while let Ok(n @ 1..) = stdin.read(&mut piece).await {
+        if to.send(piece[..n].to_vec()).await.is_err() {
             return;
         }
     }

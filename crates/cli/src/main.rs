@@ -26,6 +26,7 @@ mod profiles;
 mod remote;
 mod run_args;
 mod snapshot;
+mod terminal;
 mod text;
 mod token;
 mod top;

@@ -4,7 +4,10 @@ use crate::CallError;
 use crate::connect::{Connection, Sent};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
-use kip_types::api::{CHANNEL_END, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, ExecEnd, FRAME_HEADER, FRAME_MAX};
+use kip_types::api::{
+    CHANNEL_END, CHANNEL_SIZE, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, ExecEnd, FRAME_HEADER, FRAME_MAX,
+    TerminalSize,
+};
 use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 
@@ -51,21 +54,27 @@ impl ExecInput {
     /// Sends `bytes`. An error means that the session is over; what became of it the output tells.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         for piece in bytes.chunks(FRAME_MAX) {
-            self.frame(piece).await?;
+            self.frame(CHANNEL_STDIN, piece).await?;
         }
         self.0.flush().await
     }
 
     /// End of file: the program reads no more. The session goes on.
     pub async fn end(&mut self) -> io::Result<()> {
-        self.frame(&[]).await?;
+        self.frame(CHANNEL_STDIN, &[]).await?;
         self.0.flush().await
     }
 
-    async fn frame(&mut self, payload: &[u8]) -> io::Result<()> {
+    /// The terminal has this size now.
+    pub async fn resize(&mut self, size: TerminalSize) -> io::Result<()> {
+        self.frame(CHANNEL_SIZE, &size.to_frame()).await?;
+        self.0.flush().await
+    }
+
+    async fn frame(&mut self, channel: u8, payload: &[u8]) -> io::Result<()> {
         let length = u32::try_from(payload.len()).expect("frames are cut to FRAME_MAX");
         let mut frame = Vec::with_capacity(FRAME_HEADER + payload.len());
-        frame.push(CHANNEL_STDIN);
+        frame.push(channel);
         frame.extend_from_slice(&length.to_be_bytes());
         frame.extend_from_slice(payload);
         self.0.write_all(&frame).await

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use tokio::io::unix::AsyncFd;
 
 /// Where each socket of the tree is open: (host pid, descriptor) by inode.
 pub fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
@@ -19,6 +20,13 @@ pub fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
         }
     }
     places
+}
+
+/// The descriptor for the event loop.
+pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to call.
+    #[allow(deprecated)]
+    AsyncFd::new(fd)
 }
 
 /// A duplicate of a descriptor of a process.

@@ -7,14 +7,16 @@ use crate::blocking::blocking;
 use crate::host::Proc;
 use crate::start::{environment_of, give_output, user_in};
 use crate::tickets::Ticket;
-use kip_sandbox::launcher::{ExecRequest as Launch, Executing};
+use kip_sandbox::launcher::{ExecRequest as Launch, Executing, LaunchError};
+use kip_sandbox::users::{self, User};
+use kip_service::ExecInput;
 pub use kip_service::{ExecOutput, ExecSession};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -45,59 +47,114 @@ pub async fn exec(proc: Arc<Proc>, request: ExecRequest, ticket: Ticket) -> Resu
     let input = pipe::Sender::from_owned_fd(input).map_err(failed)?;
     let out = pipe::Receiver::from_owned_fd(out).map_err(failed)?;
     let err = pipe::Receiver::from_owned_fd(err).map_err(failed)?;
-    let (stdin, bytes) = mpsc::channel(16);
+    let (stdin, typed) = mpsc::channel(16);
     let (sender, output) = mpsc::channel(16);
-    tokio::spawn(feed(input, bytes));
+    tokio::spawn(feed(input, typed));
     tokio::spawn(carry(executing, ends, out, err, sender, ticket));
-    Ok(ExecSession { stdin, output })
+    Ok(ExecSession { input: stdin, output })
 }
 
 type Launched = (Executing, oneshot::Receiver<Exit>, [OwnedFd; 3]);
 
+/// Where in a proc a program is run, and as which user.
+pub(crate) struct Place<'a> {
+    pub proc: &'a Proc,
+    /// The proc's root directory.
+    pub root: File,
+    /// None is the sandbox's root.
+    pub user: Option<User>,
+    init: OwnedFd,
+    own_time: bool,
+    cgroup: Vec<OwnedFd>,
+    env: Vec<String>,
+    workdir: Option<String>,
+}
+
+/// An error that names the proc.
+fn refusal(proc: &Proc, code: Code, what: &str) -> Refusal {
+    Refusal::new(code, format!("exec in {} failed: {what}", proc.name))
+}
+
+impl<'a> Place<'a> {
+    /// That of a request; the proc runs.
+    pub fn find(proc: &'a Proc, request: &ExecRequest) -> Result<Place<'a>, Refusal> {
+        let io = |e: io::Error| refusal(proc, Code::Exhausted, &e.to_string());
+        if request.command.is_empty() {
+            return Err(refusal(proc, Code::Invalid, "no command given"));
+        }
+        let init = proc.init_pid().ok_or_else(|| refusal(proc, Code::State, "the proc has ended"))?;
+        let root = File::open(format!("/proc/{init}/root")).map_err(io)?;
+        let user = match &request.user {
+            Some(wanted) => users::find(root.as_fd(), wanted).map(Some),
+            None => user_in(proc, root.as_fd()),
+        };
+        let user = user.map_err(|e| refusal(proc, Code::Invalid, &chain(&e)))?;
+        let own_time = kip_sys::timens::other_time_of(init).map_err(io)?.is_some();
+        let mut all = proc.spec.env.clone();
+        all.extend(request.env.clone());
+        let own = || proc.spec.workdir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+        Ok(Place {
+            root,
+            own_time,
+            init: kip_sys::process::pidfd_open(init).map_err(io)?,
+            cgroup: proc.cgroup.task_files().map_err(|e| refusal(proc, Code::Failed, &chain(&e)))?,
+            env: environment_of(proc, user.as_ref(), all),
+            workdir: request.workdir.clone().or_else(own),
+            user,
+            proc,
+        })
+    }
+
+    /// An error that names the proc.
+    pub fn refuse(&self, code: Code, what: &str) -> Refusal {
+        refusal(self.proc, code, what)
+    }
+
+    /// The command that is missing, if it is that, or the launcher's own words.
+    fn explain(&self, command: &[String], error: &LaunchError) -> Refusal {
+        match error.is_missing_command() {
+            true => self.refuse(Code::Invalid, &format!("command {:?} is not in the proc's files", command[0])),
+            false => self.refuse(Code::Failed, &chain(error)),
+        }
+    }
+
+    /// What the launcher is asked, with these standard streams.
+    pub fn launch<'b>(&'b self, command: &'b [String], [stdin, stdout, stderr]: [BorrowedFd<'b>; 3]) -> Launch<'b> {
+        Launch {
+            init: self.init.as_fd(),
+            own_time: self.own_time,
+            command,
+            env: &self.env,
+            workdir: self.workdir.as_deref(),
+            allow_setuid: self.proc.spec.allow_setuid,
+            ids: self.user.as_ref().map(|user| &user.ids),
+            cgroup: &self.cgroup,
+            stdin,
+            stdout,
+            stderr,
+        }
+    }
+}
+
 fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
-    let refuse = |code, what: String| Refusal::new(code, format!("exec in {} failed: {what}", proc.name));
-    let io = |e: io::Error| refuse(Code::Exhausted, e.to_string());
-    let Some(program) = request.command.first() else {
-        return Err(refuse(Code::Invalid, "no command given".to_owned()));
-    };
-    let init = proc.init_pid().ok_or_else(|| refuse(Code::State, "the proc has ended".to_owned()))?;
-    let root = File::open(format!("/proc/{init}/root")).map_err(io)?;
-    let user = user_in(proc, root.as_fd()).map_err(|e| refuse(Code::Invalid, chain(&e)))?;
-    let own_time = kip_sys::timens::other_time_of(init).map_err(io)?.is_some();
-    let init = kip_sys::process::pidfd_open(init).map_err(io)?;
+    let place = Place::find(proc, request)?;
+    let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
     let (stdin, stdout, stderr) =
         (make_pipe(proc, true).map_err(io)?, make_pipe(proc, false).map_err(io)?, make_pipe(proc, false).map_err(io)?);
-    let cgroup = proc.cgroup.task_files().map_err(|e| refuse(Code::Failed, chain(&e)))?;
-    let mut all = proc.spec.env.clone();
-    all.extend(request.env.clone());
-    let env = environment_of(proc, user.as_ref(), all);
-    if let Some(user) = &user {
+    if let Some(user) = &place.user {
         give_output(proc, user, &[&stdin.theirs, &stdout.theirs, &stderr.theirs]).map_err(io)?;
     }
-    let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
-    let executing = proc.shared.launcher().exec(Launch {
-        init: init.as_fd(),
-        own_time,
-        command: &request.command,
-        env: &env,
-        workdir: workdir.as_deref(),
-        allow_setuid: proc.spec.allow_setuid,
-        ids: user.as_ref().map(|user| &user.ids),
-        cgroup: &cgroup,
-        stdin: stdin.theirs.as_fd(),
-        stdout: stdout.theirs.as_fd(),
-        stderr: stderr.theirs.as_fd(),
-    });
-    let executing = executing.map_err(|e| match e.is_missing_command() {
-        true => refuse(Code::Invalid, format!("command {program:?} is not in the proc's files")),
-        false => refuse(Code::Failed, chain(&e)),
-    })?;
+    let streams = [stdin.theirs.as_fd(), stdout.theirs.as_fd(), stderr.theirs.as_fd()];
+    let executing = proc.shared.launcher().exec(place.launch(&request.command, streams));
+    let executing = executing.map_err(|e| place.explain(&request.command, &e))?;
     let ends = proc.shared.exec_ends.wait(executing.id);
     Ok((executing, ends, [stdin.ours, stdout.ours, stderr.ours]))
 }
 
-async fn feed(mut input: pipe::Sender, mut bytes: mpsc::Receiver<Vec<u8>>) {
-    while let Some(bytes) = bytes.recv().await {
+async fn feed(mut input: pipe::Sender, mut typed: mpsc::Receiver<ExecInput>) {
+    while let Some(item) = typed.recv().await {
+        // Without a terminal there is nothing that has a size.
+        let ExecInput::Bytes(bytes) = item else { continue };
         if input.write_all(&bytes).await.is_err() {
             return;
         }

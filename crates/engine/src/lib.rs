@@ -46,6 +46,7 @@ pub mod prepared;
 pub mod pressure;
 pub mod renew;
 pub mod secrets;
+pub mod session;
 pub mod start;
 pub mod stop;
 pub mod suspend;

@@ -5,8 +5,11 @@
 //! its processes. When the client goes the terminal is hung up, as that of a lost connection is. A session does not outlive its daemon.
 
 use crate::blocking::blocking;
+use crate::descriptors::watched;
 use crate::exec::Place;
+use crate::fd_store::key;
 use crate::host::Proc;
+use crate::start;
 use crate::tickets::Ticket;
 use kip_sandbox::init::{RECORD_BYTES, Record, StartStep};
 use kip_sandbox::terminals::{self, Terminal};
@@ -14,10 +17,12 @@ use kip_service::{ExecInput, ExecOutput, ExecSession};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal, TerminalSize};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
+use rustix::fs::{OFlags, ResolveFlags};
 use rustix::termios::{Winsize, tcsetwinsize};
+use std::fs::File;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +30,10 @@ use tokio::io::AsyncReadExt;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 /// How long the program may take to be exec'd.
 const EXEC_WITHIN: Duration = Duration::from_secs(30);
-/// So long the proc stays awake after something came from the client: what follows it has not to wait.
-const AWAKE_FOR: Duration = Duration::from_secs(1);
 /// How long a proc may take to wake for the news that its client has gone.
 const HANG_UP_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes that are read from a terminal at once.
@@ -39,25 +42,15 @@ const PIECE: usize = 32 << 10;
 /// Wakes the proc if it sleeps, and keeps it awake as long as the ticket lives.
 pub type KeepAwake = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Ticket, Refusal>> + Send>> + Send + Sync>;
 
-/// The client's side.
-struct Master(OwnedFd);
-
-impl AsRawFd for Master {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
 fn resize(master: impl AsFd, size: TerminalSize) -> io::Result<()> {
     let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(tcsetwinsize(master, size)?)
 }
 
-/// Starts the program on a terminal of this size. `awake` keeps the proc awake until it runs.
+/// Starts the program, on a terminal or without a client. `awake` keeps the proc awake until it runs.
 pub async fn begin(
     proc: Arc<Proc>,
     request: ExecRequest,
-    size: TerminalSize,
     awake: Ticket,
     keep_awake: KeepAwake,
 ) -> Result<ExecSession, Refusal> {
@@ -68,7 +61,11 @@ pub async fn begin(
     let program = request.command.first().cloned().unwrap_or_default();
     let launched = {
         let proc = Arc::clone(&proc);
-        blocking(move || launch(&proc, &request, size)).await?
+        let launch = move || match request.terminal {
+            Some(size) => launch(&proc, &request, size),
+            None => launch_detached(&proc, &request),
+        };
+        blocking(launch).await?
     };
     let Launched { master, status } = launched;
     let mut status = pipe::Receiver::from_owned_fd(status).map_err(&failed)?;
@@ -80,9 +77,14 @@ pub async fn begin(
             return Err(Refusal::new(Code::Failed, why));
         }
     }
-    let master = AsyncFd::new(Master(master)).map_err(&failed)?;
     let (input, typed) = mpsc::channel(16);
     let (sender, output) = mpsc::channel(16);
+    let Some(master) = master else {
+        let end = ExecEnd { code: 0, refusal: None };
+        tokio::spawn(async move { sender.send(ExecOutput::End(end)).await });
+        return Ok(ExecSession { input, output });
+    };
+    let master = watched(master).map_err(&failed)?;
     tokio::spawn(carry(master, status, typed, sender, awake, keep_awake));
     Ok(ExecSession { input, output })
 }
@@ -98,27 +100,59 @@ fn not_started(proc: &Proc, program: &str, step: StartStep, errno: i32) -> Refus
 }
 
 struct Launched {
-    master: OwnedFd,
+    /// None without a terminal.
+    master: Option<OwnedFd>,
     status: OwnedFd,
 }
 
 fn launch(proc: &Proc, request: &ExecRequest, size: TerminalSize) -> Result<Launched, Refusal> {
     let place = Place::find(proc, request)?;
-    let io = |e: io::Error| place.refuse(Code::Exhausted, e.to_string());
+    let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
     let owner = proc.first_id() + place.user.as_ref().map_or(0, |user| user.ids.uid);
     let Terminal { master, slave } = terminals::open(place.root.as_fd(), owner).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => {
-            place.refuse(Code::State, "it has no terminals, /dev/pts: an older Kip has started it; start it again".into())
+            place.refuse(Code::State, "it has no terminals, /dev/pts: an older Kip has started it; start it again")
         }
         _ => io(e),
     })?;
     resize(&master, size).map_err(io)?;
-    let (status, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| io(e.into()))?;
-    rustix::fs::fcntl_setfl(&status, rustix::fs::OFlags::NONBLOCK).map_err(|e| io(e.into()))?;
-    let launch = place.launch(request, [slave.as_fd(); 3]);
+    let (status, theirs) = status_pipe().map_err(io)?;
+    let launch = place.launch(&request.command, [slave.as_fd(); 3]);
     let launched = proc.shared.launcher().session(launch, theirs.as_fd());
-    launched.map_err(|e| place.refuse(Code::Failed, chain(&e)))?;
-    Ok(Launched { master, status })
+    launched.map_err(|e| place.refuse(Code::Failed, &chain(&e)))?;
+    Ok(Launched { master: Some(master), status })
+}
+
+/// The same without a client and a terminal; what the program writes goes where the proc's own output goes.
+fn launch_detached(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
+    let place = Place::find(proc, request)?;
+    let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
+    let lost = || place.refuse(Code::State, "its output is lost: no process holds its pipes any more");
+    let output = |key| start::reopen(&*proc.fd_store.get(key).ok_or_else(lost)?, OFlags::WRONLY).map_err(io);
+    let (out, err) = (output(key::OUT)?, output(key::ERR)?);
+    let null = null_of(&place.root).map_err(io)?;
+    let (status, theirs) = status_pipe().map_err(io)?;
+    let launch = place.launch(&request.command, [null.as_fd(), out.as_fd(), err.as_fd()]);
+    let launched = proc.shared.launcher().session(launch, theirs.as_fd());
+    launched.map_err(|e| place.refuse(Code::Failed, &chain(&e)))?;
+    Ok(Launched { master: None, status })
+}
+
+/// The sandbox's own null device: CRIU knows no file of the host's.
+fn null_of(root: &File) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let found = kip_sys::within::open(root, "/dev/null", OFlags::PATH | OFlags::CLOEXEC, resolve)?;
+    if rustix::fs::fstat(&found)?.st_rdev != rustix::fs::makedev(1, 3) {
+        return Err(io::Error::other("its /dev/null is not the null device any more"));
+    }
+    start::reopen(&found, OFlags::RDWR)
+}
+
+/// The pipe by which a session's kip-init tells of its program; our end first.
+fn status_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (status, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&status, OFlags::NONBLOCK)?;
+    Ok((status, theirs))
 }
 
 /// None at the end of the pipe.
@@ -130,14 +164,16 @@ async fn next_record(status: &mut pipe::Receiver) -> Option<Record> {
 
 /// Carries bytes both ways until the program has ended or the client has gone.
 async fn carry(
-    master: AsyncFd<Master>,
+    master: AsyncFd<OwnedFd>,
     mut status: pipe::Receiver,
     mut typed: mpsc::Receiver<ExecInput>,
     sender: mpsc::Sender<ExecOutput>,
     begun: Ticket,
     keep_awake: KeepAwake,
 ) {
-    let (mut awake, mut awake_until) = (Some(begun), Instant::now() + AWAKE_FOR);
+    // Only until the program has what was typed.
+    drop(begun);
+    let mut awake = None;
     let (mut is_open, mut has_input, mut unwritten) = (true, true, Vec::new());
     let exit = loop {
         tokio::select! {
@@ -151,16 +187,16 @@ async fn carry(
                 Some(bytes) => if sender.send(ExecOutput::Stdout(bytes)).await.is_err() { break Exit::Unknown },
                 None => is_open = false,
             },
-            written = write(&master, &unwritten), if !unwritten.is_empty() => match written {
-                Some(written) => drop(unwritten.drain(..written)),
-                None => unwritten.clear(),
-            },
+            written = write(&master, &unwritten), if !unwritten.is_empty() => {
+                drop(unwritten.drain(..written.unwrap_or(unwritten.len())));
+                awake = awake.filter(|_| !unwritten.is_empty());
+            }
             // Beside the output: a program that is not read stops reading.
             input = typed.recv(), if has_input && unwritten.is_empty() => {
                 // A client that is at its end of file may still watch.
                 let Some(input) = input else { has_input = false; continue };
                 match keep_awake().await {
-                    Ok(ticket) => (awake, awake_until) = (Some(ticket), Instant::now() + AWAKE_FOR),
+                    Ok(ticket) => awake = Some(ticket),
                     Err(refusal) => {
                         let end = ExecEnd { code: 1, refusal: Some(refusal) };
                         let _ = sender.send(ExecOutput::End(end)).await;
@@ -169,10 +205,12 @@ async fn carry(
                 }
                 match input {
                     ExecInput::Bytes(bytes) => unwritten = bytes,
-                    ExecInput::Resize(size) => drop(resize(&master.get_ref().0, size)),
+                    ExecInput::Size(size) => {
+                        let _ = resize(master.get_ref(), size);
+                        awake = None;
+                    }
                 }
             }
-            () = sleep_until(awake_until), if awake.is_some() => awake = None,
             () = sender.closed() => break Exit::Unknown,
         }
     };
@@ -183,7 +221,7 @@ async fn carry(
         return;
     }
     // What the program wrote last. The terminal is hung up when its session's leader has ended.
-    while let Some(bytes) = read_now(&master.get_ref().0) {
+    while let Some(bytes) = read_now(master.get_ref()) {
         if sender.send(ExecOutput::Stdout(bytes)).await.is_err() {
             return;
         }
@@ -197,10 +235,10 @@ async fn carry(
 }
 
 /// None when the terminal has been hung up.
-async fn read(master: &AsyncFd<Master>) -> Option<Vec<u8>> {
+async fn read(master: &AsyncFd<OwnedFd>) -> Option<Vec<u8>> {
     loop {
         let mut ready = master.readable().await.ok()?;
-        match ready.try_io(|master| read_once(&master.get_ref().0)) {
+        match ready.try_io(|master| read_once(master.get_ref())) {
             Ok(Ok(bytes)) if !bytes.is_empty() => return Some(bytes),
             Ok(_) => return None,
             Err(_would_block) => {}
@@ -220,10 +258,10 @@ fn read_now(master: &OwnedFd) -> Option<Vec<u8>> {
 }
 
 /// As many bytes as there is room for; none when the terminal has been hung up.
-async fn write(master: &AsyncFd<Master>, bytes: &[u8]) -> Option<usize> {
+async fn write(master: &AsyncFd<OwnedFd>, bytes: &[u8]) -> Option<usize> {
     loop {
         let mut ready = master.writable().await.ok()?;
-        match ready.try_io(|master| Ok(rustix::io::write(&master.get_ref().0, bytes)?)) {
+        match ready.try_io(|master| Ok(rustix::io::write(master.get_ref(), bytes)?)) {
             Ok(written) => return written.ok(),
             Err(_would_block) => {}
         }

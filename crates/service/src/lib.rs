@@ -30,7 +30,7 @@ pub use snapshots::Snapshots;
 pub use trials::Trials;
 pub use volumes::Volumes;
 
-use kip_types::api::{ExecEnd, Refusal};
+use kip_types::api::{ExecEnd, Refusal, TerminalSize};
 use tokio::sync::mpsc;
 
 /// All that a worker does for the API.
@@ -61,11 +61,20 @@ pub enum ExecOutput {
     End(ExecEnd),
 }
 
+/// What a client sends to a program under exec.
+#[derive(Debug)]
+pub enum ExecInput {
+    /// Bytes for its standard input, never empty.
+    Bytes(Vec<u8>),
+    /// The client's terminal has this size now.
+    Size(TerminalSize),
+}
+
 /// A program that runs inside a proc for a client.
 #[derive(Debug)]
 pub struct ExecSession {
-    /// Bytes for its standard input. Dropped at the client's end of file.
-    pub stdin: mpsc::Sender<Vec<u8>>,
+    /// What the client sends. Dropped at the client's end of file.
+    pub input: mpsc::Sender<ExecInput>,
     /// What it writes. When this is dropped before [`ExecOutput::End`] came, the client is gone and the program is
     /// killed.
     pub output: mpsc::Receiver<ExecOutput>,

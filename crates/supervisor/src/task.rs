@@ -29,6 +29,7 @@ pub use archive::{Archived, archived};
 pub use checked::Asking;
 pub use command::{By, Command, Reply};
 pub use hibernate::Asleep;
+use kip_engine::descriptors::watched;
 use kip_engine::tickets::Ticket;
 use kip_records::body::Body;
 use kip_types::chain;
@@ -420,6 +421,9 @@ impl Task {
             }
             Command::KeepAwake { cause, reply } => {
                 let awake = self.wake_on_request(cause).await;
+                if let Some(running) = self.phase.running_mut() {
+                    running.idle.touch(Instant::now());
+                }
                 let _ = reply.send(awake.map(|_| {
                     self.tickets.fetch_add(1, Ordering::SeqCst);
                     Ticket(Arc::clone(&self.tickets))
@@ -506,11 +510,4 @@ impl Task {
             self.wake_in_turn(cause, at, false).await;
         }
     }
-}
-
-/// The descriptor for the event loop.
-fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
-    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to call.
-    #[allow(deprecated)]
-    AsyncFd::new(fd)
 }

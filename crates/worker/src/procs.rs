@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{Request, WakeCause};
 use kip_engine::exec;
+use kip_engine::session;
 use kip_engine::stop::Network;
 use kip_service::{ExecSession, Feed, Procs, feed};
 use kip_supervisor::probe;
@@ -16,6 +17,8 @@ use kip_types::api::{
 };
 use kip_types::spec::Clock;
 use kip_types::{ProcName, State, Tier};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[async_trait]
@@ -159,6 +162,15 @@ impl Procs for Worker {
         let handle = self.handle(&name)?;
         let cause = WakeCause::Request(Request::Exec);
         let ticket = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
-        exec::exec(handle.proc, request, ticket).await
+        if request.terminal.is_none() && !request.detach {
+            return exec::exec(handle.proc, request, ticket).await;
+        }
+        let proc = Arc::clone(&handle.proc);
+        let keep_awake = move || {
+            let (handle, cause) = (handle.clone(), WakeCause::Request(Request::Exec));
+            let asked = async move { handle.ask(|reply| Command::KeepAwake { cause, reply }).await };
+            Box::pin(asked) as Pin<Box<dyn Future<Output = _> + Send>>
+        };
+        session::begin(proc, request, ticket, Box::new(keep_awake)).await
     }
 }

@@ -10,7 +10,7 @@ mod kept;
 
 use async_trait::async_trait;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
-use kip_service::{ExecOutput, ExecSession, Feed, Node, Procs, Trials};
+use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, Node, Procs, Trials};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::lifecycle::{Generation, StateName, Tier};
@@ -357,7 +357,7 @@ impl Procs for Fake {
 
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
         self.change(&name, |_| ())?;
-        let (stdin, input) = mpsc::channel(4);
+        let (sends, input) = mpsc::channel(4);
         let (sender, output) = mpsc::channel(4);
         let open = self.open.clone();
         open.fetch_add(1, Ordering::SeqCst);
@@ -368,7 +368,7 @@ impl Procs for Fake {
             }
             open.fetch_sub(1, Ordering::SeqCst);
         });
-        Ok(ExecSession { stdin, output })
+        Ok(ExecSession { input: sends, output })
     }
 }
 
@@ -437,18 +437,24 @@ impl Node for Fake {
     }
 }
 
-async fn program(request: ExecRequest, mut input: mpsc::Receiver<Vec<u8>>, sender: &mpsc::Sender<ExecOutput>) {
+async fn program(request: ExecRequest, mut input: mpsc::Receiver<ExecInput>, sender: &mpsc::Sender<ExecOutput>) {
     let mut end = ExecEnd { code: 0, refusal: None };
     match request.command[0].as_str() {
         "cat" => {
-            while let Some(bytes) = input.recv().await {
+            while let Some(item) = input.recv().await {
+                let bytes = match item {
+                    ExecInput::Bytes(bytes) => bytes,
+                    ExecInput::Size(TerminalSize { rows, columns }) => format!("{rows}x{columns}").into(),
+                };
                 let _ = sender.send(ExecOutput::Stdout(bytes)).await;
             }
         }
         "count" => {
             let mut count = 0;
-            while let Some(bytes) = input.recv().await {
-                count += bytes.len();
+            while let Some(item) = input.recv().await {
+                if let ExecInput::Bytes(bytes) = item {
+                    count += bytes.len();
+                }
             }
             let _ = sender.send(ExecOutput::Stdout(format!("{count}\n").into())).await;
         }

@@ -229,7 +229,7 @@ impl<'a> Files<'a> {
         if self.remapped.contains_key(&reg.number(reg_file_entry::ID)) {
             return unsupported(format!("{path}, which is deleted, is mapped or in use otherwise"));
         }
-        if !path.starts_with('/') || path.starts_with("/proc/") || reg.number(reg_file_entry::EXT) != 0 {
+        if !path.starts_with('/') || is_of_process(&path) || reg.number(reg_file_entry::EXT) != 0 {
             return unsupported(format!("the open file {path}"));
         }
         if reg.number(reg_file_entry::FLAGS) & TMPFILE == TMPFILE {
@@ -379,6 +379,12 @@ impl<'a> Files<'a> {
 /// Whether a mount is that one, by its number as images have it: signed, in zigzag.
 fn is_mount(mount: Option<u64>, id: Option<u64>) -> bool {
     mount.is_some() && mount == id.map(|id| id >> 1)
+}
+
+/// Whether a path leads to what proc(5) says of one process, which may not be there yet when files are opened.
+fn is_of_process(path: &str) -> bool {
+    let first = path.strip_prefix("/proc/").and_then(|rest| rest.split('/').next());
+    first.is_some_and(|name| matches!(name, "self" | "thread-self") || name.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Refuses a file that has an owner, to which signals about it are sent.

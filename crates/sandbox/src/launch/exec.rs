@@ -88,12 +88,7 @@ pub(super) fn session(
 
 /// In the time namespace that the launcher is in. A child in the sandbox's pid namespace makes the kip-init and ends: the sandbox's init
 /// is then the parent.
-fn session_here(
-    prepared: &Prepared,
-    parts: &Parts,
-    status: &OwnedFd,
-    program: &Program,
-) -> Result<OwnedFd, Failure> {
+fn session_here(prepared: &Prepared, parts: &Parts, status: &OwnedFd, program: &Program) -> Result<OwnedFd, Failure> {
     let init = Init::of(program)?;
     let own = prepared.template.pid_namespace.as_fd();
     move_into_thread_name_spaces(parts.init.as_fd(), ThreadNameSpaceType::PROCESS_ID)

@@ -22,9 +22,10 @@ pub(super) async fn run(
     let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
     tickets.fetch_add(1, Ordering::SeqCst);
     let ticket = Ticket(Arc::clone(tickets));
-    let mut session =
-        exec::exec(Arc::clone(proc), ExecRequest { command, env }, ticket).await.map_err(|e| e.message)?;
-    drop(session.stdin);
+    let mut session = exec::exec(Arc::clone(proc), ExecRequest { command, env, ..ExecRequest::default() }, ticket)
+        .await
+        .map_err(|e| e.message)?;
+    drop(session.input);
     let mut wrote = Vec::new();
     while let Some(output) = session.output.recv().await {
         match output {

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 /// One frame of an exec: 1 byte channel, 4 bytes length (big endian), then at most [`FRAME_MAX`] bytes.
 ///
-/// Channels: 0 stdin (an empty frame is end of file), 1 stdout, 2 stderr, 3 end: JSON [`ExecEnd`]. An empty frame of
-/// channel 1 or 2 carries nothing; the daemon sends one now and then to learn whether its client is still there.
+/// Channels: 0 stdin (an empty frame is end of file), 1 stdout, 2 stderr, 3 end: JSON [`ExecEnd`], 4 a new size of the terminal,
+/// [`TerminalSize::to_frame`]. A terminal has only standard output. An empty frame of channel 1 or 2 carries nothing; the daemon sends one now and then to learn whether its client is still there.
 pub const FRAME_HEADER: usize = 5;
 
 /// Most bytes of payload in one frame.
@@ -25,15 +25,54 @@ pub const CHANNEL_STDOUT: u8 = 1;
 pub const CHANNEL_STDERR: u8 = 2;
 /// Channel of the last frame.
 pub const CHANNEL_END: u8 = 3;
+/// Channel of the client's news that its terminal has another size.
+pub const CHANNEL_SIZE: u8 = 4;
+
+/// The size of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+}
+
+impl TerminalSize {
+    /// The payload of a frame: lines and characters in a line, 2 bytes each, big endian.
+    pub fn to_frame(self) -> [u8; 4] {
+        let [[a, b], [c, d]] = [self.rows.to_be_bytes(), self.columns.to_be_bytes()];
+        [a, b, c, d]
+    }
+
+    /// Reads such a payload; none if it is of another length.
+    pub fn from_frame(payload: &[u8]) -> Option<TerminalSize> {
+        let [a, b, c, d] = *payload else { return None };
+        Some(TerminalSize { rows: u16::from_be_bytes([a, b]), columns: u16::from_be_bytes([c, d]) })
+    }
+}
 
 /// `POST /v1/procs/NAME/exec`, answered with 101 and frames both ways.
-#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize, Deserialize)]
 pub struct ExecRequest {
     /// Program and arguments.
     pub command: Vec<String>,
     /// Additional environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// User and group that it runs as, USER[:GROUP], names or numbers of the proc's own files; the proc's own if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Working directory inside; the proc's own if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// It runs on a terminal of this size, in a session of its own. Such a program sleeps with its proc and keeps it awake only
+    /// while its client types.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
+    /// It runs on without a client: standard input is empty, and what it writes is in the proc's logs. The answer ends as soon as
+    /// the program runs.
+    #[serde(default)]
+    pub detach: bool,
 }
 
 /// The last frame of an exec.
