@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 22] = [
+const ALLOWED: [(&str, &[&str]); 23] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -25,8 +25,10 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ("kip-store", &[]),
     // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
     ("kip-archive", &[TYPES, "kip-snapshot"]),
+    // A file format: bytes to messages and back.
+    ("kip-criu-images", &[]),
     // Both speak of where the pages of a generation lie: its page map.
-    ("kip-checkpoint", &[TYPES, SYS, "kip-snapshot"]),
+    ("kip-checkpoint", &[TYPES, SYS, "kip-criu-images", "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
     ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot"]),
     // Policy: brings the mechanisms together.
@@ -35,7 +37,17 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     // Generations to and from the store; knows no tasks.
     (
         "kip-offload",
-        &[TYPES, SYS, "kip-records", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-archive", "kip-store"],
+        &[
+            TYPES,
+            SYS,
+            "kip-records",
+            "kip-sandbox",
+            "kip-criu-images",
+            "kip-checkpoint",
+            "kip-snapshot",
+            "kip-archive",
+            "kip-store",
+        ],
     ),
     // Each step that is taken with one proc; knows no tasks and never decides when.
     (
@@ -47,6 +59,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
             "kip-net",
             "kip-sandbox",
             "kip-image",
+            "kip-criu-images",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-offload",
@@ -65,6 +78,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
             SYS,
             "kip-net",
             "kip-sandbox",
+            "kip-criu-images",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-engine",
@@ -85,6 +99,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
             "kip-net",
             "kip-sandbox",
             "kip-image",
+            "kip-criu-images",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-offload",

@@ -18,11 +18,9 @@ mod timers;
 pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
-use crate::fields::{core_entry, thread_info_x86};
 use crate::hold::{has_own_filters, stopped_threads};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::Malformed;
+use kip_criu_images::fields::{core_entry, thread_info_x86};
+use kip_criu_images::{ImageError, Images, Malformed};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -5,10 +5,10 @@
 //! failed) the tree runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::clocks::Now;
-use crate::fields::{dump_stats_entry, stats_entry};
 use crate::helper::{Helper, HelperError, Order};
-use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
+use kip_criu_images::Image;
+use kip_criu_images::fields::{dump_stats_entry, stats_entry};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;

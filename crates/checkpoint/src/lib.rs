@@ -3,24 +3,18 @@
 //! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`], [`procfs`], [`volumes`],
 //! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
 //! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]), whether
-//! CRIU can read them ([`comeback`]) and what is in them ([`look`]). [`fields`] numbers their
-//! fields. Never stores anything for good, never decides when, knows nothing of procs.
+//! CRIU can read them ([`comeback`]); their format is `kip-criu-images`. Never stores anything for good, never decides when, knows nothing of procs.
 #![forbid(unsafe_code)]
 
 pub mod clocks;
-mod codes;
 pub mod comeback;
 pub mod dump;
-pub mod fields;
 pub mod helper;
 pub mod hold;
 pub mod ids;
-pub mod image;
-pub mod images;
 pub mod inotify;
 pub mod limits;
 pub mod locate;
-pub mod look;
 mod objects;
 pub mod owners;
 pub mod pages;
@@ -34,4 +28,3 @@ pub mod resume;
 mod rpc;
 pub mod sockets;
 pub mod volumes;
-pub mod wire;

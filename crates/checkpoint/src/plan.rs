@@ -22,10 +22,8 @@ pub use layout::{AREA, AREA_END, RESTORER_STACK};
 pub use memfd::{MemoryFile, Piece};
 
 use crate::clocks::Clocks;
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::registers::Registers;
-use crate::wire::Malformed;
+use kip_criu_images::{ImageError, Images, Malformed};
 use kip_snapshot::pages::PageMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ mod read;
 
 pub use read::{FactsError, read};
 
-use crate::codes::kind;
+use kip_criu_images::codes::kind;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A set of capabilities, a bit for each (capabilities(7)).

@@ -4,11 +4,11 @@
 //! caller leaves the process to CRIU. Sources: CRIU's images/core.proto and core-x86.proto; the XSAVE area, Intel SDM
 //! volume 1, chapter 13.
 
-use crate::fields::{
+use kip_criu_images::fields::{
     core_entry, task_core_entry, thread_core_entry, thread_info_x86, user_desc_t, user_x86_cet_entry,
     user_x86_fpregs_entry, user_x86_regs_entry, user_x86_xsave_entry,
 };
-use crate::wire::{Malformed, Message};
+use kip_criu_images::{Malformed, Message};
 use kip_sys::trace::XsaveLayout;
 use serde::{Deserialize, Serialize};
 
@@ -193,7 +193,7 @@ mod sparse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Value;
+    use kip_criu_images::Value;
     use proptest::prelude::*;
 
     fn message(fields: impl IntoIterator<Item = (u32, Value)>) -> Value {

@@ -5,10 +5,9 @@
 //! are taken out of the images; the caller that wakes the proc decides itself whether the files are
 //! still those that the proc had.
 
-use crate::codes::kind;
-use crate::fields::{file_entry, reg_file_entry, remap_file_path_entry};
-use crate::image::ImageError;
-use crate::images::Images;
+use kip_criu_images::codes::kind;
+use kip_criu_images::fields::{file_entry, reg_file_entry, remap_file_path_entry};
+use kip_criu_images::{ImageError, Images};
 use std::collections::BTreeSet;
 
 /// open(2) flags.
@@ -77,8 +76,7 @@ fn nameless(images: &Images) -> Result<BTreeSet<u64>, ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::testing::add;
-    use crate::wire::{Message, Value};
+    use kip_criu_images::{Message, Value};
 
     fn file(id: u64, path: &str, flags: u64) -> Message {
         let reg = Message(vec![
@@ -104,9 +102,9 @@ mod tests {
             file(4, "/data/gone", 2),
             file(5, "/data/text", 0),
         ];
-        add(&mut images, "files.img", &files);
+        images.put_entries("files.img", &files);
         let remap = Message(vec![(remap_file_path_entry::ORIG_ID, Value::Varint(4))]);
-        add(&mut images, "remap-fpath.img", &[remap]);
+        images.put_entries("remap-fpath.img", &[remap]);
         let open = |path: &str, rewrites| OpenFile { path: path.into(), rewrites };
         let expected = [open("/data/db", true), open("/data/log", false), open("/data/text", false)];
         assert_eq!(release(&mut images, &["/data", "/x"]).unwrap(), expected);

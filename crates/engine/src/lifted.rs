@@ -1,9 +1,8 @@
 //! Limits that processes have used up, lifted while CRIU makes calls in them, and what the images say of them.
 
 use crate::tree::Tree;
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::limits;
+use kip_criu_images::{ImageError, Images};
 use kip_pager::limits::Lifted;
 
 /// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do without.

@@ -2,8 +2,8 @@
 
 use crate::fd_store::key;
 use crate::host::Proc;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
+use kip_criu_images::Images;
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_snapshot::pages::PageMap;

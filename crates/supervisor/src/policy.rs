@@ -5,10 +5,9 @@
 //! only root can write there.
 
 use kip_checkpoint::comeback;
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
+use kip_criu_images::{ImageError, Images};
 use kip_engine::host::Proc;
 use kip_engine::volumes::sleep::key;
 use kip_records::body::Body;

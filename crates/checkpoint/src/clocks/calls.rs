@@ -7,11 +7,9 @@
 //! socket(7), futex(2).
 
 use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
-use crate::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
-use crate::fields::{core_entry, thread_info_x86};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::{Malformed, Message};
+use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
+use kip_criu_images::fields::{core_entry, thread_info_x86};
+use kip_criu_images::{ImageError, Images, Malformed, Message};
 use kip_sys::ends::{self, End};
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;

@@ -7,9 +7,8 @@
 
 use super::timers::{Posix, Real, posix_timers, real_timer};
 use super::{ClockError, Frozen, Now};
-use crate::fields::{core_entry, siginfo_entry, signal_queue_entry, task_core_entry, thread_core_entry};
-use crate::image::{Image, ImageError};
-use crate::wire::{Malformed, Message, Value};
+use kip_criu_images::fields::{core_entry, siginfo_entry, signal_queue_entry, task_core_entry, thread_core_entry};
+use kip_criu_images::{Image, ImageError, Malformed, Message, Value};
 use kip_sys::timer::{TimerSignal, kernel_signal_bytes};
 use std::collections::BTreeMap;
 

@@ -6,12 +6,10 @@
 //! timer_settime(2), getitimer(2), and CRIU's images of timers (remaining times at the moment CRIU read them).
 
 use super::{ClockError, Clocks, Due, Frozen, Now, SECOND, Source};
-use crate::fields::{core_entry, file_entry, itimer_entry, posix_timer_entry};
-use crate::fields::{task_core_entry, task_timers_entry, timerfd_entry};
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::sockets::places;
-use crate::wire::{Malformed, Message};
+use kip_criu_images::fields::{core_entry, file_entry, itimer_entry, posix_timer_entry};
+use kip_criu_images::fields::{task_core_entry, task_timers_entry, timerfd_entry};
+use kip_criu_images::{ImageError, Images, Malformed, Message};
 use kip_sys::timer::{self, TimerSignal, Value};
 use rustix::time::{ClockId, clock_getres};
 use serde::{Deserialize, Serialize};
@@ -511,7 +509,7 @@ mod tests {
         let mut timers = Message::default();
         timers.set_bytes(task_timers_entry::REAL, real((0, 100_000), (0, 200_000)).encode());
         for notify in [4, 1, 0] {
-            timers.0.push((task_timers_entry::POSIX, crate::wire::Value::Bytes(posix(notify))));
+            timers.0.push((task_timers_entry::POSIX, kip_criu_images::Value::Bytes(posix(notify))));
         }
         let mut missed = Vec::new();
         advance_task_timers(&mut timers, 9, &Passed { monotonic: 2_700_000_000, stood: SECOND }, &mut missed).unwrap();

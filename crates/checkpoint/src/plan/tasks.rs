@@ -7,14 +7,13 @@ use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
 use crate::clocks::Now;
-use crate::codes::{kind, state};
-use crate::fields::{
+use crate::registers;
+use kip_criu_images::codes::{kind, state};
+use kip_criu_images::fields::{
     core_entry, eventpoll_tfd_entry, fdinfo_entry, fs_entry, mm_entry, pstree_entry, rseq_entry, task_core_entry,
     task_kobj_ids_entry, task_timers_entry, thread_core_entry, thread_info_x86, user_desc_t,
 };
-use crate::images::Images;
-use crate::registers;
-use crate::wire::Message;
+use kip_criu_images::{Images, Message};
 use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -12,9 +12,8 @@
 use super::{in_order, is_shared, path_of};
 use crate::host::Proc;
 use crate::secrets::{self, SecretsLost};
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::volumes::{is_below, release};
+use kip_criu_images::{ImageError, Images};
 use kip_records::body::{Slept, SleptFile};
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::volume::{self, Volume, VolumeError};
