@@ -9,6 +9,7 @@
 //! | [`view`], [`inspect`], [`why`], [`history`], [`lately`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`beside`] | looks that may take their time |
+//! | [`scrape`] | what is at the moment of a scrape, as metrics |
 //! | [`rest`] | how a daemon that ends waits for its procs |
 //!
 //! Never decides for a proc, which is `kip_supervisor`'s, and never speaks to clients.
@@ -28,6 +29,7 @@ mod named_volumes;
 mod open;
 mod rehearse;
 mod rest;
+mod scrape;
 mod snapshots;
 mod view;
 mod why;

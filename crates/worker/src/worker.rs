@@ -1,5 +1,6 @@
 //! The procs of one data directory: what the API asks of them.
 
+use crate::scrape::{Moment, Process};
 use crate::{inspect, view, why};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{Request, WakeCause};
@@ -7,7 +8,6 @@ use kip_engine::exec::ExecSession;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::host::names;
-use kip_engine::metrics::{Moment, Process};
 use kip_engine::stop::Network;
 use kip_engine::{exec, fd_store, meter, prepared, secrets, stop, volumes};
 use kip_net::Slot;
