@@ -7,6 +7,7 @@ use kip_checkpoint::owners::{self, Owned};
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_sys::owner::{Owner, Whom, as_user, is_told, notify, set_owner};
+use kip_sys::status::Status;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -71,9 +72,8 @@ fn group_of(tree: &Tree, inside: u32) -> io::Result<u32> {
 
 /// The process group of a process, as the host numbers it and as it is numbered inside: proc_pid_status(5).
 fn group_ids(pid: u32) -> Option<(u32, u32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let ids = status.lines().find_map(|l| l.strip_prefix("NSpgid:"))?;
-    let mut all = ids.split_whitespace().filter_map(|n| n.parse().ok());
+    let status = Status::read(pid).ok()?;
+    let mut all = status.field("NSpgid:")?.split_whitespace().filter_map(|n| n.parse().ok());
     let first = all.next()?;
     Some((first, all.next_back().unwrap_or(first)))
 }

@@ -49,7 +49,6 @@ mod space;
 pub mod stop;
 pub mod stored;
 mod swap;
-mod tasks;
 mod ticking;
 mod timeouts;
 mod timers;

@@ -21,6 +21,7 @@ use kip_records::body::Body;
 use kip_records::record::{self, Records};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
+use kip_sys::status::Status;
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::{Generation, ProcName, Restart, Spec, State};
@@ -253,8 +254,7 @@ fn is_half_made(pid: u32) -> bool {
 }
 
 fn is_traced(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status"))
-        .is_ok_and(|t| t.lines().any(|l| l.strip_prefix("TracerPid:").is_some_and(|v| v.trim() != "0")))
+    Status::read(pid).is_ok_and(|status| status.number("TracerPid:").is_some_and(|tracer| tracer != 0))
 }
 
 /// A running tree. If a sleep or wake had been under way, the sockets are the program's alone again.

@@ -23,14 +23,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 /// O_LARGEFILE, which is no wish of the program's.
 const LARGE_FILE: u64 = 0o100_000;
-/// Where a process's memory ends.
-const END: u64 = (1 << 47) - PAGE as u64;
 
 /// The processes of a proc.
 pub(super) struct Live {
@@ -163,7 +161,7 @@ pub(super) fn lying(
 fn present(host: u32) -> io::Result<Vec<(Range<u64>, PageLocation)>> {
     let any = States::PRESENT | States::SWAPPED;
     let filter = Filter { any, report: any | States::ZERO, ..Filter::default() };
-    let pages = pagemap::scan(pagemap::open(host)?.as_fd(), PAGE as u64..END, filter)?;
+    let pages = pagemap::of(host, pagemap::WHOLE, filter)?;
     let place = |states: States| if states.has(States::SWAPPED) { PageLocation::Swapped } else { PageLocation::Memory };
     let pages = pages.into_iter().filter(|region| !region.states.has(States::ZERO));
     Ok(pages.map(|region| (region.range, place(region.states))).collect())
