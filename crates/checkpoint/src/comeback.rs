@@ -9,7 +9,7 @@ use kip_criu_images::fields::{core_entry, file_entry, mm_entry, pstree_entry, ta
 use kip_criu_images::{ImageError, Images, Message};
 use std::collections::BTreeMap;
 
-/// A process of the tree, as CRIU's `prepare_pstree_ids` looks at it.
+/// A process of the tree, as CRIU's `prepare_pstree_ids` sees it.
 #[derive(Debug, Clone, Copy)]
 struct Member {
     parent: u64,

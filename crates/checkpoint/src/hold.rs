@@ -58,7 +58,7 @@ pub fn hold(images: &mut Images, standing: &BTreeSet<u32>, same_boot: bool) -> R
     Ok(Some(held))
 }
 
-/// A process that has ended and whose parent has not been told.
+/// A process that has ended and whose parent has not waited for it.
 fn is_dead(core: &Message) -> Result<bool, Malformed> {
     Ok(core.message(core_entry::TC)?.is_some_and(|task| task.number(task_core_entry::TASK_STATE) == state::DEAD))
 }

@@ -143,8 +143,8 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
 pub struct Wish<'a> {
     /// When CRIU read the timers of each process, and what the program's clock was then.
     pub clocks: &'a Clocks,
-    /// Stopped processes of which their parents have not been told by wait(2).
-    pub untold: &'a [u32],
+    /// Stopped processes of which their parents have not learned by wait(2).
+    pub unreported: &'a [u32],
     /// Where the memory lies.
     pub pages: &'a PageMap,
     /// So many bytes of memory that can come later do so.

@@ -81,7 +81,7 @@ struct Ran {
     /// Bytes of events in its inotify instances, by where these are open.
     events: Events,
     /// Stopped processes of which their parents have not been told.
-    untold: Vec<u32>,
+    unreported: Vec<u32>,
     /// All of it slept, and nothing ran.
     quiescent: bool,
     /// Signals that waited for its threads.
@@ -293,9 +293,9 @@ fn finalize(
         ahead_ns,
         stands,
         own_filters: false,
-        at_rest: quiescent,
+        quiescent,
     };
-    let clocks = clocks::settle(&mut images, now, &seen.ran.since, &frozen)?;
+    let clocks = clocks::finalize(&mut images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
     volumes::sleep::note_files(&mut volumes, &mut images, init)?;
     let mut paths = sockets::file_paths(&images)?;
@@ -319,9 +319,9 @@ fn finalize(
     let (inotify, instances) =
         if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
-    let (untold, threads) = (seen.ran.untold.clone(), images.threads());
+    let (unreported, threads) = (seen.ran.unreported.clone(), images.threads());
     let body =
-        Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, owned, suspended, threads };
+        Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, unreported, owned, suspended, threads };
     fds.extend(objects.into_iter().flatten());
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
@@ -415,7 +415,7 @@ fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
             let ran = Ran {
                 sockets: places(&now).into_iter().filter_map(sample).collect(),
                 events: inotify::events(&now),
-                untold: now.untold(),
+                unreported: now.unreported(),
                 since: now.waiting(),
                 quiescent: true,
                 pending: now.pending(),
@@ -433,8 +433,8 @@ fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
     for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    let (since, untold, pending) = (tree.waiting(), tree.untold(), tree.pending());
-    Ran { sockets, events: Events::new(), untold, since, quiescent: false, pending }
+    let (since, unreported, pending) = (tree.waiting(), tree.unreported(), tree.pending());
+    Ran { sockets, events: Events::new(), unreported, since, quiescent: false, pending }
 }
 
 fn take_sockets(

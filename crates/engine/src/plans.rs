@@ -81,8 +81,8 @@ pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Re
         Lazy::On => 1,
         Lazy::Off => u64::MAX,
     };
-    let (clocks, untold, init) = (&body.clocks, &body.untold, kip_sandbox::init::PATH);
-    plan::compile(images, &Wish { clocks, untold, pages, lazy_from, init, program: PROGRAM })
+    let (clocks, unreported, init) = (&body.clocks, &body.unreported, kip_sandbox::init::PATH);
+    plan::compile(images, &Wish { clocks, unreported, pages, lazy_from, init, program: PROGRAM })
 }
 
 /// Makes live sockets without a program comfortable: see [`kip_net::custody`].

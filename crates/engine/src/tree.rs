@@ -101,9 +101,9 @@ impl Tree {
         self.threads.iter().any(|(inside, tid)| !since.contains_key(inside) && waits_in(*tid).is_some())
     }
 
-    /// Stopped processes (by id inside) of which their parents have not been told.
-    pub fn untold(&self) -> Vec<u32> {
-        let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_untold(**host);
+    /// Stopped processes (by id inside) of which their parents have not learned.
+    pub fn unreported(&self) -> Vec<u32> {
+        let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_unreported(**host);
         self.threads.iter().filter(is_it).map(|(inside, _)| *inside).collect()
     }
 
@@ -143,8 +143,8 @@ pub fn is_stopped(tid: u32) -> bool {
     Status::read(tid).is_ok_and(|status| status.is_halted())
 }
 
-/// Whether the parent of a stopped process has yet to be told of that by wait(2): the last field of proc_pid_stat(5).
-fn is_untold(pid: u32) -> bool {
+/// Whether the parent of a stopped process has yet to learn of that by wait(2): the last field of proc_pid_stat(5).
+fn is_unreported(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")
 }

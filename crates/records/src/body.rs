@@ -59,9 +59,9 @@ pub struct Body {
     /// By which word its clock stands; none if it goes on.
     #[serde(default)]
     pub suspended: Option<String>,
-    /// Stopped processes (by id inside) of which their parents have not been told.
-    #[serde(default)]
-    pub untold: Vec<u32>,
+    /// Stopped processes (by id inside) of which their parents have not learned.
+    #[serde(default, rename = "untold")]
+    pub unreported: Vec<u32>,
     /// Owners of open files.
     #[serde(default)]
     pub owned: Vec<Owned>,

@@ -37,7 +37,7 @@ struct Mapping {
     shared: Option<u64>,
     offset: u64,
     advice: u64,
-    /// Its pages may come later: what the pager can look after.
+    /// Its pages may come later: what the pager can serve.
     can_wait: bool,
 }
 

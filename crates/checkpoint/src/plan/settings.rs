@@ -22,7 +22,7 @@ const SIG_DFL: u64 = 0;
 const UNCATCHABLE: [u64; 2] = [9, 19];
 const SECOND: u64 = 1_000_000_000;
 const MICROSECOND: u64 = 1000;
-/// Clocks that tell time, as opposed to CPU time: clock_gettime(2).
+/// Clocks of real time, not of CPU time: clock_gettime(2).
 const WALL_CLOCKS: [u64; 6] = [0, 1, 7, 8, 9, 11];
 const MONOTONIC: u64 = 1;
 const BOOTTIME: u64 = 7;

@@ -233,7 +233,7 @@ pub(super) fn write(
         };
         let base = Base::of(task.pid, wish.clocks, now);
         let mut item =
-            task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, (base, wish.untold))?;
+            task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, (base, wish.unreported))?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
         debug_assert_eq!(item.len(), TASK_WORDS);
@@ -374,7 +374,7 @@ impl Task {
         references: &References,
         memory: Option<&Memory>,
         locks: &BTreeMap<u32, Vec<Vec<u64>>>,
-        (base, untold): (Base, &[u32]),
+        (base, unreported): (Base, &[u32]),
     ) -> Result<Vec<u64>, PlanError> {
         let tc = self.tc()?;
         self.check(&tc)?;
@@ -402,7 +402,7 @@ impl Task {
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
         let mut item = self.identity();
         if tc.number(task_core_entry::TASK_STATE) == state::STOPPED {
-            (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(untold.contains(&self.pid)));
+            (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(unreported.contains(&self.pid)));
         }
         for span in
             [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso, pidfds]

@@ -369,7 +369,7 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
         }
     }
     let (clocks, init) = (&Clocks::default(), kip_sandbox::init::PATH);
-    let wish = Wish { clocks, untold: &[], pages: map, lazy_from: 1, init, program: 0 };
+    let wish = Wish { clocks, unreported: &[], pages: map, lazy_from: 1, init, program: 0 };
     let compiled = Images::read(directory).map_err(PlanError::from).and_then(|images| plan::compile(&images, &wish));
     let Ok(plan) = compiled else { return areas };
     let eager: Vec<_> = plan.eager.iter().map(|(file, first, pages)| (*file, *first..first + pages)).collect();
