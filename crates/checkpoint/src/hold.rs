@@ -28,7 +28,11 @@ pub type Held = BTreeMap<u32, Registers>;
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn hold(images: &mut Images, standing: &BTreeSet<u32>, same_boot: bool) -> Result<Option<Held>, ImageError> {
+pub fn hold_threads(
+    images: &mut Images,
+    standing: &BTreeSet<u32>,
+    same_boot: bool,
+) -> Result<Option<Held>, ImageError> {
     if has_own_filters(images)? {
         return Ok(None);
     }

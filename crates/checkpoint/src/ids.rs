@@ -10,7 +10,7 @@ use kip_criu_images::{ImageError, Images, Malformed, Value};
 ///
 /// # Errors
 /// An image is damaged.
-pub fn move_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageError> {
+pub fn move_id_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageError> {
     for (_, name) in images.numbered("userns") {
         let mut image = images.image(&name)?;
         let damaged = image.damaged();
@@ -51,9 +51,9 @@ mod tests {
         };
         let mut images = Images::default();
         images.put_entries("userns-9.img", &[entry(1000)]);
-        move_block(&mut images, 1000, 2000).unwrap();
+        move_id_block(&mut images, 1000, 2000).unwrap();
         assert_eq!(images.entries("userns-9.img").unwrap(), [entry(2000)]);
-        move_block(&mut images, 1000, 3000).unwrap();
+        move_id_block(&mut images, 1000, 3000).unwrap();
         assert_eq!(images.entries("userns-9.img").unwrap(), [entry(2000)]);
     }
 }

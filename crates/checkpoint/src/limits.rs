@@ -7,7 +7,7 @@ use kip_criu_images::{ImageError, Images, Malformed};
 ///
 /// # Errors
 /// The image's.
-pub fn set(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
+pub fn set_limits(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
     let mut image = images.image(&format!("core-{pid}.img"))?;
     let damaged = image.damaged();
     for core in &mut image.entries {
@@ -47,7 +47,7 @@ mod tests {
         let core = Message(core);
         let mut images = Images::default();
         images.put_entries("core-7.img", &[core]);
-        set(&mut images, 7, &[(7, 4, u64::MAX)]).unwrap();
+        set_limits(&mut images, 7, &[(7, 4, u64::MAX)]).unwrap();
         let core = images.entries("core-7.img").unwrap().remove(0);
         let task = core.message(core_entry::TC).unwrap().unwrap();
         let all = task.message(task_core_entry::RLIMITS).unwrap().unwrap();

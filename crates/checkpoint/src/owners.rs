@@ -66,7 +66,7 @@ pub struct Owned {
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn take(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
+pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let mut places = None;

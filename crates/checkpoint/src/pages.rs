@@ -18,7 +18,7 @@ use std::thread;
 ///
 /// # Errors
 /// See [`ImageError`].
-pub fn read(images: &Images) -> Result<PageMap, ImageError> {
+pub fn page_map(images: &Images) -> Result<PageMap, ImageError> {
     let mut map = PageMap::default();
     for (pid, name) in images.numbered("pagemap") {
         let entries = images.entries(&name)?;

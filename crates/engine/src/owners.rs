@@ -3,7 +3,7 @@
 use crate::descriptors::take;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
-use kip_checkpoint::owners::{self, Owned};
+use kip_checkpoint::Owned;
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_sys::owner::{Owner, Whom, as_user, is_told, notify, set_owner};
@@ -31,9 +31,9 @@ fn give_one(proc: &Proc, tree: &Tree, body: &Body, owned: &Owned) -> io::Result<
     let file = take(process, owned.fd)?;
     let whom = owned.owner.map(|owner| {
         Ok::<_, io::Error>(match owner {
-            owners::Owner::Thread(thread) => Whom::Thread(host(thread)?),
-            owners::Owner::Process(pid) => Whom::Process(host(pid)?),
-            owners::Owner::Group(group) => Whom::Group(group_of(tree, group)?),
+            kip_checkpoint::Owner::Thread(thread) => Whom::Thread(host(thread)?),
+            kip_checkpoint::Owner::Process(pid) => Whom::Process(host(pid)?),
+            kip_checkpoint::Owner::Group(group) => Whom::Group(group_of(tree, group)?),
         })
     });
     // One that has ended before the sleep was told of nothing any more.

@@ -30,13 +30,10 @@ use crate::suspend::{self, is_connection};
 use crate::tree::Tree;
 use crate::volumes;
 use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
-use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
-use kip_checkpoint::owners;
 use kip_checkpoint::plan;
-use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
-use kip_checkpoint::volumes::is_below;
+use kip_checkpoint::{bars_criu, is_below, mend_proc_paths, page_map, take_owners};
 use kip_criu_images::Images;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
@@ -256,8 +253,8 @@ fn finalize(
         let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;
         Some(target.to_string_lossy().into_owned())
     };
-    procfs::mend(&mut images, &link)?;
-    let owned = owners::take(&mut images)?;
+    mend_proc_paths(&mut images, &link)?;
+    let owned = take_owners(&mut images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(&mut images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
     let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
@@ -332,7 +329,7 @@ fn finalize(
     }
     fault::reach("park-images");
     let pages = pages(proc, &images, generation, &tree, seen.out)?;
-    if let Some(criu) = comeback::bars_criu(&images)? {
+    if let Some(criu) = bars_criu(&images)? {
         only_by_plan(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
     }
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
@@ -370,7 +367,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
 fn pages(proc: &Proc, images: &Images, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
-    let mut map = kip_checkpoint::pages::read(images)?;
+    let mut map = page_map(images)?;
     if !out {
         return Ok(map);
     }

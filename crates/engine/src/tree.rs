@@ -3,8 +3,8 @@
 //! Reads /proc, and stops a thread only where that does not say enough ([`Tree::find_ends`]). A process that ends while it is looked at
 //! is left out.
 
+use kip_checkpoint::Registers;
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
-use kip_checkpoint::registers::Registers;
 use kip_checkpoint::resume::{Process, Thread};
 use kip_pager::stop;
 use kip_sys::ran::CpuClocks;

@@ -1,7 +1,7 @@
 //! What a generation's manifest says beyond its files: what a sleeper needs of the kernel and of the machine to wake.
 
+use kip_checkpoint::Owned;
 use kip_checkpoint::clocks::{Boot, Clocks};
-use kip_checkpoint::owners::Owned;
 use kip_net::custody::SavedOptions;
 use kip_net::renewal::Recipe;
 use serde::{Deserialize, Serialize};

@@ -223,7 +223,7 @@ async fn stable_init(proc: &Arc<Proc>) -> Option<u32> {
         let helper = pids.len() > tree.pids.len();
         let traced = tree.pids.iter().any(|pid| is_traced(*pid));
         if !helper && !traced {
-            if !tree.pids.iter().any(|pid| is_half_made(*pid) || kip_checkpoint::hold::is_held(*pid)) {
+            if !tree.pids.iter().any(|pid| is_half_made(*pid) || kip_checkpoint::is_held(*pid)) {
                 return tree.init();
             }
             tracing::info!(proc = %proc.name, "a wake that was cut off is undone");
@@ -247,7 +247,7 @@ fn end_processes(proc: &Proc) {
     }
 }
 
-/// Whether the restorer still stands in it, see [`kip_checkpoint::rebuild`].
+/// Whether the restorer still stands in it, see [`kip_checkpoint::Rebuild`].
 fn is_half_made(pid: u32) -> bool {
     let stack = format!("{:x}-", kip_checkpoint::plan::RESTORER_STACK);
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.lines().any(|l| l.starts_with(&stack)))
