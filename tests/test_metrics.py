@@ -215,7 +215,7 @@ def test_ends_restarts_and_wakes_that_fail(kip: Kip, tmp_path: Path) -> None:
 
 # promise meters: disk used and allowed of procs with `--disk`; the daemon itself under the usual
 #   `process_` names
-# held by: this, `kip_engine::metrics::process::tests::it_is_this_one`
+# held by: this, `kip_worker::scrape::process::tests::it_is_this_one`
 def test_disks_and_the_daemon_itself(kip: Kip, tmp_path: Path) -> None:
     full = lines(kip, tmp_path, "full", "--disk", "64M")
     before = scrape(kip)

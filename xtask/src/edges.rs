@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 23] = [
+const ALLOWED: [(&str, &[&str]); 24] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -27,8 +27,10 @@ const ALLOWED: [(&str, &[&str]); 23] = [
     ("kip-store", &[]),
     // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
     ("kip-archive", &[TYPES, "kip-snapshot"]),
+    // A file format: bytes to messages and back.
+    ("kip-criu-images", &[]),
     // Both speak of where the pages of a generation lie: its page map.
-    ("kip-checkpoint", &[TYPES, SYS, "kip-snapshot"]),
+    ("kip-checkpoint", &[TYPES, SYS, "kip-criu-images", "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
     ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot"]),
     // Policy: brings the mechanisms together.
@@ -37,7 +39,17 @@ const ALLOWED: [(&str, &[&str]); 23] = [
     // Generations to and from the store; knows no tasks.
     (
         "kip-offload",
-        &[TYPES, SYS, "kip-records", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-archive", "kip-store"],
+        &[
+            TYPES,
+            SYS,
+            "kip-records",
+            "kip-sandbox",
+            "kip-criu-images",
+            "kip-checkpoint",
+            "kip-snapshot",
+            "kip-archive",
+            "kip-store",
+        ],
     ),
     // Each step that is taken with one proc; knows no tasks and never decides when. A session of exec is the client's as it is.
     (
@@ -50,6 +62,7 @@ const ALLOWED: [(&str, &[&str]); 23] = [
             "kip-net",
             "kip-sandbox",
             "kip-image",
+            "kip-criu-images",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-offload",
@@ -57,7 +70,6 @@ const ALLOWED: [(&str, &[&str]); 23] = [
             "kip-logs",
             "kip-pager",
             "kip-archive",
-            "kip-store",
         ],
     ),
     // One task per proc; touches a process only through the engine.
@@ -68,6 +80,7 @@ const ALLOWED: [(&str, &[&str]); 23] = [
             SYS,
             "kip-net",
             "kip-sandbox",
+            "kip-criu-images",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-engine",
@@ -89,6 +102,7 @@ const ALLOWED: [(&str, &[&str]); 23] = [
             "kip-net",
             "kip-sandbox",
             "kip-image",
+            "kip-criu-images",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-offload",
@@ -96,6 +110,8 @@ const ALLOWED: [(&str, &[&str]); 23] = [
             "kip-logs",
             "kip-pager",
             "kip-archive",
+            // Its counters are shown with the metrics.
+            "kip-store",
         ],
     ),
     // The edge: knows a worker only by that interface.

@@ -1,8 +1,10 @@
 //! The house's own rules (STYLE.md), as far as a program can see them.
 //!
-//! Reads every file git would commit and hands it to the rules: [`source`] looks at one source file, [`documents`] at
-//! what the documents promise, [`words`] at the public surface's sentences. Each finding is one line, `path:line: what is wrong`.
+//! Reads every file git would commit and hands it to the rules: [`source`] judges one source file, [`crates`] a whole crate,
+//! [`documents`] what the documents promise, [`words`] the public surface's sentences. Each finding is one line,
+//! `path:line: what is wrong`.
 
+mod crates;
 mod documents;
 mod source;
 mod words;
@@ -48,6 +50,7 @@ pub fn run(root: &Path) -> anyhow::Result<Outcome> {
     let mut findings: Vec<String> = files.iter().flat_map(source::findings).collect();
     findings.extend(files.iter().flat_map(words::findings));
     findings.extend(documents::findings(&files, &|path| root.join(path).exists()));
+    findings.extend(crates::findings(&files));
     findings.extend(spec::findings(&files));
     findings.sort();
     Ok(if findings.is_empty() { Outcome::Passed(format!("{} files", files.len())) } else { Outcome::of(&findings) })

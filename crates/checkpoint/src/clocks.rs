@@ -1,6 +1,6 @@
 //! Time across a sleep: no call returns EINTR, clocks go on, time-outs and timers are due when they would have been.
 //!
-//! At the end of a dump, every task stopped, [`settle`] sets threads that CRIU interrupted back onto their system call
+//! At the end of a dump, every task stopped, [`finalize`] sets threads that CRIU interrupted back onto their system call
 //! and notes every time-out and timer ([`calls`], [`timers`]). The wake moves POSIX and interval timers in the images by
 //! the time that has passed ([`advance_timers`]), and sets the rest in the restored processes just before they run:
 //! time-outs in their stacks, timerfds, socket options, and the signals of timers that expired meanwhile. CRIU's time
@@ -18,11 +18,9 @@ mod timers;
 pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
-use crate::fields::{core_entry, thread_info_x86};
 use crate::hold::{has_own_filters, stopped_threads};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::Malformed;
+use kip_criu_images::fields::{core_entry, thread_info_x86};
+use kip_criu_images::{ImageError, Images, Malformed};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -54,7 +52,7 @@ pub struct Due {
     pub source: Source,
     /// When, nanoseconds of CLOCK_MONOTONIC.
     pub at_ns: i64,
-    /// How often it comes, as far as can be told: the interval, or a relative time-out's whole length. None for a
+    /// How often it comes, as far as is known: the interval, or a relative time-out's whole length. None for a
     /// timer that fires once.
     pub every_ns: Option<i64>,
     /// It is on CLOCK_MONOTONIC, and waits on in a suspended sleep for as long as that lasts.
@@ -266,11 +264,11 @@ pub struct Frozen<'a> {
     pub ahead_ns: i64,
     /// The sleep is to be a suspended one.
     pub stands: bool,
-    /// The program has system call filters of its own: no call is exchanged for another. Set by [`settle`].
+    /// The program has system call filters of its own: no call is exchanged for another. Set by [`finalize`].
     pub own_filters: bool,
     /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
     /// interrupted, and both stand in calls now.
-    pub at_rest: bool,
+    pub quiescent: bool,
 }
 
 /// Signals that wait, as bits of proc_pid_status(5).
@@ -366,7 +364,7 @@ impl Now {
 
 /// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once at the end of a
 /// dump, every task stopped.
-pub fn settle(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
+pub fn finalize(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
     let frozen = &Frozen { own_filters: has_own_filters(images)?, ..*frozen };
     let (ahead_ns, stands) = (frozen.ahead_ns, frozen.stands);
     let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ahead_ns, stands, ..Clocks::default() };
@@ -387,7 +385,7 @@ pub fn settle(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>)
                 info.edit_messages::<Malformed>(thread_info_x86::GPREGS, |regs| {
                     let since = since.get(&thread).copied();
                     let before = clocks.dues.len();
-                    let found = calls::settle_thread(thread, regs, now, since, frozen, &mut clocks);
+                    let found = calls::finalize_thread(thread, regs, now, since, frozen, &mut clocks);
                     if stopped.contains(&thread) {
                         // The time-out of its call passes, and it stands still all the same.
                         clocks.dues.truncate(before);
@@ -411,8 +409,8 @@ pub fn settle(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>)
             images.put(image);
         }
     }
-    timers::settle_timerfds(images, frozen, &mut clocks)?;
-    if busy || arrived != 0 || !frozen.at_rest {
+    timers::finalize_timerfds(images, frozen, &mut clocks)?;
+    if busy || arrived != 0 || !frozen.quiescent {
         // A client may be waiting for what the program was about to do, and would wait until
         // something else wakes the proc.
         clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None, monotonic: false });

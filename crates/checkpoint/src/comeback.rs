@@ -4,15 +4,13 @@
 //! error still means that the program goes on, and before the local copy of a generation is given up. Reads a few small images and
 //! decides nothing: what CRIU cannot restore a plan ([`crate::plan`]) may. What is not on the list is taken for restorable.
 
-use crate::codes::{kind, state};
-use crate::fields::{core_entry, file_entry, mm_entry, pstree_entry, task_core_entry};
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::terminals;
-use crate::wire::Message;
+use kip_criu_images::codes::{kind, state};
+use kip_criu_images::fields::{core_entry, file_entry, mm_entry, pstree_entry, task_core_entry};
+use kip_criu_images::{ImageError, Images, Message};
 use std::collections::BTreeMap;
 
-/// A process of the tree, as CRIU's `prepare_pstree_ids` looks at it.
+/// A process of the tree, as CRIU's `prepare_pstree_ids` sees it.
 #[derive(Debug, Clone, Copy)]
 struct Member {
     parent: u64,

@@ -5,10 +5,10 @@
 //! failed) the tree runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::clocks::Now;
-use crate::fields::{dump_stats_entry, stats_entry};
 use crate::helper::{Helper, HelperError, Order};
-use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
+use kip_criu_images::Image;
+use kip_criu_images::fields::{dump_stats_entry, stats_entry};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -105,17 +105,17 @@ pub fn dump(
         ..Opts::default()
     };
     let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
-    let (mut settled, mut log) = (None, Log::new(request.images).map_err(DumpError::Images)?);
+    let (mut agreed, mut log) = (None, Log::new(request.images).map_err(DumpError::Images)?);
     let response = helper.call(&call, &mut |stage, _| match stage {
         "pre-dump" => {
-            log.look();
+            log.compare_clocks();
             step(Stage::Running)
         }
         "post-dump" => {
-            log.look();
+            log.compare_clocks();
             // Cgroups are left alone, but with this image in place a restore starts a process for them all the same.
             let _ = std::fs::remove_file(request.images.join("cgroup.img"));
-            *settled.insert(step(Stage::Frozen(&log)))
+            *agreed.insert(step(Stage::Frozen(&log)))
         }
         _ => true,
     });
@@ -125,7 +125,7 @@ pub fn dump(
         log.keep(&directory);
     }
     let response = response?;
-    match (response.success, settled) {
+    match (response.success, agreed) {
         (true, _) => {}
         (false, Some(false)) => return Err(DumpError::CalledOff),
         (false, _) => return Err(DumpError::Refused { causes: causes(&log.lines(), response.cr_errmsg) }),
@@ -133,11 +133,11 @@ pub fn dump(
     Ok(Dumped { frozen_us: frozen_us(&directory) })
 }
 
-/// CRIU's log of a dump, which tells when CRIU read what. It is in memory: it is long, and the disk may be full.
+/// CRIU's log of a dump, which says when CRIU read what. It is in memory: it is long, and the disk may be full.
 #[derive(Debug)]
 pub struct Log {
     file: File,
-    /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too little. None before the first look.
+    /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too little. None before the first comparison.
     ahead_ns: Option<i64>,
 }
 
@@ -159,7 +159,7 @@ impl Log {
     }
 
     /// Compares clocks, while CRIU waits for an answer: what it logged last is older than this moment.
-    fn look(&mut self) {
+    fn compare_clocks(&mut self) {
         let lines = self.lines();
         let now_ns = Now::read().realtime_ns;
         let last = lines.lines().rev().find_map(stamp_ns);
@@ -177,7 +177,7 @@ impl Log {
     }
 
     /// When CRIU had just read the timers of each process (by host pid), never before, nanoseconds of CLOCK_REALTIME. Empty if the
-    /// log does not tell.
+    /// log does not say.
     pub fn timers_read(&self) -> BTreeMap<u32, i64> {
         let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
         let read = |line: &str| {
@@ -187,7 +187,7 @@ impl Log {
         self.lines().lines().filter_map(read).collect()
     }
 
-    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_REALTIME. Empty if the log does not tell.
+    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_REALTIME. Empty if the log does not say.
     pub fn still(&self) -> BTreeMap<u32, i64> {
         let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
         still(&self.lines()).into_iter().map(|(tid, ns)| (tid, ns.saturating_add(ahead_ns))).collect()
@@ -287,7 +287,7 @@ mod tests {
 
     // promise waking: when a thread was interrupted, CRIU's log says
     #[test]
-    fn the_log_tells_when_threads_stood_still() {
+    fn the_log_says_when_threads_stood_still() {
         let lines = "(00.000001) Seized task 7, state 1\n(00.000002) \tSeizing 7's 8 thread\n(00.000005) Collected 7 in 1 state\n\
             (00.000006) Seized task 9, state 1\n(00.000007) \tSeizing 9's 10 thread\n(00.000008) \tSeizing 9's 11 thread\n";
         assert_eq!(still(lines), [(7, 1_000), (8, 5_000), (9, 6_000), (10, 8_000)], "11 may not stand still yet");
@@ -295,23 +295,26 @@ mod tests {
 
     /// The log is rather believed to be later than it is.
     #[test]
-    fn the_log_tells_when_timers_were_read() {
+    fn the_log_says_when_timers_were_read() {
         let scratch = tempfile::tempdir().unwrap();
         let mut log = Log::new(scratch.path()).unwrap();
         let path = scratch.path().join(DUMP_LOG);
         assert_eq!(log.timers_read(), BTreeMap::new());
         let before = Now::read().realtime_ns;
         std::fs::write(&path, "(00.000000) begun\nno stamp\n").unwrap();
-        log.look();
+        log.compare_clocks();
         let after = Now::read().realtime_ns;
         std::thread::sleep(Duration::from_millis(30));
         let lines = "(00.000000) begun\n(00.010000) Dumping core (pid: 12)\n(00.020000) Dumping core (pid: 345)\n";
         std::fs::write(&path, lines).unwrap();
-        log.look();
+        log.compare_clocks();
         let read = log.timers_read();
         assert_eq!(read.keys().copied().collect::<Vec<_>>(), [12, 345]);
         assert_eq!(read[&345] - read[&12], 10_000_000);
-        assert!((before..=after).contains(&(read[&12] - 10_000_000)), "the look that was nearer to a line counts");
+        assert!(
+            (before..=after).contains(&(read[&12] - 10_000_000)),
+            "the comparison that was nearer to a line counts"
+        );
         std::fs::remove_file(&path).unwrap();
         log.keep(&File::open(scratch.path()).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), lines);

@@ -5,15 +5,13 @@
 //! on which it stands or by one of the vdso's; [`crate::resume`] then takes it and gives it what it is to have. The call's first
 //! argument is a mark, by which a tree is known that was left so.
 
-use crate::codes::{state, status};
-use crate::fields::user_x86_regs_entry::{AX, DI, IP};
-use crate::fields::{core_entry, mm_entry, pstree_entry, seccomp_entry, seccomp_filter};
-use crate::fields::{task_core_entry, thread_core_entry, thread_info_x86, vma_entry};
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::registers::{self, Registers};
 use crate::resume::syscall_offset;
-use crate::wire::{Malformed, Message, Value};
+use kip_criu_images::codes::{state, status};
+use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, IP};
+use kip_criu_images::fields::{core_entry, mm_entry, pstree_entry, seccomp_entry, seccomp_filter};
+use kip_criu_images::fields::{task_core_entry, thread_core_entry, thread_info_x86, vma_entry};
+use kip_criu_images::{ImageError, Images, Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of pause(2).
@@ -30,7 +28,11 @@ pub type Held = BTreeMap<u32, Registers>;
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn hold(images: &mut Images, standing: &BTreeSet<u32>, same_boot: bool) -> Result<Option<Held>, ImageError> {
+pub fn hold_threads(
+    images: &mut Images,
+    standing: &BTreeSet<u32>,
+    same_boot: bool,
+) -> Result<Option<Held>, ImageError> {
     if has_own_filters(images)? {
         return Ok(None);
     }
@@ -60,7 +62,7 @@ pub fn hold(images: &mut Images, standing: &BTreeSet<u32>, same_boot: bool) -> R
     Ok(Some(held))
 }
 
-/// A process that has ended and whose parent has not been told.
+/// A process that has ended and whose parent has not waited for it.
 fn is_dead(core: &Message) -> Result<bool, Malformed> {
     Ok(core.message(core_entry::TC)?.is_some_and(|task| task.number(task_core_entry::TASK_STATE) == state::DEAD))
 }
@@ -154,7 +156,6 @@ pub fn is_held(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::testing::add;
 
     #[test]
     fn a_program_with_filters_of_its_own_is_left_to_criu() {
@@ -168,7 +169,7 @@ mod tests {
         for (filters, own) in [(vec![filter(None)], false), (vec![filter(None), filter(Some(0))], true)] {
             let filters = filters.into_iter().map(|filter| (seccomp_entry::SECCOMP_FILTERS, Value::Bytes(filter)));
             let entry = Message(filters.collect());
-            add(&mut images, "seccomp.img", &[entry]);
+            images.put_entries("seccomp.img", &[entry]);
             assert_eq!(has_own_filters(&images).unwrap(), own);
         }
     }

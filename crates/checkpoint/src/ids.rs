@@ -3,16 +3,14 @@
 //! In the images all ids are those that the program sees, but for the mapping of its user namespace, which leads to the block
 //! of the machine's ids that the proc had. A proc that comes to another data directory has another block there.
 
-use crate::fields::{uid_gid_extent, userns_entry};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::{Malformed, Value};
+use kip_criu_images::fields::{uid_gid_extent, userns_entry};
+use kip_criu_images::{ImageError, Images, Malformed, Value};
 
 /// Lets the user namespaces of the images map to the block that begins at `now` where they map to the one that began at `then`.
 ///
 /// # Errors
 /// An image is damaged.
-pub fn move_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageError> {
+pub fn move_id_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageError> {
     for (_, name) in images.numbered("userns") {
         let mut image = images.image(&name)?;
         let damaged = image.damaged();
@@ -37,8 +35,7 @@ pub fn move_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::testing::add;
-    use crate::wire::Message;
+    use kip_criu_images::Message;
 
     fn extent(first: u64, outside: u64) -> Value {
         let fields =
@@ -53,10 +50,10 @@ mod tests {
             Message([(userns_entry::UID_MAP, extent(0, outside))].into_iter().chain(groups).collect())
         };
         let mut images = Images::default();
-        add(&mut images, "userns-9.img", &[entry(1000)]);
-        move_block(&mut images, 1000, 2000).unwrap();
+        images.put_entries("userns-9.img", &[entry(1000)]);
+        move_id_block(&mut images, 1000, 2000).unwrap();
         assert_eq!(images.entries("userns-9.img").unwrap(), [entry(2000)]);
-        move_block(&mut images, 1000, 3000).unwrap();
+        move_id_block(&mut images, 1000, 3000).unwrap();
         assert_eq!(images.entries("userns-9.img").unwrap(), [entry(2000)]);
     }
 }

@@ -5,13 +5,11 @@
 //! that of a volume anyway. /proc ends with the tree, so an instance that watches something there is CRIU's to make anew.
 //! For CRIU an instance that is held becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
 
-use crate::codes::kind;
-use crate::fields::{file_entry, inotify_file_entry, inotify_wd_entry, mnt_entry};
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::objects::Object;
 use crate::sockets::{self, as_file};
-use crate::wire::{Malformed, Message};
+use kip_criu_images::codes::kind;
+use kip_criu_images::fields::{file_entry, inotify_file_entry, inotify_wd_entry, mnt_entry};
+use kip_criu_images::{ImageError, Images, Malformed, Message};
 use std::collections::BTreeSet;
 
 /// IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN: what the end of the tree and a wake do themselves to files that the program

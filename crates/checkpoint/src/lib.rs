@@ -1,38 +1,47 @@
-//! Takes a process tree apart into images and brings it back: by CRIU, or, where it can, by a restorer of our own.
+//! Takes a process tree apart into checkpoint images and restores it: by CRIU, or, where it can, by a restorer of our own.
 //!
-//! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`], [`procfs`], [`volumes`],
-//! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
-//! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]), whether
-//! CRIU can read them ([`comeback`]) and what is in them ([`look`]). [`fields`] numbers their
-//! fields. Never stores anything for good, never decides when, knows nothing of procs.
+//! | module | owns |
+//! | --- | --- |
+//! | [`locate`], [`helper`], [`dump`], [`restore`] | CRIU: where it is, its helpers, the two requests |
+//! | [`clocks`] | time across a sleep: calls, timers, signals |
+//! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`pages`], [`hold`] | what Kip changes in images |
+//! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
+//! | [`policy`], [`comeback`] | what images may ask for; whether CRIU can read them |
+//!
+//! Never stores anything for good, never decides when, knows nothing of procs. The format of images is `kip-criu-images`.
 #![forbid(unsafe_code)]
 
 pub mod clocks;
-mod codes;
-pub mod comeback;
+mod comeback;
 pub mod dump;
-pub mod fields;
 pub mod helper;
-pub mod hold;
-pub mod ids;
-pub mod image;
-pub mod images;
+mod hold;
+mod ids;
 pub mod inotify;
-pub mod limits;
+mod limits;
 pub mod locate;
-pub mod look;
 mod objects;
-pub mod owners;
-pub mod pages;
+mod owners;
+mod pages;
 pub mod plan;
 pub mod policy;
-pub mod procfs;
-pub mod rebuild;
-pub mod registers;
+mod procfs;
+mod rebuild;
+mod registers;
 pub mod restore;
 pub mod resume;
 mod rpc;
 pub mod sockets;
 pub mod terminals;
-pub mod volumes;
-pub mod wire;
+mod volumes;
+
+pub use comeback::bars_criu;
+pub use hold::{Held, hold_threads, is_held, stopped_threads};
+pub use ids::move_id_block;
+pub use limits::set_limits;
+pub use owners::{Owned, Owner, take_owners};
+pub use pages::{is_for_criu, make_whole, page_map};
+pub use procfs::mend_proc_paths;
+pub use rebuild::{Rebuild, RebuildError, Unfilled};
+pub use registers::Registers;
+pub use volumes::{VolumeFile, is_below, release_volume_files};

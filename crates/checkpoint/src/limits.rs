@@ -1,15 +1,13 @@
 //! Limits of processes in images (getrlimit(2)), where they were lifted for the dump: what they really are.
 
-use crate::fields::{core_entry, rlimit_entry, task_core_entry, task_rlimits_entry};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::Malformed;
+use kip_criu_images::fields::{core_entry, rlimit_entry, task_core_entry, task_rlimits_entry};
+use kip_criu_images::{ImageError, Images, Malformed};
 
 /// Sets limits of a process: number, soft and hard limit; `u64::MAX`: none.
 ///
 /// # Errors
 /// The image's.
-pub fn set(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
+pub fn set_limits(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
     let mut image = images.image(&format!("core-{pid}.img"))?;
     let damaged = image.damaged();
     for core in &mut image.entries {
@@ -35,8 +33,7 @@ pub fn set(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::testing::add;
-    use crate::wire::{Message, Value};
+    use kip_criu_images::{Message, Value};
 
     #[test]
     fn only_what_was_lifted_is_set() {
@@ -49,8 +46,8 @@ mod tests {
         let core = vec![(core_entry::MTYPE, Value::Varint(2)), (core_entry::TC, Value::Bytes(task.encode()))];
         let core = Message(core);
         let mut images = Images::default();
-        add(&mut images, "core-7.img", &[core]);
-        set(&mut images, 7, &[(7, 4, u64::MAX)]).unwrap();
+        images.put_entries("core-7.img", &[core]);
+        set_limits(&mut images, 7, &[(7, 4, u64::MAX)]).unwrap();
         let core = images.entries("core-7.img").unwrap().remove(0);
         let task = core.message(core_entry::TC).unwrap().unwrap();
         let all = task.message(task_core_entry::RLIMITS).unwrap().unwrap();

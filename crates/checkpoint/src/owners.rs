@@ -4,15 +4,13 @@
 //! A file that is held through the sleep keeps an owner that has ended. CRIU sets owners while threads are yet to be made, and
 //! fails for one of these. So they are taken out of the images, and the wake sets them when all of the program is there.
 
-use crate::fields::{
+use crate::sockets::places;
+use kip_criu_images::fields::{
     bpfmap_file_entry, eventfd_file_entry, eventpoll_file_entry, ext_file_entry, fanotify_file_entry, fifo_entry,
     file_entry, fown_entry, inet_sk_entry, inotify_file_entry, memfd_file_entry, netlink_sk_entry, packet_sock_entry,
     pidfd_entry, pipe_entry, reg_file_entry, signalfd_entry, timerfd_entry, tty_file_entry, unix_sk_entry,
 };
-use crate::image::{Image, ImageError};
-use crate::images::Images;
-use crate::sockets::places;
-use crate::wire::Malformed;
+use kip_criu_images::{Image, ImageError, Images, Malformed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -68,7 +66,7 @@ pub struct Owned {
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn take(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
+pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let mut places = None;

@@ -1,9 +1,8 @@
 //! Where CRIU has put the memory of each process: its pagemap images, as a page map of ours.
 
-use crate::fields::{pagemap_entry, pagemap_head};
-use crate::image::{Image, ImageError};
-use crate::images::Images;
-use crate::wire::{Message, Value};
+use kip_criu_images::fields::{pagemap_entry, pagemap_head};
+use kip_criu_images::pagemap::{PRESENT, pages_of};
+use kip_criu_images::{Image, ImageError, Images, Message, Value};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
 use kip_snapshot::remote::RemoteFile;
 use parking_lot::Mutex;
@@ -15,16 +14,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::thread;
 
-/// Page flags of pagemap images.
-pub(crate) const IN_PARENT: u64 = 1;
-/// Its bytes are in the page file.
-pub(crate) const PRESENT: u64 = 4;
-
 /// All pages of all processes that are in the images.
 ///
 /// # Errors
 /// See [`ImageError`].
-pub fn read(images: &Images) -> Result<PageMap, ImageError> {
+pub fn page_map(images: &Images) -> Result<PageMap, ImageError> {
     let mut map = PageMap::default();
     for (pid, name) in images.numbered("pagemap") {
         let entries = images.entries(&name)?;
@@ -156,12 +150,6 @@ fn write_pages(directory: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io
     }
     out.flush()?;
     fs::rename(new, path)
-}
-
-/// How many pages an entry of a pagemap image is of.
-pub(crate) fn pages_of(entry: &Message) -> u64 {
-    let pages = entry.varint(pagemap_entry::NR_PAGES).filter(|n| *n != 0);
-    pages.unwrap_or_else(|| entry.number(pagemap_entry::COMPAT_NR_PAGES))
 }
 
 /// The part of a run in a range; none if there is none.

@@ -22,11 +22,9 @@ pub use layout::{AREA, AREA_END, RESTORER_STACK};
 pub use memfd::{MemoryFile, Piece};
 
 use crate::clocks::Clocks;
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::registers::Registers;
 use crate::terminals::Controlled;
-use crate::wire::Malformed;
+use kip_criu_images::{ImageError, Images, Malformed};
 use kip_snapshot::pages::PageMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -146,8 +144,8 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
 pub struct Wish<'a> {
     /// When CRIU read the timers of each process, and what the program's clock was then.
     pub clocks: &'a Clocks,
-    /// Stopped processes of which their parents have not been told by wait(2).
-    pub untold: &'a [u32],
+    /// Stopped processes of which their parents have not learned by wait(2).
+    pub unreported: &'a [u32],
     /// The sessions that have a terminal.
     pub terminals: &'a [Controlled],
     /// Where the memory lies.

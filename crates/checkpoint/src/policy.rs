@@ -3,13 +3,13 @@
 //! Images are root-equivalent (DESIGN, invariant 9): a seal says that they were made by this realm's Kip, this says that they
 //! ask for nothing that the realm's procs may not have, so that a worker that was taken over cannot plant some that break out elsewhere.
 //! [`read`] takes the facts out of CRIU's images, [`check`] is pure. What is not listed is refused: images of other names,
-//! kinds of files, mounts, namespaces. Never looks into memory: whatever a program does with what it may have is its own affair.
+//! kinds of files, mounts, namespaces. Never reads memory: whatever a program does with what it may have is its own affair.
 
 mod read;
 
 pub use read::{FactsError, read};
 
-use crate::codes::kind;
+use kip_criu_images::codes::kind;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A set of capabilities, a bit for each (capabilities(7)).

@@ -2,13 +2,12 @@
 //! has the keys might change.
 
 use super::*;
-use crate::codes::seccomp;
-use crate::fields::{
+use kip_criu_images::codes::seccomp;
+use kip_criu_images::fields::{
     core_entry, creds_entry, file_entry, ghost_file_entry, mnt_entry, pstree_entry, reg_file_entry, seccomp_entry,
     seccomp_filter, task_core_entry, thread_core_entry, uid_gid_extent, unix_sk_entry, userns_entry,
 };
-use crate::images::Images;
-use crate::wire::{Message, Value};
+use kip_criu_images::{Images, Message, Value};
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;

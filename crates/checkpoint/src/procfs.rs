@@ -1,18 +1,16 @@
 //! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path `/proc/PID`, and what lay behind it in its
-//! memory follows. [`mend`] puts the path right, by the link that the frozen process has. Changes nothing else.
+//! memory follows. [`mend_proc_paths`] puts the path right, by the link that the frozen process has. Changes nothing else.
 
-use crate::fields::{file_entry, fs_entry, reg_file_entry};
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::sockets;
-use crate::wire::Value;
+use kip_criu_images::fields::{file_entry, fs_entry, reg_file_entry};
+use kip_criu_images::{ImageError, Images, Value};
 use std::collections::BTreeMap;
 
 /// Puts paths right; `link` says where a link of a process (by its number inside) below its directory in proc(5) leads.
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn mend(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<String>) -> Result<(), ImageError> {
+pub fn mend_proc_paths(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<String>) -> Result<(), ImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let is_below = |name: &str| process_of(name).is_some_and(|process| name.len() > process.len());

@@ -4,11 +4,11 @@
 //! caller leaves the process to CRIU. Sources: CRIU's images/core.proto and core-x86.proto; the XSAVE area, Intel SDM
 //! volume 1, chapter 13.
 
-use crate::fields::{
+use kip_criu_images::fields::{
     core_entry, task_core_entry, thread_core_entry, thread_info_x86, user_desc_t, user_x86_cet_entry,
     user_x86_fpregs_entry, user_x86_regs_entry, user_x86_xsave_entry,
 };
-use crate::wire::{Malformed, Message};
+use kip_criu_images::{Malformed, Message};
 use kip_sys::trace::XsaveLayout;
 use serde::{Deserialize, Serialize};
 
@@ -109,7 +109,7 @@ fn general(entry: &Message) -> Option<Vec<u64>> {
     Some(registers)
 }
 
-/// From `user_x86_fpregs_entry`. The bytes that the kernel's own software uses (464 to 511) stay zero: it looks at them
+/// From `user_x86_fpregs_entry`. The bytes that the kernel's own software uses (464 to 511) stay zero: it reads them
 /// in signal frames only.
 fn floating(state: &Message, layout: &XsaveLayout) -> Result<Option<Vec<u8>>, Malformed> {
     let Some(xsave) = state.message(user_x86_fpregs_entry::XSAVE)? else { return Ok(None) };
@@ -193,7 +193,7 @@ mod sparse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Value;
+    use kip_criu_images::Value;
     use proptest::prelude::*;
 
     fn message(fields: impl IntoIterator<Item = (u32, Value)>) -> Value {

@@ -144,7 +144,7 @@ impl Subject {
     }
 
     /// Waits until every thread waits in a system call.
-    fn settle(&self) {
+    fn wait_until_in_calls(&self) {
         let waits = |tid: &u32| {
             let call = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.child.id())).unwrap();
             call.starts_with("0 ") || call.starts_with("202 ")
@@ -162,10 +162,10 @@ impl Subject {
 #[test]
 fn everything_arrives_and_the_program_goes_on() {
     let mut subject = Subject::start(2);
-    subject.settle();
+    subject.wait_until_in_calls();
     let mut registers = subject.registers();
     subject.answers();
-    subject.settle();
+    subject.wait_until_in_calls();
     let usr1 = 1 << 9;
     for (n, r) in registers.iter_mut().enumerate() {
         r.floating[160 + 15 * 16..160 + 16 * 16].copy_from_slice(&[n as u8 + 1; 16]);
@@ -181,7 +181,7 @@ fn everything_arrives_and_the_program_goes_on() {
         assert_eq!(subject.status(*tid, "SigBlk") & usr1, usr1);
     }
     stopped.go().unwrap();
-    subject.settle();
+    subject.wait_until_in_calls();
     let after = subject.registers();
     for (n, r) in after.iter().enumerate() {
         assert_eq!(r.floating[160 + 15 * 16..160 + 16 * 16], [n as u8 + 1; 16]);
@@ -194,7 +194,7 @@ fn everything_arrives_and_the_program_goes_on() {
 #[test]
 fn a_trap_stays_ignored_and_blocked_signals_stay_blocked() {
     let subject = Subject::cat();
-    subject.settle();
+    subject.wait_until_in_calls();
     let trap = 1 << 4;
     assert_eq!(subject.status(subject.tids[0], "SigIgn") & trap, trap);
     let mut registers = subject.registers();
@@ -204,7 +204,7 @@ fn a_trap_stays_ignored_and_blocked_signals_stay_blocked() {
         stop(&[subject.process(&registers, (subject.spare, PAGE))]).unwrap().go().unwrap();
         assert_eq!(subject.status(subject.tids[0], "SigIgn") & trap, trap);
         assert_eq!(subject.status(subject.tids[0], "SigBlk") & trap, trap);
-        subject.settle();
+        subject.wait_until_in_calls();
     }
     subject.ends_well();
 }
@@ -212,7 +212,7 @@ fn a_trap_stays_ignored_and_blocked_signals_stay_blocked() {
 #[test]
 fn a_process_that_is_stopped_stays_so() {
     let subject = Subject::start(2);
-    subject.settle();
+    subject.wait_until_in_calls();
     let registers = subject.registers();
     let state = |wanted: &str| {
         for tid in &subject.tids {
@@ -222,7 +222,7 @@ fn a_process_that_is_stopped_stays_so() {
             }
         }
     };
-    subject.settle();
+    subject.wait_until_in_calls();
     let pidfd = pidfd_open(subject.child.id()).unwrap();
     pidfd_send_signal(pidfd.as_fd(), Signal::STOP).unwrap();
     state("T (stopped)");
@@ -247,7 +247,7 @@ fn is_killed(mut subject: Subject) {
 #[test]
 fn what_is_dropped_dies() {
     let subject = Subject::start(3);
-    subject.settle();
+    subject.wait_until_in_calls();
     let registers = subject.registers();
     drop(stop(&[subject.process(&registers, (subject.spare, PAGE))]).unwrap());
     is_killed(subject);
@@ -256,14 +256,14 @@ fn what_is_dropped_dies() {
 #[test]
 fn what_cannot_be_finished_dies() {
     let subject = Subject::start(2);
-    subject.settle();
+    subject.wait_until_in_calls();
     let registers = subject.registers();
     let error = stop(&[subject.process(&registers, (subject.spare + 1, PAGE))]).unwrap_err().to_string();
     assert!(error.contains("munmap: Invalid argument"), "{error}");
     is_killed(subject);
 
     let subject = Subject::cat();
-    subject.settle();
+    subject.wait_until_in_calls();
     let registers = subject.registers();
     let mut process = subject.process(&registers, (subject.spare, PAGE));
     process.syscall_at = subject.spare + PAGE;
@@ -272,7 +272,7 @@ fn what_cannot_be_finished_dies() {
     is_killed(subject);
 
     let subject = Subject::cat();
-    subject.settle();
+    subject.wait_until_in_calls();
     let mut registers = subject.registers();
     registers[0].floating.pop();
     assert!(stop(&[subject.process(&registers, (subject.spare, PAGE))]).is_err());
@@ -282,7 +282,7 @@ fn what_cannot_be_finished_dies() {
 #[test]
 fn a_thread_of_another_tracer_is_refused() {
     let subject = Subject::cat();
-    subject.settle();
+    subject.wait_until_in_calls();
     let registers = subject.registers();
     trace::seize(subject.tids[0]).unwrap();
     std::thread::scope(|scope| {
@@ -297,11 +297,11 @@ fn a_thread_of_another_tracer_is_refused() {
 fn cost_of_stop_and_go() {
     for threads in [1, 30] {
         let subject = if threads == 1 { Subject::cat() } else { Subject::start(threads) };
-        subject.settle();
+        subject.wait_until_in_calls();
         let registers = subject.registers();
         let (mut stops, mut goes) = (Vec::new(), Vec::new());
         for n in 0..200 {
-            subject.settle();
+            subject.wait_until_in_calls();
             let process = subject.process(&registers, (subject.spare + if threads == 1 { 0 } else { n * PAGE }, PAGE));
             let begin = Instant::now();
             let stopped = stop(&[process]).unwrap();

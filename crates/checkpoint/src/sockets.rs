@@ -4,12 +4,10 @@
 //! descriptors before it opens it. So the live socket, held elsewhere, goes back to the program as it was, with its
 //! queues, and nothing of TCP is ever rebuilt. Turning an image that is turned already changes nothing.
 
-use crate::codes::kind;
-use crate::fields::{fdinfo_entry, file_entry, inet_sk_entry, mnt_entry, reg_file_entry};
-use crate::fields::{task_kobj_ids_entry, unix_sk_entry};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::{Malformed, Message, Value};
+use kip_criu_images::codes::kind;
+use kip_criu_images::fields::{fdinfo_entry, file_entry, inet_sk_entry, mnt_entry, reg_file_entry};
+use kip_criu_images::fields::{task_kobj_ids_entry, unix_sk_entry};
+use kip_criu_images::{ImageError, Images, Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An INET socket of the tree, as CRIU saw it at the freeze.

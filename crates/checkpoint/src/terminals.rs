@@ -5,10 +5,9 @@
 //! the other side, which may be a client's. What is lost with the processes is which session has it, and which group of that
 //! is in the foreground. CRIU restores no such tree. Sources: criu/tty.c of CRIU 4.2, ioctl_tty(2).
 
-use crate::codes::kind;
-use crate::fields::{file_entry, tty_file_entry, tty_info_entry};
-use crate::image::ImageError;
-use crate::images::Images;
+use kip_criu_images::codes::kind;
+use kip_criu_images::fields::{file_entry, tty_file_entry, tty_info_entry};
+use kip_criu_images::{ImageError, Images};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

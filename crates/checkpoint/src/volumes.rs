@@ -5,10 +5,9 @@
 //! are taken out of the images; the caller that wakes the proc decides itself whether the files are
 //! still those that the proc had.
 
-use crate::codes::kind;
-use crate::fields::{file_entry, reg_file_entry, remap_file_path_entry};
-use crate::image::ImageError;
-use crate::images::Images;
+use kip_criu_images::codes::kind;
+use kip_criu_images::fields::{file_entry, reg_file_entry, remap_file_path_entry};
+use kip_criu_images::{ImageError, Images};
 use std::collections::BTreeSet;
 
 /// open(2) flags.
@@ -17,7 +16,7 @@ const APPEND: u64 = 0o2000;
 
 /// A file below a mount point that the tree has open or mapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct OpenFile {
+pub struct VolumeFile {
     /// Inside.
     pub path: String,
     /// The tree may change what is in it already.
@@ -34,7 +33,7 @@ pub fn is_below(path: &str, point: &str) -> bool {
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn release(images: &mut Images, points: &[&str]) -> Result<Vec<OpenFile>, ImageError> {
+pub fn release_volume_files(images: &mut Images, points: &[&str]) -> Result<Vec<VolumeFile>, ImageError> {
     if points.is_empty() {
         return Ok(Vec::new());
     }
@@ -59,7 +58,7 @@ pub fn release(images: &mut Images, points: &[&str]) -> Result<Vec<OpenFile>, Im
         }
         if !nameless.contains(&file.number(file_entry::ID)) {
             let flags = reg.number(reg_file_entry::FLAGS);
-            found.insert(OpenFile { path: name, rewrites: flags & ACCESS != 0 && flags & APPEND == 0 });
+            found.insert(VolumeFile { path: name, rewrites: flags & ACCESS != 0 && flags & APPEND == 0 });
         }
     }
     if changed {
@@ -77,8 +76,7 @@ fn nameless(images: &Images) -> Result<BTreeSet<u64>, ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::testing::add;
-    use crate::wire::{Message, Value};
+    use kip_criu_images::{Message, Value};
 
     fn file(id: u64, path: &str, flags: u64) -> Message {
         let reg = Message(vec![
@@ -104,13 +102,13 @@ mod tests {
             file(4, "/data/gone", 2),
             file(5, "/data/text", 0),
         ];
-        add(&mut images, "files.img", &files);
+        images.put_entries("files.img", &files);
         let remap = Message(vec![(remap_file_path_entry::ORIG_ID, Value::Varint(4))]);
-        add(&mut images, "remap-fpath.img", &[remap]);
-        let open = |path: &str, rewrites| OpenFile { path: path.into(), rewrites };
+        images.put_entries("remap-fpath.img", &[remap]);
+        let open = |path: &str, rewrites| VolumeFile { path: path.into(), rewrites };
         let expected = [open("/data/db", true), open("/data/log", false), open("/data/text", false)];
-        assert_eq!(release(&mut images, &["/data", "/x"]).unwrap(), expected);
-        assert_eq!(release(&mut images, &["/data"]).unwrap(), expected, "once more changes nothing");
+        assert_eq!(release_volume_files(&mut images, &["/data", "/x"]).unwrap(), expected);
+        assert_eq!(release_volume_files(&mut images, &["/data"]).unwrap(), expected, "once more changes nothing");
         let sizes: Vec<bool> = images
             .entries("files.img")
             .unwrap()

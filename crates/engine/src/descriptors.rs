@@ -3,8 +3,8 @@
 use crate::tree::{self, Tree};
 use kip_net::custody;
 use kip_sys::process::{pidfd_getfd, pidfd_open};
+use kip_sys::status::Status;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use tokio::io::unix::AsyncFd;
@@ -48,13 +48,8 @@ pub fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
 
 /// Duplicates a descriptor of a thread's process.
 pub fn take(tid: u32, number: i32) -> io::Result<OwnedFd> {
-    pidfd_getfd(pidfd_open(process_of(tid)?)?.as_fd(), number)
-}
-
-fn process_of(tid: u32) -> io::Result<u32> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let id = status.lines().find_map(|l| l.strip_prefix("Tgid:")?.trim().parse().ok());
-    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let process = Status::read(tid)?.process().ok_or(io::ErrorKind::InvalidData)?;
+    pidfd_getfd(pidfd_open(process)?.as_fd(), number)
 }
 
 /// The key CRIU names a mask by.

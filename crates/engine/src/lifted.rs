@@ -1,9 +1,8 @@
 //! Limits that processes have used up, lifted while CRIU makes calls in them, and what the images say of them.
 
 use crate::tree::Tree;
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
-use kip_checkpoint::limits;
+use kip_checkpoint::set_limits;
+use kip_criu_images::{ImageError, Images};
 use kip_pager::limits::Lifted;
 
 /// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do without.
@@ -24,7 +23,7 @@ pub fn note(lifted: &[(u32, Lifted)], tree: &Tree, images: &mut Images) -> Resul
         let Some((inside, _)) = tree.threads.iter().find(|(_, tid)| *tid == pid) else { continue };
         let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
         let before: Vec<_> = lifted.before().map(|(n, l)| (n, number(l.current), number(l.maximum))).collect();
-        limits::set(images, *inside, &before)?;
+        set_limits(images, *inside, &before)?;
     }
     Ok(())
 }

@@ -1,17 +1,12 @@
 //! Metrics for Prometheus, in its text format 0.0.4: `GET /metrics`, `kip metrics`.
 //!
-//! Counts what happens from the daemon's start on; what is (procs by tier, memory, meters) is gathered for each scrape, [`moment`], from
-//! what is known anyway: no file of a proc is read and no proc wakes. `docs/metrics.md` lists them all.
-
-mod moment;
-mod process;
-
-pub use moment::{Moment, ProcNow};
-pub use process::Process;
+//! Counts what happens from the daemon's start on, and never reads a file of a proc. What is at the moment of a scrape (procs by
+//! tier, memory, meters) its caller gathers. `docs/metrics.md` lists all metrics.
 
 use crate::cause;
 use kip_types::Tier;
 use kip_types::lifecycle::Exit;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -30,7 +25,7 @@ fn durations<const N: usize>() -> Durations<N> {
 }
 
 /// A tier as labels have it.
-fn word(tier: Tier) -> &'static str {
+pub fn word(tier: Tier) -> &'static str {
     match tier {
         Tier::Hot => "hot",
         Tier::Hibernated => "hibernated",
@@ -209,10 +204,10 @@ impl Metrics {
     }
 
     /// All of it, with what is now.
-    pub fn text(&self, moment: Moment) -> String {
+    pub fn text(&self, now: impl Collector + 'static) -> String {
         let mut text = String::new();
         let mut gathered = Registry::default();
-        gathered.register_collector(Box::new(moment));
+        gathered.register_collector(Box::new(now));
         let written = encode_registry(&mut text, &self.registry).and_then(|()| encode_registry(&mut text, &gathered));
         written.expect("a String takes what is written");
         classic(&text)
@@ -244,6 +239,15 @@ fn classic(text: &str) -> String {
 mod tests {
     use super::*;
 
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Collector for Nothing {
+        fn encode(&self, _: prometheus_client::encoding::DescriptorEncoder<'_>) -> std::fmt::Result {
+            Ok(())
+        }
+    }
+
     #[test]
     fn what_happened_is_counted() {
         let metrics = Metrics::default();
@@ -252,7 +256,7 @@ mod tests {
         metrics.refused(Tier::Parked, Cause::Criu);
         metrics.ended(Exit::Signal(9), true);
         metrics.started_cold();
-        let text = metrics.text(Moment::default());
+        let text = metrics.text(Nothing);
         for line in [
             "# HELP kip_wakes_total Wakes, by the tier they began in and what for.",
             "# TYPE kip_wakes_total counter",

@@ -3,10 +3,11 @@
 use crate::descriptors::take;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
-use kip_checkpoint::owners::{self, Owned};
+use kip_checkpoint::Owned;
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_sys::owner::{Owner, Whom, as_user, is_told, notify, set_owner};
+use kip_sys::status::Status;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -30,9 +31,9 @@ fn give_one(proc: &Proc, tree: &Tree, body: &Body, owned: &Owned) -> io::Result<
     let file = take(process, owned.fd)?;
     let whom = owned.owner.map(|owner| {
         Ok::<_, io::Error>(match owner {
-            owners::Owner::Thread(thread) => Whom::Thread(host(thread)?),
-            owners::Owner::Process(pid) => Whom::Process(host(pid)?),
-            owners::Owner::Group(group) => Whom::Group(group_of(tree, group)?),
+            kip_checkpoint::Owner::Thread(thread) => Whom::Thread(host(thread)?),
+            kip_checkpoint::Owner::Process(pid) => Whom::Process(host(pid)?),
+            kip_checkpoint::Owner::Group(group) => Whom::Group(group_of(tree, group)?),
         })
     });
     // One that has ended before the sleep was told of nothing any more.
@@ -71,9 +72,8 @@ fn group_of(tree: &Tree, inside: u32) -> io::Result<u32> {
 
 /// The process group of a process, as the host numbers it and as it is numbered inside: proc_pid_status(5).
 fn group_ids(pid: u32) -> Option<(u32, u32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let ids = status.lines().find_map(|l| l.strip_prefix("NSpgid:"))?;
-    let mut all = ids.split_whitespace().filter_map(|n| n.parse().ok());
+    let status = Status::read(pid).ok()?;
+    let mut all = status.field("NSpgid:")?.split_whitespace().filter_map(|n| n.parse().ok());
     let first = all.next()?;
     Some((first, all.next_back().unwrap_or(first)))
 }

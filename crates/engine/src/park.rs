@@ -31,14 +31,11 @@ use crate::terminals;
 use crate::tree::Tree;
 use crate::volumes;
 use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
-use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
-use kip_checkpoint::images::Images;
-use kip_checkpoint::owners;
 use kip_checkpoint::plan;
-use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
-use kip_checkpoint::volumes::is_below;
+use kip_checkpoint::{bars_criu, is_below, mend_proc_paths, page_map, take_owners};
+use kip_criu_images::Images;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
 use kip_pager::limits::Lifted;
@@ -83,7 +80,7 @@ struct Ran {
     /// Bytes of events in its inotify instances, by where these are open.
     events: Events,
     /// Stopped processes of which their parents have not been told.
-    untold: Vec<u32>,
+    unreported: Vec<u32>,
     /// All of it slept, and nothing ran.
     quiescent: bool,
     /// Signals that waited for its threads.
@@ -266,8 +263,8 @@ fn finalize(
         let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;
         Some(target.to_string_lossy().into_owned())
     };
-    procfs::mend(&mut images, &link)?;
-    let owned = owners::take(&mut images)?;
+    mend_proc_paths(&mut images, &link)?;
+    let owned = take_owners(&mut images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(&mut images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
     let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
@@ -303,9 +300,9 @@ fn finalize(
         ahead_ns,
         stands,
         own_filters: false,
-        at_rest: quiescent,
+        quiescent,
     };
-    let clocks = clocks::settle(&mut images, now, &seen.ran.since, &frozen)?;
+    let clocks = clocks::finalize(&mut images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
     volumes::sleep::note_files(&mut volumes, &mut images, init)?;
     let mut paths = sockets::file_paths(&images)?;
@@ -329,7 +326,7 @@ fn finalize(
     let (inotify, instances) =
         if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
-    let (untold, threads) = (seen.ran.untold.clone(), images.threads());
+    let (unreported, threads) = (seen.ran.unreported.clone(), images.threads());
     let controlled = if seen.terminals.as_ref().is_some_and(|numbers| !numbers.is_empty()) {
         terminals::controlled(&tree)
     } else {
@@ -346,7 +343,7 @@ fn finalize(
         home,
         volumes,
         inotify,
-        untold,
+        unreported,
         owned,
         suspended,
         terminals,
@@ -365,7 +362,7 @@ fn finalize(
     }
     fault::reach("park-images");
     let pages = pages(proc, &images, generation, &tree, seen.out)?;
-    if let Some(criu) = comeback::bars_criu(&images)? {
+    if let Some(criu) = bars_criu(&images)? {
         only_by_plan(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
     }
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
@@ -404,7 +401,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
 fn pages(proc: &Proc, images: &Images, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
-    let mut map = kip_checkpoint::pages::read(images)?;
+    let mut map = page_map(images)?;
     if !out {
         return Ok(map);
     }
@@ -449,7 +446,7 @@ fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
             let ran = Ran {
                 sockets: places(&now).into_iter().filter_map(sample).collect(),
                 events: inotify::events(&now),
-                untold: now.untold(),
+                unreported: now.unreported(),
                 since: now.waiting(),
                 quiescent: true,
                 pending: now.pending(),
@@ -467,8 +464,8 @@ fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
     for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    let (since, untold, pending) = (tree.waiting(), tree.untold(), tree.pending());
-    Ran { sockets, events: Events::new(), untold, since, quiescent: false, pending }
+    let (since, unreported, pending) = (tree.waiting(), tree.unreported(), tree.pending());
+    Ran { sockets, events: Events::new(), unreported, since, quiescent: false, pending }
 }
 
 fn take_sockets(

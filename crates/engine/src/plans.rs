@@ -2,8 +2,8 @@
 
 use crate::fd_store::key;
 use crate::host::Proc;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
+use kip_criu_images::Images;
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_snapshot::pages::PageMap;
@@ -81,9 +81,9 @@ pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Re
         Lazy::On => 1,
         Lazy::Off => u64::MAX,
     };
-    let (clocks, untold, init) = (&body.clocks, &body.untold, kip_sandbox::init::PATH);
+    let (clocks, unreported, init) = (&body.clocks, &body.unreported, kip_sandbox::init::PATH);
     let terminals = body.terminals.as_ref().map_or(&[][..], |terminals| &terminals.controlled);
-    plan::compile(images, &Wish { clocks, untold, terminals, pages, lazy_from, init, program: PROGRAM })
+    plan::compile(images, &Wish { clocks, unreported, terminals, pages, lazy_from, init, program: PROGRAM })
 }
 
 /// Makes live sockets without a program comfortable: see [`kip_net::custody`].

@@ -4,13 +4,13 @@
 
 use crate::fd_store::key;
 use crate::host::Proc;
-use crate::tree::{Tree, inner_group, inner_id};
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
+use crate::tree::{Tree, inner_id};
 use kip_checkpoint::terminals::{self, Controlled};
+use kip_criu_images::{ImageError, Images};
 use kip_records::body::Body;
 use kip_sandbox::terminals::{TARGET, device, mount, mounted};
 use kip_sandbox::volume::Volume;
+use kip_sys::status::Status;
 use kip_types::chain;
 use std::fs::{self, File};
 use std::io;
@@ -46,9 +46,9 @@ pub(crate) fn controlled(tree: &Tree) -> Vec<Controlled> {
         if *session != i64::from(*pid) || *device == 0 {
             return None;
         }
-        let (inside, _) = inner_id(&format!("/proc/{pid}/status"))?;
+        let inside = inner_id(*pid)?;
         let in_front = all.iter().find(|(_, [group, ..])| group == foreground);
-        let foreground = in_front.and_then(|(pid, _)| inner_group(*pid));
+        let foreground = in_front.and_then(|(pid, _)| Status::read(*pid).ok()?.inner_group());
         Some(Controlled { session: inside, device: *device as u64, foreground })
     };
     all.iter().filter_map(one).collect()

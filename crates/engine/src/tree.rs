@@ -3,11 +3,12 @@
 //! Reads /proc, and stops a thread only where that does not say enough ([`Tree::find_ends`]). A process that ends while it is looked at
 //! is left out.
 
+use kip_checkpoint::Registers;
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
-use kip_checkpoint::registers::Registers;
 use kip_checkpoint::resume::{Process, Thread};
 use kip_pager::stop;
 use kip_sys::ran::CpuClocks;
+use kip_sys::status::{Status, threads};
 use kip_sys::timens;
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,13 +32,8 @@ impl Tree {
     pub fn read(pids: &[u32]) -> Tree {
         let mut tree = Tree { pids: inside(pids), threads: BTreeMap::new() };
         for pid in &tree.pids {
-            let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-            for task in tasks.flatten() {
-                let Some(tid) = task.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
-                if let Some((inner, _)) = inner_id(&format!("/proc/{pid}/task/{tid}/status")) {
-                    tree.threads.insert(inner, tid);
-                }
-            }
+            let inner = |tid| Some((inner_id(tid)?, tid));
+            tree.threads.extend(threads(*pid).unwrap_or_default().into_iter().filter_map(inner));
         }
         tree
     }
@@ -45,19 +41,18 @@ impl Tree {
     /// The threads that are to have registers, by their ids inside, by process.
     pub fn processes<'a>(&self, registers: impl Fn(u32) -> Option<&'a Registers>) -> Vec<Process<'a>> {
         let inside: BTreeMap<u32, u32> = self.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
-        let threads = |pid: &u32| {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-            let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+        let process = |pid: &u32| {
+            let tids = threads(*pid).unwrap_or_default().into_iter();
             let thread = |tid| Some(Thread { tid, registers: Some(registers(*inside.get(&tid)?)?) });
             let threads: Vec<_> = tids.filter_map(thread).collect();
             (!threads.is_empty()).then_some(Process { threads, unmap: (0, 0), syscall_at: 0 })
         };
-        self.pids.iter().filter_map(threads).collect()
+        self.pids.iter().filter_map(process).collect()
     }
 
     /// The host pid of the sandbox's pid 1, if it is among them.
     pub fn init(&self) -> Option<u32> {
-        self.pids.first().copied().filter(|pid| inner_id(&format!("/proc/{pid}/status")).is_some_and(|(i, _)| i == 1))
+        self.pids.first().copied().filter(|pid| inner_id(*pid) == Some(1))
     }
 
     /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds: all processes share one.
@@ -75,11 +70,10 @@ impl Tree {
     /// A process whose first thread has ended while others of it go on: its number inside, and its name.
     pub fn without_first_thread(&self) -> Option<(u32, String)> {
         self.pids.iter().find_map(|pid| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let goes_on = field(&status, "Threads:")?.parse::<u32>().ok()? > 1;
-            let inside = field(&status, "NSpid:")?.split_whitespace().last()?.parse().ok()?;
-            let name = || field(&status, "Name:").unwrap_or_default().to_owned();
-            (goes_on && field(&status, "State:")?.starts_with('Z')).then(|| (inside, name()))
+            let status = Status::read(*pid).ok()?;
+            let (inside, _) = status.inner_id()?;
+            let name = || status.field("Name:").unwrap_or_default().to_owned();
+            (status.number("Threads:")? > 1 && status.is_zombie()).then(|| (inside, name()))
         })
     }
 
@@ -107,24 +101,22 @@ impl Tree {
         self.threads.iter().any(|(inside, tid)| !since.contains_key(inside) && waits_in(*tid).is_some())
     }
 
-    /// Stopped processes (by id inside) of which their parents have not been told.
-    pub fn untold(&self) -> Vec<u32> {
-        let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_untold(**host);
+    /// Stopped processes (by id inside) of which their parents have not learned.
+    pub fn unreported(&self) -> Vec<u32> {
+        let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_unreported(**host);
         self.threads.iter().filter(is_it).map(|(inside, _)| *inside).collect()
     }
 
     /// A stopped process (by id inside) that has more than one thread.
     pub fn stopped_with_threads(&self) -> Option<u32> {
-        let has_threads = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1);
+        let has_threads = |pid: u32| threads(pid).is_ok_and(|threads| threads.len() > 1);
         let is_it = |host: u32| self.pids.contains(&host) && is_stopped(host) && has_threads(host);
         self.threads.iter().find(|(_, host)| is_it(**host)).map(|(inside, _)| *inside)
     }
 
     /// Signals that wait for each thread (by id inside) and its process.
     pub fn pending(&self) -> BTreeMap<u32, Pending> {
-        let signals = |(inside, tid): (&u32, &u32)| {
-            Some((*inside, pending(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)))
-        };
+        let signals = |(inside, tid): (&u32, &u32)| Some((*inside, pending(&Status::read(*tid).ok()?)));
         self.threads.iter().filter_map(signals).collect()
     }
 
@@ -133,9 +125,9 @@ impl Tree {
     /// thread has slept from the one to the other.
     pub fn asleep(&self) -> Option<Vec<u64>> {
         let switches_of = |tid: &u32| {
-            let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+            let status = Status::read(*tid).ok()?;
             let times = switches(&status)?;
-            if has_stopped(&status) {
+            if status.is_halted() {
                 return Some(times);
             }
             // In a call, too, whose result the kernel puts there.
@@ -146,18 +138,13 @@ impl Tree {
     }
 }
 
-/// Whether a thread is stopped by a signal: proc_pid_status(5).
-fn has_stopped(status: &str) -> bool {
-    status.contains("\nState:\tT")
-}
-
-/// The same by its host id.
+/// Whether a signal has stopped a thread, by its host id.
 pub fn is_stopped(tid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| has_stopped(&status))
+    Status::read(tid).is_ok_and(|status| status.is_halted())
 }
 
-/// Whether the parent of a stopped process has yet to be told of that by wait(2): the last field of proc_pid_stat(5).
-fn is_untold(pid: u32) -> bool {
+/// Whether the parent of a stopped process has yet to learn of that by wait(2): the last field of proc_pid_stat(5).
+fn is_unreported(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")
 }
@@ -166,8 +153,8 @@ fn is_untold(pid: u32) -> bool {
 pub fn inside(pids: &[u32]) -> Vec<u32> {
     let mut found = Vec::new();
     for &pid in pids {
-        match inner_id(&format!("/proc/{pid}/status")) {
-            Some((1, _)) => found.insert(0, pid),
+        match inner_id(pid) {
+            Some(1) => found.insert(0, pid),
             Some(_) => found.push(pid),
             None => {}
         }
@@ -185,43 +172,19 @@ pub fn last_ran(tid: u32) -> Option<i64> {
     CpuClocks::default().last_ran(tid)
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim)
+/// Signals that wait for a thread and for its process.
+fn pending(status: &Status) -> Pending {
+    Pending { own: status.signals("SigPnd:"), shared: status.signals("ShdPnd:") }
 }
 
-/// How often a thread has given up a CPU to wait; that one was taken away from it does not count.
-fn waits(status: &str) -> Option<u64> {
-    field(status, "voluntary_ctxt_switches:")?.parse().ok()
+/// Context switches of a sleeping or stopped thread; none of another one.
+fn switches(status: &Status) -> Option<u64> {
+    status.switches().filter(|_| status.is_asleep() || status.is_halted())
 }
 
-/// Signals that wait for a thread and for its process, from its proc_pid_status(5).
-fn pending(status: &str) -> Pending {
-    let bits = |name| field(status, name).and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0);
-    Pending { own: bits("SigPnd:"), shared: bits("ShdPnd:") }
-}
-
-/// Context switches of a sleeping or stopped thread, from its proc_pid_status(5); none of another one.
-fn switches(status: &str) -> Option<u64> {
-    let taken = || field(status, "nonvoluntary_ctxt_switches:")?.parse::<u64>().ok();
-    field(status, "State:")?.starts_with(['S', 'T']).then(|| Some(waits(status)? + taken()?))?
-}
-
-/// The number inside of the group of a process, NSpgid of proc_pid_status(5).
-pub(crate) fn inner_group(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    field(&status, "NSpgid:")?.split_whitespace().last()?.parse().ok()
-}
-
-/// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.
-pub(crate) fn inner_id(status: &str) -> Option<(u32, usize)> {
-    let text = fs::read_to_string(status).ok()?;
-    let ids: Vec<u32> = text
-        .lines()
-        .find_map(|l| l.strip_prefix("NSpid:"))?
-        .split_whitespace()
-        .filter_map(|n| n.parse().ok())
-        .collect();
-    (ids.len() > 1).then(|| (ids[ids.len() - 1], ids.len()))
+/// The id inside of a process or thread, if that is below our own pid namespace.
+pub(crate) fn inner_id(id: u32) -> Option<u32> {
+    Status::read(id).ok()?.inner_id().filter(|(_, depth)| *depth > 1).map(|(inside, _)| inside)
 }
 
 /// Number, arguments and stack pointer of proc_pid_syscall(5); none for a thread that runs.
@@ -282,10 +245,10 @@ mod tests {
     #[test]
     fn only_sleepers_are_asleep() {
         let status = "Name:\tcat\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n";
-        assert_eq!((waits(status), switches(status)), (Some(7), Some(9)));
-        let both = pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n");
+        assert_eq!(switches(&status.into()), Some(9));
+        let both = pending(&"SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n".into());
         assert_eq!(both, Pending { own: 0x200, shared: 1 });
-        assert_eq!(switches(&status.replace("S (sleeping)", "R (running)")), None);
+        assert_eq!(switches(&status.replace("S (sleeping)", "R (running)").as_str().into()), None);
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let running = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, own)]) };
         assert_eq!(running.asleep(), None);
@@ -322,7 +285,7 @@ mod tests {
         let tid = receiver.recv().unwrap();
         let tree = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, tid)]) };
         let until = Instant::now() + Duration::from_secs(10);
-        let status = || fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+        let status = || Status::read(tid).unwrap();
         for (page, calls) in [(begin, false), (begin + 4096, true)] {
             while switches(&status()).is_none() || waits_in(tid).is_some() != calls {
                 assert!(Instant::now() < until, "it does not wait");

@@ -21,16 +21,12 @@ use crate::terminals;
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
-use kip_checkpoint::comeback;
-use kip_checkpoint::hold::{self, Held};
-use kip_checkpoint::ids;
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::inotify;
-use kip_checkpoint::pages::{is_for_criu, make_whole};
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume;
 use kip_checkpoint::sockets::inherit_key;
+use kip_checkpoint::{Held, bars_criu, hold_threads, is_for_criu, make_whole, move_id_block, stopped_threads};
+use kip_criu_images::{ImageError, Images};
 use kip_net::custody;
 use kip_offload::archive::DemandError;
 use kip_records::body::Body;
@@ -225,7 +221,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         }
     }
     let mut images = Images::read(&directory)?;
-    match (unbuilt, comeback::bars_criu(&images)?) {
+    match (unbuilt, bars_criu(&images)?) {
         // What the plan takes over stays held for another try.
         (Some(e), Some(_)) => return Err(e.into()),
         (None, Some(what)) => return Err(WakeError::OnlyByPlan { what }),
@@ -256,7 +252,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let scratch = scratch(proc)?;
     let missed = advance(proc, &mut images, &scratch, body, plan.armed_at(), &inotify.keys().copied().collect())?;
     let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
-    let held = hold::hold(&mut images, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
+    let held = hold_threads(&mut images, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
     images.lay_out(&scratch)?;
     let mut inherit = inherited(proc, body)?;
     inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
@@ -411,7 +407,7 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
 /// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing in an orphaned
 /// process group, where no shell could end the stop.
 fn keep_stopped(proc: &Proc, images: &Images) -> Result<(), WakeError> {
-    let stopped = hold::stopped_threads(images)?;
+    let stopped = stopped_threads(images)?;
     if stopped.is_empty() {
         return Ok(());
     }
@@ -451,7 +447,7 @@ fn advance(
         make_whole(images, scratch, &pages)?;
     }
     if let Some(then) = moved {
-        ids::move_block(images, then, proc.first_id())?;
+        move_id_block(images, then, proc.first_id())?;
     }
     if !inotify.is_empty() {
         inotify::turn_into_files(images, inotify)?;

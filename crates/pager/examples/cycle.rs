@@ -3,9 +3,9 @@
 
 mod programs;
 
+use kip_pager::Predictor;
+use kip_pager::Server;
 use kip_pager::proc::{Proc, Sets, Way};
-use kip_pager::serve::Server;
-use kip_pager::set::Predictor;
 use kip_pager::stop::stop;
 use programs::{GET, Holder, Program};
 use std::path::Path;

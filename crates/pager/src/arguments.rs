@@ -6,10 +6,9 @@
 
 use crate::memory::Memory;
 use crate::swap::{PAGE, PARKED};
-use kip_sys::pagemap::{self, Filter, States};
+use kip_sys::pagemap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 const PAGE64: u64 = PAGE as u64;
@@ -41,9 +40,7 @@ pub(crate) fn fetch(pid: u32, memory: &Memory) -> io::Result<bool> {
     if pages.is_empty() {
         return Ok(true);
     }
-    let filter = Filter { any: States::PRESENT | States::SWAPPED, report: States::PRESENT, ..Filter::default() };
-    let there = pagemap::scan(pagemap::open(pid)?.as_fd(), pages.clone(), filter)?;
-    let there: Vec<Range<u64>> = there.into_iter().map(|region| region.range).collect();
+    let there = pagemap::present(pid, pages.clone())?;
     let at_once = {
         let state = memory.state();
         let out = state.map.runs().inside(&pages).into_iter().flat_map(|part| part.step_by(PAGE));

@@ -11,7 +11,6 @@ use kip_sys::pagemap::{self, Filter, Region, States};
 use kip_sys::process::{read_memory, write_memory};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
 
 /// Pages between written ones that are turned too rather than splitting a mapping once more.
 const GAP: u64 = 16 * PAGE as u64;
@@ -46,14 +45,13 @@ pub fn within<'a>(range: &Range<u64>, regions: &'a [Region]) -> impl Iterator<It
 /// The process cannot be looked at. A range that cannot be turned stays in memory.
 pub fn all(pid: u32, hand: &Hand) -> io::Result<usize> {
     let maps = mappings(pid)?;
-    let pagemap = pagemap::open(pid)?;
     // Pages that are the file's have nothing to be turned, and they are most.
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
         report: States::PRESENT | States::SWAPPED | States::FILE | pagemap::guards(),
         ..Filter::default()
     };
-    let regions = pagemap::scan(pagemap.as_fd(), PAGE as u64..(1 << 47) - PAGE as u64, filter)?;
+    let regions = pagemap::of(pid, pagemap::WHOLE, filter)?;
     let mut turned = 0;
     for (range, protection) in written(&maps, &regions) {
         match turn(pid, hand, &range, protection) {

@@ -101,7 +101,6 @@ pub(crate) fn save_all(
     histories: &mut Histories,
     how: How<'_>,
 ) -> io::Result<(Saved, Option<Stored>)> {
-    let pagemap = pagemap::open(pid)?;
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
         report: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO | pagemap::guards(),
@@ -109,7 +108,7 @@ pub(crate) fn save_all(
     };
     let mut report = Deflated::default();
     let maps = mappings(pid)?;
-    let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
+    let regions = pagemap::of(pid, pagemap::WHOLE, filter)?;
     let maps = without(maps, &how.leave);
     let kept = arguments::pages(pid)?;
     let (segments, pages) = register(memory, &maps, &regions, &kept, &mut report)?;
@@ -408,9 +407,8 @@ fn save(
 /// # Errors
 /// The kernel's.
 pub(crate) fn learn(pid: u32, since: &Since, histories: &mut Histories) -> io::Result<()> {
-    let pagemap = pagemap::open(pid)?;
     let filter = Filter { any: States::PRESENT, report: States::PRESENT | States::WRITTEN, ..Filter::default() };
-    let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
+    let regions = pagemap::of(pid, pagemap::WHOLE, filter)?;
     let anonymous = mappings(pid)?.into_iter().filter(|mapping| mapping.kind == Kind::Anonymous);
     let mut pages = Vec::new();
     for (range, states) in anonymous.flat_map(|mapping| within(&mapping.range, &regions).collect::<Vec<_>>()) {

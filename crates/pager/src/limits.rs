@@ -6,7 +6,7 @@
 //! the calls are made; [`used_up`] names the limit if it was not. What a limit was stands in a file meanwhile, if there is to be
 //! one, from which [`put_back_left`] takes it should the pager die in between.
 
-use crate::space::field;
+use kip_sys::status::Status;
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io;
@@ -47,11 +47,10 @@ pub struct Lifted {
 
 /// How much of each of [`LIMITS`] a process uses, and the limit.
 fn uses(pid: u32) -> io::Result<Vec<(u64, Rlimit)>> {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
-    let (status, limits) = (read("status")?, read("limits")?);
+    let (status, limits) = (Status::read(pid)?, std::fs::read_to_string(format!("/proc/{pid}/limits"))?);
     // Linux 6.2 tells how many there are as the size.
     let descriptors = std::fs::metadata(format!("/proc/{pid}/fd"))?.len();
-    let bytes = |name: &str| field(&status, name) << 10;
+    let bytes = |name: &str| status.number(name).unwrap_or(0) << 10;
     let used = [descriptors, bytes("VmSize:"), bytes("VmData:"), bytes("VmLck:")];
     let limit = |row: &str| {
         let line = limits.lines().find_map(|line| line.strip_prefix(row)).unwrap_or_default();

@@ -18,6 +18,7 @@ use crate::stop::Resuming;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE, PARKED};
 use crate::ticking::{Ticking, Touched};
+use kip_sys::pagemap;
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -296,7 +297,7 @@ impl Memory {
     /// # Errors
     /// The kernel's.
     pub fn ask_again(&self) -> io::Result<()> {
-        uffd::wake(self.uffd.as_fd(), PAGE64..(1 << 47) - PAGE64)
+        uffd::wake(self.uffd.as_fd(), pagemap::WHOLE)
     }
 
     /// Takes and answers all events, in their order. True if a fault could not be answered yet, because the kernel wants

@@ -13,11 +13,9 @@ use crate::swap::{Aligned, PAGE};
 use kip_sys::pagemap::{self, Filter, States};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-const PAGE64: u64 = PAGE as u64;
 /// What is fetched from a store has not come after this: the store is gone.
 const FETCHED_WITHIN: Duration = Duration::from_secs(30);
 
@@ -27,8 +25,7 @@ const FETCHED_WITHIN: Duration = Duration::from_secs(30);
 /// The kernel's or the source's: the process must not run.
 pub(crate) fn mend(pid: u32, runs: &Runs, read: impl Fn(u32, &mut [u8]) -> io::Result<()>) -> io::Result<usize> {
     let filter = Filter { any: States::ZERO, report: States::ZERO, ..Filter::default() };
-    let whole = PAGE64..(1 << 47) - PAGE64;
-    let zeros = pagemap::scan(pagemap::open(pid)?.as_fd(), whole, filter)?;
+    let zeros = pagemap::of(pid, pagemap::WHOLE, filter)?;
     let touched: Vec<_> = zeros.iter().flat_map(|region| runs.inside(&region.range)).collect();
     let mended = put_back(pid, &touched, runs, read)?;
     if mended > 0 {

@@ -31,7 +31,8 @@ use crate::swap::{PAGE, Swap};
 use crate::ticking::Ticking;
 use crate::timers;
 use kip_sys::inject::Hand;
-use kip_sys::pagemap::{self, Filter, States};
+use kip_sys::pagemap;
+use kip_sys::status::{Status, threads};
 use kip_sys::uffd::{self, Catch};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -524,7 +525,8 @@ impl Proc {
                 let mut state = memory.state();
                 (state.armed, state.bell, state.ticking) = (None, None, None);
             }
-            memory.restore_all(&pid.map(present).transpose()?.unwrap_or_default())?;
+            memory
+                .restore_all(&pid.map(|pid| pagemap::present(pid, pagemap::WHOLE)).transpose()?.unwrap_or_default())?;
         }
         Ok(())
     }
@@ -569,21 +571,9 @@ impl Drop for Proc {
     }
 }
 
-/// Pages of a process that are there.
-fn present(pid: u32) -> io::Result<Vec<std::ops::Range<u64>>> {
-    let pagemap = pagemap::open(pid)?;
-    let filter = Filter { any: States::PRESENT | States::SWAPPED, report: States::PRESENT, ..Filter::default() };
-    let whole = PAGE as u64..(1 << 47) - PAGE as u64;
-    Ok(pagemap::scan(pagemap.as_fd(), whole, filter)?.into_iter().map(|region| region.range).collect())
-}
-
 /// Whether all threads wait for something. One that waits for a page does too, which is why faults are counted as well.
 fn is_quiescent(pid: u32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    tasks.flatten().all(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.rsplit(')').next().is_none_or(|rest| !rest.starts_with(" R") && !rest.starts_with(" D"))
-    })
+    threads(pid).unwrap_or_default().into_iter().all(|tid| !Status::read(tid).is_ok_and(|status| status.is_busy()))
 }
 
 /// The processor that a process last ran on: proc_pid_stat(5), field 39.

@@ -3,6 +3,7 @@
 //! Reads /proc/PID/maps and status, and the costly smaps only where locked, pinned or huge pages say that it matters.
 //! Decides by the kind of a mapping only; which of its pages are there is another question.
 
+use kip_sys::status::Status;
 use std::io;
 use std::ops::Range;
 
@@ -68,13 +69,15 @@ pub struct Mapping {
 pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut mappings: Vec<Mapping> = maps.lines().filter_map(mapping).collect();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let status = Status::read(pid)?;
     let device = maps.lines().any(|line| line.contains(" /dev/"));
-    if device || ["VmLck:", "VmPin:", "HugetlbPages:"].iter().any(|name| field(&status, name) > 0) {
+    if device || ["VmLck:", "VmPin:", "HugetlbPages:"].iter().any(|name| status.number(name).is_some_and(|kib| kib > 0))
+    {
         let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-        let marks = marks(&smaps);
+        let flagged = flagged(&smaps);
         for mapping in &mut mappings {
-            let reason = marks.iter().find(|(start, _)| *start == mapping.range.start).and_then(|(_, r)| *r);
+            let flags = flagged.iter().find(|(range, _)| range.start == mapping.range.start).map(|(_, flags)| flags);
+            let reason = flags.and_then(|flags| forbidden(flags));
             if let (Some(reason), Kind::Anonymous | Kind::File) = (reason, mapping.kind) {
                 mapping.kind = Kind::Left(reason);
             }
@@ -83,34 +86,27 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     Ok(mappings)
 }
 
-/// A number of /proc/PID/status, 0 if it is not there.
-pub(crate) fn field(status: &str, name: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0)
-}
-
-/// Start of each mapping in smaps, with what its flags forbid.
-fn marks(smaps: &str) -> Vec<(u64, Option<Reason>)> {
-    let mut found = Vec::new();
-    let mut start = 0;
+/// Each mapping in smaps, with its flags.
+fn flagged(smaps: &str) -> Vec<(Range<u64>, Vec<&str>)> {
+    let (mut found, mut range) = (Vec::new(), 0..0);
     for line in smaps.lines() {
         if let Some(mapping) = mapping(line) {
-            start = mapping.range.start;
+            range = mapping.range;
         } else if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let has = |flag: &str| flags.split_ascii_whitespace().any(|f| f == flag);
-            let reason = if has("lo") {
-                Some(Reason::Locked)
-            } else if has("io") || has("pf") || has("mm") {
-                Some(Reason::Pinned)
-            } else if has("ht") {
-                Some(Reason::Huge)
-            } else {
-                None
-            };
-            found.push((start, reason));
+            found.push((range.clone(), flags.split_ascii_whitespace().collect()));
         }
     }
     found
+}
+
+/// What the flags of a mapping forbid.
+fn forbidden(flags: &[&str]) -> Option<Reason> {
+    match () {
+        () if flags.contains(&"lo") => Some(Reason::Locked),
+        () if ["io", "pf", "mm"].iter().any(|flag| flags.contains(flag)) => Some(Reason::Pinned),
+        () if flags.contains(&"ht") => Some(Reason::Huge),
+        () => None,
+    }
 }
 
 /// Ranges that a child does not inherit as they are (MADV_WIPEONFORK, MADV_DONTFORK).
@@ -119,18 +115,8 @@ fn marks(smaps: &str) -> Vec<(u64, Option<Reason>)> {
 /// As [`mappings`].
 pub fn not_inherited(pid: u32) -> io::Result<Vec<Range<u64>>> {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    let mut found = Vec::new();
-    let mut range = 0..0;
-    for line in smaps.lines() {
-        if let Some(mapping) = mapping(line) {
-            range = mapping.range;
-        } else if let Some(flags) = line.strip_prefix("VmFlags:")
-            && flags.split_ascii_whitespace().any(|f| f == "wf" || f == "dc")
-        {
-            found.push(range.clone());
-        }
-    }
-    Ok(found)
+    let apart = |flags: &[&str]| flags.contains(&"wf") || flags.contains(&"dc");
+    Ok(flagged(&smaps).into_iter().filter(|(_, flags)| apart(flags)).map(|(range, _)| range).collect())
 }
 
 /// A line of maps: `start-end rwxp offset dev inode path`.
@@ -158,8 +144,8 @@ fn mapping(line: &str) -> Option<Mapping> {
 /// Whether so little of a process is its own that taking it out costs more than it gives: the sandbox's pid 1.
 pub(crate) fn is_small(pid: u32) -> bool {
     const SMALL_KB: u64 = 64;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    field(&status, "RssAnon:") + field(&status, "VmSwap:") < SMALL_KB
+    let status = Status::read(pid).unwrap_or_default();
+    ["RssAnon:", "VmSwap:"].iter().filter_map(|name| status.number(name)).sum::<u64>() < SMALL_KB
 }
 
 #[cfg(test)]

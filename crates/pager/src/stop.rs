@@ -5,17 +5,16 @@
 //! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
 
 use crate::swap::PAGE;
-use crate::tasks::{
-    has_ended, is_alarmed, is_halted, is_init, is_runnable, sleepers, slept_through, threads, waited_no_more,
-};
 use crate::timeouts;
 use kip_sys::armed::Armed;
 use kip_sys::ends::End;
 use kip_sys::inject::{self, Hand};
 use kip_sys::restart;
 use kip_sys::shortened;
+use kip_sys::status::{Status, has_ended, is_init, threads};
 use kip_sys::stub::vdso_of;
 use kip_sys::trace::{self, Stop};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
@@ -91,12 +90,9 @@ pub struct Stopped {
     _here: PhantomData<*const ()>,
 }
 
-fn ended(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc_esrch()) || error.kind() == io::ErrorKind::NotFound
-}
-
-fn libc_esrch() -> i32 {
-    rustix::io::Errno::SRCH.raw_os_error()
+/// Whether a process could not be looked at because it is no more.
+pub(crate) fn ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
 /// Stops all threads of all processes that `list` tells, until nothing new comes. Processes that end are left out.
@@ -244,13 +240,40 @@ impl Resuming {
     }
 }
 
-/// Threads of a process by their ids in their own pid namespace: NSpid of proc_pid_status(5).
+/// Threads that sleep or are stopped by a signal, and how often each has left a processor; and which of them are stopped.
+fn sleepers(pids: &[u32]) -> (HashMap<u32, u64>, HashSet<u32>) {
+    let (mut slept, mut halted) = (HashMap::new(), HashSet::new());
+    for tid in pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default()) {
+        let status = Status::read(tid).unwrap_or_default();
+        if let Some(left) = status.switches().filter(|_| status.is_asleep() || status.is_halted()) {
+            slept.insert(tid, left);
+            halted.extend(status.is_halted().then_some(tid));
+        }
+    }
+    (slept, halted)
+}
+
+/// Whether a stopped thread that slept before has run for nothing but to stop.
+fn slept_through(slept: &HashMap<u32, u64>, tid: u32) -> bool {
+    let now = || Status::read(tid).ok()?.switches();
+    slept.get(&tid).is_some_and(|before| now().is_some_and(|now| now <= before + 1))
+}
+
+/// Whether a stopped thread that had waited so often before has waited for nothing since but in its stop. On a busy machine the
+/// processor may have been taken away from it on the way.
+fn waited_no_more(tid: u32, before: u64) -> bool {
+    Status::read(tid).is_ok_and(|status| status.waits().is_some_and(|now| now <= before + 1))
+}
+
+/// Whether the signal of a process's interval timer waits: SIGALRM.
+fn is_alarmed(pid: u32) -> bool {
+    const ALARM: u64 = 1 << 13;
+    Status::read(pid).is_ok_and(|status| status.signals("ShdPnd:") & ALARM != 0)
+}
+
+/// Threads of a process by their ids in their own pid namespace.
 fn by_inner_id(pid: u32) -> HashMap<u32, u32> {
-    let inner = |tid: u32| -> Option<(u32, u32)> {
-        let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
-        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        Some((ids.split_ascii_whitespace().next_back()?.parse().ok()?, tid))
-    };
+    let inner = |tid: u32| -> Option<(u32, u32)> { Some((Status::read(tid).ok()?.inner_id()?.0, tid)) };
     threads(pid).unwrap_or_default().into_iter().filter_map(inner).collect()
 }
 
@@ -264,7 +287,7 @@ fn stands(pid: u32, tid: u32, page: u64) -> Stands {
     }
     let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
     let elsewhere = at.is_some_and(|at| at & !(PAGE as u64 - 1) != page);
-    if elsewhere && !is_halted(tid) { Stands::AtWork } else { Stands::InCall }
+    if elsewhere && !Status::read(tid).is_ok_and(|status| status.is_halted()) { Stands::AtWork } else { Stands::InCall }
 }
 
 /// Begins to stop a thread; not so if it has ended.
@@ -393,7 +416,7 @@ impl Drop for Stopped {
         let until = Instant::now() + LET_GO_WITHIN;
         for (pid, tid) in all.collect::<Vec<_>>() {
             let late = self.wait(pid, tid, until, None).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-            if late && is_runnable(tid) {
+            if late && Status::read(tid).is_ok_and(|status| status.is_runnable()) {
                 let _ = self.wait(pid, tid, until + PROCESSOR_WITHIN, None);
             }
         }
@@ -472,7 +495,7 @@ impl StoppedProcess {
         let vdso = vdso_of(self.pid)?;
         let idle = |tid: &&u32| trace::get_general(**tid).is_ok_and(|registers| inject::in_call(&registers));
         let first = self.threads.iter().find(idle).into_iter().chain(&self.threads);
-        let mut last = io::Error::from_raw_os_error(libc_esrch());
+        let mut last = io::Error::from(Errno::SRCH);
         for tid in first {
             match Hand::take(*tid, vdso) {
                 Ok(hand) => return Ok(hand),

@@ -23,6 +23,7 @@ use kip_sys::process::{read_memory, write_memory};
 use kip_sys::ran::{CpuClocks, monotonic_ns};
 use kip_sys::restart;
 use kip_sys::shortened::{Shortened, Wait};
+use kip_sys::status::{Status, threads};
 use kip_sys::trace::GENERAL;
 use kip_sys::{timed, trace};
 use std::collections::HashMap;
@@ -116,14 +117,14 @@ pub(crate) fn since(pids: &[u32]) -> Since {
         let before = before(tid)?;
         Some((tid, Before { since: Some(clocks.last_ran(tid)?), ..before }))
     };
-    pids.iter().flat_map(|pid| crate::tasks::threads(*pid).unwrap_or_default()).filter_map(waiting).collect()
+    pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default()).filter_map(waiting).collect()
 }
 
 /// What is known of the wait of a thread but since when it waits; none if it is in no such call.
 pub(crate) fn before(tid: u32) -> Option<Before> {
     let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
     let call = parse(&text).filter(is_timed)?;
-    Some(Before { call, since: None, waits: crate::tasks::waits(tid)? })
+    Some(Before { call, since: None, waits: Status::read(tid).ok()?.waits()? })
 }
 
 /// Number, arguments and stack pointer of proc_pid_syscall(5); none for a thread that runs.
@@ -191,9 +192,7 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<Before>, armed: Option<
 /// Whether a program filters its own calls, seccomp(2): it may refuse one that its call is exchanged for, or a descriptor with a
 /// mark. Every program has the filter of its sandbox.
 fn has_own_filters(tid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-    let count = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:")?.trim().parse::<u32>().ok());
-    count.is_some_and(|count| count > 1)
+    Status::read(tid).is_ok_and(|status| status.number("Seccomp_filters:").is_some_and(|count| count > 1))
 }
 
 /// What a thread waits for in a call that obeys the time-out of its socket.

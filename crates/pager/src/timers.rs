@@ -5,12 +5,11 @@
 
 use crate::limits::{self, Lifted};
 use crate::plant::{Scratch, call};
-use crate::stop::StoppedProcess;
+use crate::stop::{StoppedProcess, ended};
 use crate::swap::PAGE;
-use crate::tasks::is_init;
 use kip_sys::inject::Hand;
 use kip_sys::process::read_memory;
-use rustix::io::Errno;
+use kip_sys::status::is_init;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
@@ -64,9 +63,7 @@ pub(crate) fn ask(process: &StoppedProcess, lifted: &Path) -> io::Result<Vec<Tim
     }
     let hand = match process.hand() {
         Ok(hand) => hand,
-        Err(e) if e.kind() == io::ErrorKind::Unsupported || e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
-            return Ok(Vec::new());
-        }
+        Err(e) if e.kind() == io::ErrorKind::Unsupported || ended(&e) => return Ok(Vec::new()),
         Err(e) => return Err(e),
     };
     let limits = Lifted::of(pid, Some(lifted))?;

@@ -2,11 +2,11 @@
 
 mod rig;
 
+use kip_pager::Predictor;
+use kip_pager::Server;
+use kip_pager::SpaceId;
 use kip_pager::fault::{self, How};
-use kip_pager::memory::SpaceId;
 use kip_pager::proc::{Custodian, Proc, Sets, Way};
-use kip_pager::serve::Server;
-use kip_pager::set::Predictor;
 use kip_sys::fdpass;
 use rig::{Holder, Torture, stopped};
 use rustix::process::{Pid, Signal, kill_process};

@@ -2,9 +2,9 @@
 
 mod rig;
 
-use kip_pager::memory::Bell;
+use kip_pager::Bell;
+use kip_pager::Change;
 use kip_pager::proc::{Peeked, Sets, Way};
-use kip_pager::slots::Change;
 use rig::{Rig, Torture, comes_to_rest, rss, stopped, tree};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};

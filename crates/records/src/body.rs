@@ -1,7 +1,7 @@
 //! What a generation's manifest says beyond its files: what a sleeper needs of the kernel and of the machine to wake.
 
+use kip_checkpoint::Owned;
 use kip_checkpoint::clocks::{Boot, Clocks};
-use kip_checkpoint::owners::Owned;
 use kip_checkpoint::terminals::Controlled;
 use kip_net::custody::SavedOptions;
 use kip_net::renewal::Recipe;
@@ -60,9 +60,9 @@ pub struct Body {
     /// By which word its clock stands; none if it goes on.
     #[serde(default)]
     pub suspended: Option<String>,
-    /// Stopped processes (by id inside) of which their parents have not been told.
-    #[serde(default)]
-    pub untold: Vec<u32>,
+    /// Stopped processes (by id inside) of which their parents have not learned.
+    #[serde(default, rename = "untold")]
+    pub unreported: Vec<u32>,
     /// Owners of open files.
     #[serde(default)]
     pub owned: Vec<Owned>,

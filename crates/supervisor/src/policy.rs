@@ -4,11 +4,10 @@
 //! before it does: what would be refused then stays parked. Not for those that never left the local disk:
 //! only root can write there.
 
-use kip_checkpoint::comeback;
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
+use kip_checkpoint::bars_criu;
 use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
+use kip_criu_images::{ImageError, Images};
 use kip_engine::host::Proc;
 use kip_engine::volumes::sleep::key;
 use kip_records::body::Body;
@@ -109,7 +108,7 @@ pub fn check_return(proc: &Proc, images: &Path) -> Result<(), NoReturn> {
     let read = Images::read(images)?;
     let facts = policy::read(&read, &pages.chain([PLAN.to_owned()]).collect()).map_err(NotAllowed::from)?;
     policy::check(&facts, &allowed(proc, &manifest.body)).map_err(NotAllowed::from)?;
-    match comeback::bars_criu(&read)? {
+    match bars_criu(&read)? {
         Some(what) => Err(NoReturn::OnlyHere { what }),
         None => Ok(()),
     }

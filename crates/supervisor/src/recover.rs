@@ -21,6 +21,7 @@ use kip_records::body::Body;
 use kip_records::record::{self, Records};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
+use kip_sys::status::Status;
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::{Generation, ProcName, Restart, Spec, State};
@@ -222,7 +223,7 @@ async fn stable_init(proc: &Arc<Proc>) -> Option<u32> {
         let helper = pids.len() > tree.pids.len();
         let traced = tree.pids.iter().any(|pid| is_traced(*pid));
         if !helper && !traced {
-            if !tree.pids.iter().any(|pid| is_half_made(*pid) || kip_checkpoint::hold::is_held(*pid)) {
+            if !tree.pids.iter().any(|pid| is_half_made(*pid) || kip_checkpoint::is_held(*pid)) {
                 return tree.init();
             }
             tracing::info!(proc = %proc.name, "a wake that was cut off is undone");
@@ -246,15 +247,14 @@ fn end_processes(proc: &Proc) {
     }
 }
 
-/// Whether the restorer still stands in it, see [`kip_checkpoint::rebuild`].
+/// Whether the restorer still stands in it, see [`kip_checkpoint::Rebuild`].
 fn is_half_made(pid: u32) -> bool {
     let stack = format!("{:x}-", kip_checkpoint::plan::RESTORER_STACK);
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.lines().any(|l| l.starts_with(&stack)))
 }
 
 fn is_traced(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status"))
-        .is_ok_and(|t| t.lines().any(|l| l.strip_prefix("TracerPid:").is_some_and(|v| v.trim() != "0")))
+    Status::read(pid).is_ok_and(|status| status.number("TracerPid:").is_some_and(|tracer| tracer != 0))
 }
 
 /// A running tree. If a sleep or wake had been under way, the sockets are the program's alone again.

@@ -24,6 +24,7 @@ pub mod restart;
 pub mod rseq;
 pub mod shortened;
 pub mod sock;
+pub mod status;
 pub mod stub;
 pub mod terminal;
 pub mod timed;

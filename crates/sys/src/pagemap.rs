@@ -79,6 +79,26 @@ pub fn open(pid: u32) -> io::Result<OwnedFd> {
     Ok(open(format!("/proc/{pid}/pagemap"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
+/// All addresses at which a process may have memory.
+pub const WHOLE: Range<u64> = 4096..(1 << 47) - 4096;
+
+/// The pages of a process in a range that pass the filter: see [`scan`].
+///
+/// # Errors
+/// Those of [`open`] and [`scan`].
+pub fn of(pid: u32, range: Range<u64>, filter: Filter) -> io::Result<Vec<Region>> {
+    scan(open(pid)?.as_fd(), range, filter)
+}
+
+/// Pages of a process in a range that are in memory or in the machine's swap.
+///
+/// # Errors
+/// As [`of`].
+pub fn present(pid: u32, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let filter = Filter { any: States::PRESENT | States::SWAPPED, report: States::PRESENT, ..Filter::default() };
+    Ok(of(pid, range, filter)?.into_iter().map(|region| region.range).collect())
+}
+
 /// The pages of a range that pass the filter: ioctl(2) PAGEMAP_SCAN, as often as it takes to get to the end.
 ///
 /// # Errors

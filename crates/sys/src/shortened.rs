@@ -5,6 +5,7 @@
 //! socket with the short one.
 
 use crate::process::{pidfd_getfd, pidfd_open};
+use crate::status::Status;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use std::fs;
 use std::io;
@@ -164,17 +165,13 @@ struct Switches {
 }
 
 fn switches(tid: u32) -> io::Result<Switches> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
-    let both = || Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?);
-    let asleep = !status.contains("\nState:\tR");
-    both().map(|count| Switches { count, asleep }).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let status = Status::read(tid)?;
+    let asleep = !status.is_runnable();
+    status.switches().map(|count| Switches { count, asleep }).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn process_of(tid: u32) -> io::Result<u32> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let id = status.lines().find_map(|l| l.strip_prefix("Tgid:")?.trim().parse().ok());
-    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    Status::read(tid)?.process().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 #[cfg(test)]

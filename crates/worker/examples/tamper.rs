@@ -12,12 +12,11 @@ use kip_archive::head::Head;
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::{FrontRef, ObjectName};
-use kip_checkpoint::fields::{
+use kip_criu_images::fields::{
     core_entry, creds_entry, mnt_entry, thread_core_entry, thread_info_x86, uid_gid_extent, user_x86_fpregs_entry,
     userns_entry,
 };
-use kip_checkpoint::images::{CHECKPOINT, Images};
-use kip_checkpoint::wire::{Malformed, Message};
+use kip_criu_images::{CHECKPOINT, Images, Malformed, Message};
 use kip_store::{Key, Settings, Store};
 use kip_types::Realm;
 use std::collections::BTreeMap;

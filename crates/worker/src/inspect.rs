@@ -14,7 +14,7 @@ mod sockets;
 mod strings;
 
 use crate::beside;
-use kip_checkpoint::look::Process;
+use kip_criu_images::inspect::Process;
 use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_supervisor::task::Handle;

@@ -11,6 +11,7 @@
 //! | [`view`], [`inspect`], [`why`], [`history`], [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`beside`] | looks that may take their time |
+//! | [`scrape`] | what is at the moment of a scrape, as metrics |
 //! | [`rest`] | how a daemon that ends waits for its procs |
 //!
 //! Never decides for a proc, which is `kip_supervisor`'s, and never speaks to clients.
@@ -33,6 +34,7 @@ mod open;
 mod procs;
 mod rehearse;
 mod rest;
+mod scrape;
 mod snapshots;
 mod view;
 mod why;

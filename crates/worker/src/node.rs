@@ -2,11 +2,11 @@
 
 use crate::backup;
 use crate::lately;
+use crate::scrape::{Moment, Process};
 use crate::view;
 use crate::worker::{Worker, grace_of};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
-use kip_engine::metrics::{Moment, Process};
 use kip_engine::stop::{self, Network};
 use kip_net::Slot;
 use kip_service::{Feed, Node, feed};

@@ -1,10 +1,10 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
+use crate::scrape::ProcNow;
 use kip_checkpoint::clocks::Now;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
 use kip_engine::host::measured::Measure;
-use kip_engine::metrics::ProcNow;
 use kip_engine::tree;
 use kip_records::state::Record;
 use kip_supervisor::probe;

@@ -91,7 +91,7 @@ fn has_test(files: &[File], name: &str) -> bool {
     let function = function.split('[').next().unwrap_or(function);
     let first = place.split("::").next().unwrap_or(place);
     let within = match first.strip_prefix("kip_") {
-        Some(krate) => format!("crates/{krate}/"),
+        Some(name) => format!("crates/{}/", name.replace('_', "-")),
         None if first == "xtask" => "xtask/".to_owned(),
         None => first.to_owned(),
     };
@@ -116,6 +116,7 @@ mod tests {
         vec![
             file(document, text),
             file("tests/test_park.py", "def test_keeps_data(server):\n    pass\n"),
+            file("crates/two-words/src/lib.rs", "//! x\nmod tests {\n    fn has_a_hyphen() {}\n}\n"),
             file("crates/net/src/pool.rs", "//! x\nmod tests {\n    #[test]\n    fn is_recycled() {}\n}\n"),
         ]
     }
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn what_is_there_passes() {
         let text = "See [pool](crates/net/src/pool.rs#top), [web](https://example.org/x), [here](#words), `crates/net/`,\n\
-                    `tests/test_park.py::test_keeps_data`, `kip_net::pool::tests::is_recycled`, `Vec::new`, `kip ps`,\n\
+                    `tests/test_park.py::test_keeps_data`, `kip_net::pool::tests::is_recycled`, `kip_two_words::tests::has_a_hyphen`, `Vec::new`, `kip ps`,\n\
                     `crates/*/src`, `tests/test_park.py::test_keeps_data[lighttpd]`.\n";
         assert_eq!(check_one("SPECIFICATION.md", text), Vec::<String>::new());
         assert_eq!(check_one("docs/tour.md", "[pool](../crates/net/src/pool.rs)"), Vec::<String>::new());

@@ -78,11 +78,12 @@ fn too_long(file: &File) -> Option<String> {
     })
 }
 
-fn lines_before_tests(text: &str) -> usize {
+/// Lines up to the first module of tests, all of them if there is none.
+pub fn lines_before_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let is_test_module = |at: usize| {
-        lines[at].trim() == "#[cfg(test)]"
-            && lines.get(at + 1).is_some_and(|next| next.trim_start().starts_with("mod "))
+        let item = || lines[at + 1..].iter().map(|line| line.trim_start()).find(|line| !line.starts_with("#["));
+        lines[at].trim() == "#[cfg(test)]" && item().is_some_and(|item| item.starts_with("mod "))
     };
     (0..lines.len()).find(|at| is_test_module(*at)).unwrap_or(lines.len())
 }

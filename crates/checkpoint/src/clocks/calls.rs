@@ -7,11 +7,9 @@
 //! socket(7), futex(2).
 
 use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
-use crate::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
-use crate::fields::{core_entry, thread_info_x86};
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::wire::{Malformed, Message};
+use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
+use kip_criu_images::fields::{core_entry, thread_info_x86};
+use kip_criu_images::{ImageError, Images, Malformed, Message};
 use kip_sys::ends::{self, End};
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;
@@ -98,7 +96,7 @@ pub struct Waiting {
 
 /// What a thread was doing when it was frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FinalizedThread {
     /// Its registers were changed.
     pub(super) changed: bool,
     /// It waited in a call. Otherwise it ran, or had just got what it had waited for.
@@ -165,14 +163,14 @@ pub fn live_due(waiting: &Waiting, now: Now, ahead_ns: i64, read: &dyn Fn(u64, &
 }
 
 /// Mends one thread's registers and notes its time-out.
-pub(super) fn settle_thread(
+pub(super) fn finalize_thread(
     thread: u32,
     regs: &mut Message,
     now: Now,
     since: Option<Waiting>,
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
-) -> Found {
+) -> FinalizedThread {
     let orig = regs.number(ORIG_AX);
     if orig as i64 >= 0 && regs.number(AX) == EINTR {
         // CRIU left the thread behind its call with EINTR: put it back onto the call.
@@ -182,15 +180,15 @@ pub(super) fn settle_thread(
         }
         regs.set_varint(AX, nr);
         regs.set_varint(IP, regs.number(IP) - 2);
-        settle_call(thread, nr, regs, now, since, frozen, clocks);
-        return Found { changed: true, waits: true };
+        finalize_call(thread, nr, regs, now, since, frozen, clocks);
+        return FinalizedThread { changed: true, waits: true };
     }
     let mut code = [0u8; 2];
     let ip = regs.number(IP);
     let on_call =
         orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
-    let changed = on_call && settle_call(thread, orig, regs, now, since, frozen, clocks);
-    Found { changed, waits: on_call }
+    let changed = on_call && finalize_call(thread, orig, regs, now, since, frozen, clocks);
+    FinalizedThread { changed, waits: on_call }
 }
 
 /// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the `mov eax, imm32` that
@@ -203,7 +201,7 @@ fn number_before(thread: u32, ip: u64, frozen: &Frozen<'_>) -> Option<u64> {
 }
 
 /// Gives a call with a relative time-out one of ours; true if registers changed.
-fn settle_call(
+fn finalize_call(
     thread: u32,
     nr: u64,
     regs: &mut Message,
@@ -219,7 +217,7 @@ fn settle_call(
     let since = since.filter(|w| w.in_same(nr, regs));
     let waited = since.map_or(0, |w| (now.monotonic_ns - w.since_ns).max(0));
     if let Some(sending) = ends::socket_call(nr) {
-        return settle_socket(thread, sending, regs, now, (waited, end), frozen, clocks);
+        return finalize_socket(thread, sending, regs, now, (waited, end), frozen, clocks);
     }
     let Some(timeout) = timeout_of(nr, regs) else { return false };
     let monotonic = is_monotonic(nr, regs, &timeout);
@@ -309,7 +307,7 @@ fn point(regs: &mut Message, timeout: &Timeout, address: u64) {
 }
 
 /// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one, and marks the call; true if it did.
-fn settle_socket(
+fn finalize_socket(
     thread: u32,
     sending: bool,
     regs: &mut Message,
@@ -325,7 +323,7 @@ fn settle_socket(
     let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
     let left_ns = end.map_or(whole_ns - waited, |end| end.at_ns - now.monotonic_ns).clamp(1, whole_ns);
     let (call, fd) = (regs.number(ORIG_AX), descriptor as i32);
-    // A filter of the program's own may look at a descriptor, and at our mark with it.
+    // A filter of the program's own may check a descriptor, and our mark with it.
     let record = (!frozen.own_filters).then(|| ends::place(regs.number(SP)));
     clocks.sockets.push(SocketPatch { thread, call, fd, sending, whole_ns, left_ns, record });
     push_due(&mut clocks.dues, Source::Call, now, (left_ns, whole_ns), true);
@@ -402,7 +400,7 @@ mod tests {
         ahead_ns: 0,
         stands: false,
         own_filters: false,
-        at_rest: true,
+        quiescent: true,
     };
 
     fn waiting(nr: u64, fd: u64) -> Message {
@@ -427,7 +425,7 @@ mod tests {
         let mut clocks = Clocks::default();
         // One that has a time-out, one whose descriptor is gone, one that sends.
         for regs in [&mut waiting(45, 5), &mut waiting(45, 6), &mut waiting(44, 5)] {
-            assert!(settle_thread(3, regs, now, Some(since), &frozen, &mut clocks).waits);
+            assert!(finalize_thread(3, regs, now, Some(since), &frozen, &mut clocks).waits);
             assert_eq!(regs.number(IP), 0x1000);
         }
         let (whole_ns, left_ns, record) = (1_500_000_000, 500_000_000, Some(ends::place(0x7000)));
@@ -445,7 +443,7 @@ mod tests {
         let frozen = Frozen { take: &take, read: &read, ..NOTHING };
         let mut again = waiting(45, ends::marked(5));
         let mut clocks = Clocks::default();
-        settle_thread(3, &mut again, now, None, &frozen, &mut clocks);
+        finalize_thread(3, &mut again, now, None, &frozen, &mut clocks);
         assert_eq!((clocks.sockets[0].fd, clocks.sockets[0].left_ns), (5, 200_000_000));
     }
 
@@ -465,7 +463,7 @@ mod tests {
             let call = [35, 0x9000, remainder, 0, 0, 0, 0, 0x7000];
             let since = Waiting { since_ns: 5 * SECOND, call };
             let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
-            settle_thread(3, &mut regs, now, Some(since), &frozen, &mut clocks);
+            finalize_thread(3, &mut regs, now, Some(since), &frozen, &mut clocks);
             assert_eq!(clocks.patches[0].left_ns, left, "{remainder:#x}");
             assert_eq!((regs.number(DI), regs.number(SI)), (ends::place(0x7000), remainder));
         }
@@ -487,7 +485,7 @@ mod tests {
             regs.set_varint(AX, call);
             regs.set_varint(R8, 0x8000);
             let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
-            settle_call(3, call, &mut regs, now, None, &frozen, &mut clocks);
+            finalize_call(3, call, &mut regs, now, None, &frozen, &mut clocks);
             let patch = clocks.patches[0];
             assert_eq!((patch.address, patch.left_ns, patch.form), (0x8000, 2 * SECOND - 1, form));
             assert_eq!((regs.number(R8), regs.number(AX)), (0x8000, call));
@@ -515,7 +513,7 @@ mod tests {
                 regs.set_varint(field, value);
             }
             let mut clocks = Clocks::default();
-            assert!(!settle_call(3, nr, &mut regs, now, None, &frozen, &mut clocks), "it stays as it is");
+            assert!(!finalize_call(3, nr, &mut regs, now, None, &frozen, &mut clocks), "it stays as it is");
             clocks.dues.first().map(|due| due.at_ns / SECOND)
         };
         assert_eq!((due(202, 9, 0), due(202, 9 | 256, 0)), (Some(110), Some(160)), "FUTEX_WAIT_BITSET");
@@ -566,7 +564,7 @@ mod tests {
                 true
             };
             let frozen = Frozen { read: &read, ..NOTHING };
-            settle_thread(1, regs, now, None, &frozen, &mut Clocks::default()).waits
+            finalize_thread(1, regs, now, None, &frozen, &mut Clocks::default()).waits
         };
         let syscall = [0x0f, 0x05];
         assert!(found(&mut waiting(45, 5), syscall), "interrupted");
@@ -594,7 +592,7 @@ mod tests {
         (call[0], call[1], call[4], call[7]) = (232, 5, 1500, 0x7000);
         let waiting = Waiting { since_ns: 9 * SECOND, call };
         let mut other = regs.clone();
-        assert!(settle_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks).changed);
+        assert!(finalize_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks).changed);
         assert_eq!((regs.number(AX), regs.number(IP), regs.number(DI)), (441, 0x1000, 5));
         let address = regs.number(R10);
         let (left_ns, whole_ns, form) = (500_000_000, 1_500_000_000, Form::Record);
@@ -604,7 +602,7 @@ mod tests {
         // Seen in another call just before: it has only begun to wait.
         let earlier = Waiting { call: [202, 0, 0, 0, 0, 0, 0, 0x7000], ..waiting };
         let mut anew = Clocks::default();
-        assert!(settle_thread(3, &mut other, now, Some(earlier), &NOTHING, &mut anew).changed);
+        assert!(finalize_thread(3, &mut other, now, Some(earlier), &NOTHING, &mut anew).changed);
         assert_eq!(anew.patches[0].left_ns, 1_500_000_000);
         let later = Now { monotonic_ns: 10 * SECOND + 200_000_000, ..now };
         assert_eq!(patch_bytes(&clocks.patches[0], &clocks, later)[8..16], 300_000_000i64.to_le_bytes());
@@ -621,7 +619,7 @@ mod tests {
         }
         let now = Now { monotonic_ns: SECOND, realtime_ns: 0, boottime_ns: 0 };
         let mut clocks = Clocks::default();
-        assert!(settle_thread(1, &mut regs, now, None, &NOTHING, &mut clocks).changed);
+        assert!(finalize_thread(1, &mut regs, now, None, &NOTHING, &mut clocks).changed);
         assert_eq!((regs.number(AX), regs.number(IP)), (232, 0x1000));
         assert!(clocks.patches.is_empty() && clocks.dues.is_empty());
     }

@@ -2,14 +2,13 @@
 //!
 //! CRIU reads the signals that wait for a process first and its timers last, and timers go on meanwhile: what a timer sends in
 //! between is in no image, and one that is set for once is not armed any more. Whatever waits now and is not in the images is
-//! added to them. /proc tells which signals wait, not from where each came: that follows from the timers. Sources: sigaction(2),
+//! added to them. /proc says which signals wait, not from where each came: that follows from the timers. Sources: sigaction(2),
 //! proc_pid_status(5), timer_create(2), and CRIU's images of signals, which are siginfo_t as the kernel has it.
 
 use super::timers::{Posix, Real, posix_timers, real_timer};
 use super::{ClockError, Frozen, Now};
-use crate::fields::{core_entry, siginfo_entry, signal_queue_entry, task_core_entry, thread_core_entry};
-use crate::image::{Image, ImageError};
-use crate::wire::{Malformed, Message, Value};
+use kip_criu_images::fields::{core_entry, siginfo_entry, signal_queue_entry, task_core_entry, thread_core_entry};
+use kip_criu_images::{Image, ImageError, Malformed, Message, Value};
 use kip_sys::timer::{TimerSignal, kernel_signal_bytes};
 use std::collections::BTreeMap;
 
@@ -80,10 +79,10 @@ pub(super) fn came(cores: &[(u32, i64, Image)], frozen: &Frozen<'_>) -> Result<C
             }
         }
     }
-    let looked_ns = Now::read().monotonic_ns;
+    let asked_ns = Now::read().monotonic_ns;
     let mut came = Came::new();
     for (queue, known) in queues {
-        let lacks = lacks(&known, frozen.interrupted_ns, looked_ns).map_err(|signal| ClockError::Whose { signal })?;
+        let lacks = lacks(&known, frozen.interrupted_ns, asked_ns).map_err(|signal| ClockError::Whose { signal })?;
         if !lacks.is_empty() {
             let bytes = |lacks: &Lacks| match lacks {
                 Lacks::Timer(signal) => signal.bytes(),
@@ -108,9 +107,9 @@ fn queued(queue: Option<Message>) -> Result<Vec<(u64, Option<i32>)>, Malformed> 
     Ok(found)
 }
 
-/// What waits and is not in the image. `interrupted_ns`: when the program stood still, or a little later; `looked_ns`: when it was
-/// looked what waits. The number of a signal of which it cannot be told whose it is.
-fn lacks(known: &Known, interrupted_ns: i64, looked_ns: i64) -> Result<Vec<Lacks>, u64> {
+/// What waits and is not in the image. `interrupted_ns`: when the program stood still, or a little later; `asked_ns`: when
+/// the kernel was asked what waits. The number of a signal whose timer is not known.
+fn lacks(known: &Known, interrupted_ns: i64, asked_ns: i64) -> Result<Vec<Lacks>, u64> {
     let mut found = Vec::new();
     for signal in (1..=64).filter(|signal| known.waiting & 1 << (signal - 1) != 0 && !NOT_THE_PROGRAMS.contains(signal))
     {
@@ -119,7 +118,7 @@ fn lacks(known: &Known, interrupted_ns: i64, looked_ns: i64) -> Result<Vec<Lacks
         let in_image = known.queued.iter().any(|(number, _)| *number == signal);
         // Its timer is in the image as one that is armed, and sends it once more.
         let is_due =
-            |left_ns: i64, read_ns: i64| left_ns > 0 && read_ns.saturating_add(left_ns) <= looked_ns + INEXACT_NS;
+            |left_ns: i64, read_ns: i64| left_ns > 0 && read_ns.saturating_add(left_ns) <= asked_ns + INEXACT_NS;
         let sent_later = timers().any(|(timer, read_ns)| is_due(timer.left_ns, *read_ns))
             || real.is_some_and(|(real, read_ns)| is_due(real.left_ns, *read_ns));
         // Between the moments at which it stood still and at which its timers were read.
@@ -187,14 +186,14 @@ mod tests {
     use super::*;
 
     const MS: i64 = 1_000_000;
-    /// When the program stood still, its timers were read, and it was looked what waits.
+    /// When the program stood still, its timers were read, and the kernel was asked what waits.
     const STOOD: i64 = 1_000 * MS;
     const READ: i64 = STOOD + 200 * MS;
     const LOOKED: i64 = READ + 100 * MS;
 
     fn timer(id: i32, signal: i32, left_ms: i64, every_ms: i64) -> (Posix, i64) {
         let (left_ns, every_ns) = (left_ms * MS, every_ms * MS);
-        (Posix { id, clock: 1, signal, tells: true, thread: None, value: 7, left_ns, every_ns }, READ)
+        (Posix { id, clock: 1, signal, notifies: true, thread: None, value: 7, left_ns, every_ns }, READ)
     }
 
     fn real(left_ms: i64, every_ms: i64) -> Option<(Real, i64)> {
@@ -219,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_that_was_set_for_once_is_told_from_one_that_is_armed() {
+    fn a_timer_that_was_set_for_once_is_not_taken_for_one_that_is_armed() {
         let (over, armed, other) = (timer(3, 40, 0, 0), timer(4, 40, 5_000, 0), timer(5, 41, 0, 0));
         let known = Known { waiting: 1 << (40 - 1), timers: vec![over, armed, other], ..Known::default() };
         assert_eq!(found(&known), Ok(vec![of(&over)]));
         let two = Known { timers: vec![over, timer(6, 40, 0, 0)], ..known };
-        assert_eq!(found(&two), Err(40), "one of them was not armed, and it cannot be told which");
+        assert_eq!(found(&two), Err(40), "one of them was not armed, and it is not known which");
     }
 
     /// The wake lets it expire once more.
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_periodic_timer_is_told_by_its_phase() {
+    fn a_periodic_timer_is_known_by_its_phase() {
         let (came, earlier) = (timer(3, 40, 400, 500), timer(4, 40, 100, 500));
         let known = Known { waiting: 1 << (40 - 1), timers: vec![came, earlier], ..Known::default() };
         assert_eq!(found(&known), Ok(vec![of(&came)]), "100 ms ago, and 400 ms ago, before it stood still");

@@ -6,12 +6,10 @@
 //! timer_settime(2), getitimer(2), and CRIU's images of timers (remaining times at the moment CRIU read them).
 
 use super::{ClockError, Clocks, Due, Frozen, Now, SECOND, Source};
-use crate::fields::{core_entry, file_entry, itimer_entry, posix_timer_entry};
-use crate::fields::{task_core_entry, task_timers_entry, timerfd_entry};
-use crate::image::ImageError;
-use crate::images::Images;
 use crate::sockets::places;
-use crate::wire::{Malformed, Message};
+use kip_criu_images::fields::{core_entry, file_entry, itimer_entry, posix_timer_entry};
+use kip_criu_images::fields::{task_core_entry, task_timers_entry, timerfd_entry};
+use kip_criu_images::{ImageError, Images, Malformed, Message};
 use kip_sys::timer::{self, TimerSignal, Value};
 use rustix::time::{ClockId, clock_getres};
 use serde::{Deserialize, Serialize};
@@ -169,7 +167,7 @@ pub(super) struct Posix {
     /// The signal.
     pub(super) signal: i32,
     /// It sends it: not SIGEV_NONE.
-    pub(super) tells: bool,
+    pub(super) notifies: bool,
     /// The thread to which it sends it, as numbered inside; none for the whole process.
     pub(super) thread: Option<u32>,
     /// `si_value`.
@@ -191,7 +189,7 @@ impl Posix {
             id: timer.number(posix_timer_entry::IT_ID) as i32,
             clock: timer.number(posix_timer_entry::CLOCK_ID),
             signal: timer.number(posix_timer_entry::SI_SIGNO) as i32,
-            tells: notify != Posix::NONE,
+            notifies: notify != Posix::NONE,
             thread: timer
                 .varint(posix_timer_entry::NOTIFY_THREAD_ID)
                 .map(|t| t as u32)
@@ -211,7 +209,7 @@ impl Posix {
 /// Those of an image of timers, but for those that count CPU time or send nothing.
 pub(super) fn posix_timers(timers: &Message) -> Result<Vec<Posix>, Malformed> {
     let all = timers.messages(task_timers_entry::POSIX)?;
-    Ok(all.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock) && timer.tells).collect())
+    Ok(all.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock) && timer.notifies).collect())
 }
 
 /// Collects what a process's timers make due; true if it has any. From `arrived`, signals that arrived since the freeze,
@@ -245,7 +243,7 @@ pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mu
 }
 
 /// Notes every timerfd that is armed or unread, as it is now.
-pub(super) fn settle_timerfds(images: &Images, frozen: &Frozen<'_>, clocks: &mut Clocks) -> Result<(), ClockError> {
+pub(super) fn finalize_timerfds(images: &Images, frozen: &Frozen<'_>, clocks: &mut Clocks) -> Result<(), ClockError> {
     let mut timers = Vec::new();
     for file in images.entries("files.img")? {
         let timer = file.message(file_entry::TFD).map_err(images.damaged("files.img"))?;
@@ -420,7 +418,7 @@ fn advance_task_timers(
         let (left, missed) = advance(as_read.left_ns, as_read.every_ns, passed.on(as_read.clock));
         timer.set_varint(posix_timer_entry::VSEC, (left.max(0) / SECOND) as u64);
         timer.set_varint(posix_timer_entry::VNSEC, (left.max(0) % SECOND) as u64);
-        if missed > 0 && as_read.tells {
+        if missed > 0 && as_read.notifies {
             let overrun = i32::try_from(missed - 1).unwrap_or(i32::MAX);
             let signal = TimerSignal { overrun, ..as_read.sends() };
             all_missed.push(Missed::Posix { pid, thread: as_read.thread, signal });
@@ -489,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_signals_are_told_once() {
+    fn missed_signals_are_sent_once() {
         let posix = |notify: u64| {
             let mut timer = Message::default();
             for (field, value) in [
@@ -511,7 +509,7 @@ mod tests {
         let mut timers = Message::default();
         timers.set_bytes(task_timers_entry::REAL, real((0, 100_000), (0, 200_000)).encode());
         for notify in [4, 1, 0] {
-            timers.0.push((task_timers_entry::POSIX, crate::wire::Value::Bytes(posix(notify))));
+            timers.0.push((task_timers_entry::POSIX, kip_criu_images::Value::Bytes(posix(notify))));
         }
         let mut missed = Vec::new();
         advance_task_timers(&mut timers, 9, &Passed { monotonic: 2_700_000_000, stood: SECOND }, &mut missed).unwrap();

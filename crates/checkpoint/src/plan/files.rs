@@ -3,16 +3,15 @@
 use super::layout::{Span, Writer};
 use super::memfd::{self, MemoryFile};
 use super::{PlanError, Received, unsupported};
-use crate::codes::{kind, remap};
-use crate::fields::{
-    eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, pidfd_entry,
-    reg_file_entry, remap_file_path_entry, unix_sk_entry,
-};
-use crate::images::Images;
 use crate::inotify;
 use crate::objects::Object;
 use crate::sockets;
-use crate::wire::Message;
+use kip_criu_images::codes::{kind, remap};
+use kip_criu_images::fields::{
+    eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, pidfd_entry,
+    reg_file_entry, remap_file_path_entry, unix_sk_entry,
+};
+use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.

@@ -4,8 +4,8 @@
 //! them open by a descriptor, or shares one that is made here, gets no plan.
 
 use super::PlanError;
-use crate::fields::pagemap_head;
-use crate::images::Images;
+use kip_criu_images::Images;
+use kip_criu_images::fields::pagemap_head;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fchown, fcntl_add_seals, ftruncate, memfd_create, open};
 use rustix::process::{Gid, Uid};
 use serde::{Deserialize, Serialize};

@@ -3,11 +3,11 @@
 use super::files::{Files, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
-use crate::codes::status;
-use crate::fields::{mm_entry, pagemap_entry, pagemap_head, vma_entry};
-use crate::images::Images;
-use crate::pages::{IN_PARENT, PRESENT, pages_of, part};
-use crate::wire::Message;
+use crate::pages::part;
+use kip_criu_images::codes::status;
+use kip_criu_images::fields::{mm_entry, pagemap_entry, pagemap_head, vma_entry};
+use kip_criu_images::pagemap::{IN_PARENT, PRESENT, pages_of};
+use kip_criu_images::{Images, Message};
 use kip_snapshot::pages::{PageMap, Run};
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ struct Mapping {
     shared: Option<u64>,
     offset: u64,
     advice: u64,
-    /// Its pages may come later: what the pager can look after.
+    /// Its pages may come later: what the pager can serve.
     can_wait: bool,
 }
 

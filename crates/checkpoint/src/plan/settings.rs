@@ -4,14 +4,13 @@ use super::layout::{Span, Writer};
 use super::tasks::one;
 use super::{PlanError, unsupported};
 use crate::clocks::{Clocks, Now};
-use crate::codes::seccomp;
-use crate::fields::{
+use kip_criu_images::codes::seccomp;
+use kip_criu_images::fields::{
     core_entry, creds_entry, file_lock_entry, itimer_entry, posix_timer_entry, rlimit_entry, rseq_entry, sa_entry,
     seccomp_entry, seccomp_filter, siginfo_entry, signal_queue_entry, task_core_entry, task_rlimits_entry,
     task_timers_entry, thread_core_entry, thread_info_x86, thread_sas_entry,
 };
-use crate::images::Images;
-use crate::wire::Message;
+use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a siginfo_t.
@@ -23,7 +22,7 @@ const SIG_DFL: u64 = 0;
 const UNCATCHABLE: [u64; 2] = [9, 19];
 const SECOND: u64 = 1_000_000_000;
 const MICROSECOND: u64 = 1000;
-/// Clocks that tell time, as opposed to CPU time: clock_gettime(2).
+/// Clocks of real time, not of CPU time: clock_gettime(2).
 const WALL_CLOCKS: [u64; 6] = [0, 1, 7, 8, 9, 11];
 const MONOTONIC: u64 = 1;
 const BOOTTIME: u64 = 7;

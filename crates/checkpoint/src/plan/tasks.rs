@@ -7,15 +7,14 @@ use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
 use crate::clocks::Now;
-use crate::codes::{kind, state};
-use crate::fields::{
+use crate::registers;
+use crate::terminals::{self, Controlled};
+use kip_criu_images::codes::{kind, state};
+use kip_criu_images::fields::{
     core_entry, eventpoll_tfd_entry, fdinfo_entry, fs_entry, mm_entry, pstree_entry, rseq_entry, task_core_entry,
     task_kobj_ids_entry, task_timers_entry, thread_core_entry, thread_info_x86, user_desc_t,
 };
-use crate::images::Images;
-use crate::registers;
-use crate::terminals::{self, Controlled};
-use crate::wire::Message;
+use kip_criu_images::{Images, Message};
 use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -236,7 +235,7 @@ pub(super) fn write(
         };
         let base = Base::of(task.pid, wish.clocks, now);
         let mut item =
-            task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, (base, wish.untold))?;
+            task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, (base, wish.unreported))?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
         debug_assert_eq!(item.len(), TASK_WORDS);
@@ -424,7 +423,7 @@ impl Task {
         references: &References,
         memory: Option<&Memory>,
         locks: &BTreeMap<u32, Vec<Vec<u64>>>,
-        (base, untold): (Base, &[u32]),
+        (base, unreported): (Base, &[u32]),
     ) -> Result<Vec<u64>, PlanError> {
         let tc = self.tc()?;
         self.check(&tc)?;
@@ -452,7 +451,7 @@ impl Task {
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
         let mut item = self.identity();
         if tc.number(task_core_entry::TASK_STATE) == state::STOPPED {
-            (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(untold.contains(&self.pid)));
+            (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(unreported.contains(&self.pid)));
         }
         for span in
             [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso, pidfds]

@@ -2,8 +2,7 @@
 
 use super::state::{ALIVE, DEAD, STOPPED};
 use super::*;
-use crate::images::testing::add;
-use crate::wire::Value;
+use kip_criu_images::Value;
 
 fn message(fields: &[(u32, u64)]) -> Message {
     Message(fields.iter().map(|(n, v)| (*n, Value::Varint(*v))).collect())
@@ -32,19 +31,19 @@ fn tree_with(processes: &[(u64, u64, u64, u64, u64, u64)], field: u32, value: u6
             tc.set_varint(field, value);
         }
         core.set_bytes(core_entry::TC, tc.encode());
-        add(&mut images, &format!("core-{pid}.img"), &[core]);
+        images.put_entries(&format!("core-{pid}.img"), &[core]);
         let ids = message(&[
             (task_kobj_ids_entry::VM_ID, *pid),
             (task_kobj_ids_entry::FILES_ID, *pid),
             (task_kobj_ids_entry::FS_ID, *pid),
             (task_kobj_ids_entry::SIGHAND_ID, *pid),
         ]);
-        add(&mut images, &format!("ids-{pid}.img"), &[ids]);
+        images.put_entries(&format!("ids-{pid}.img"), &[ids]);
         for name in ["mm", "fs"] {
-            add(&mut images, &format!("{name}-{pid}.img"), &[Message::default()]);
+            images.put_entries(&format!("{name}-{pid}.img"), &[Message::default()]);
         }
     }
-    add(&mut images, "pstree.img", &entries);
+    images.put_entries("pstree.img", &entries);
     read(&images)
 }
 

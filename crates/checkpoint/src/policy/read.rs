@@ -1,16 +1,14 @@
 //! Facts out of CRIU's images.
 
 use super::{CarriedFact, Facts, FileFact, IdRange, MountFact, ThreadFacts};
-use crate::codes::{kind, seccomp, state};
-use crate::fields::{
+use crate::plan::PLAN;
+use kip_criu_images::codes::{kind, seccomp, state};
+use kip_criu_images::fields::{
     core_entry, creds_entry, file_entry, ghost_file_entry, memfd_inode_entry, mnt_entry, pstree_entry, reg_file_entry,
     seccomp_entry, seccomp_filter, task_core_entry, task_kobj_ids_entry, thread_core_entry, uid_gid_extent,
     unix_sk_entry, userns_entry,
 };
-use crate::image::ImageError;
-use crate::images::Images;
-use crate::plan::PLAN;
-use crate::wire::{Malformed, Message};
+use kip_criu_images::{ImageError, Images, Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kinds of namespaces, and the field of each.

@@ -12,9 +12,8 @@
 use super::{in_order, is_shared, path_of};
 use crate::host::Proc;
 use crate::secrets::{self, SecretsLost};
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
-use kip_checkpoint::volumes::{is_below, release};
+use kip_checkpoint::{is_below, release_volume_files};
+use kip_criu_images::{ImageError, Images};
 use kip_records::body::{Slept, SleptFile};
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::volume::{self, Volume, VolumeError};
@@ -158,7 +157,7 @@ fn point_of(mounts: &str, number: u64) -> Option<String> {
 /// Notes what the frozen tree has open in them.
 pub fn note_files(volumes: &mut [Slept], images: &mut Images, init: u32) -> Result<(), UnfitVolume> {
     let points: Vec<String> = volumes.iter().map(|v| v.point.clone()).collect();
-    let open = release(images, &points.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let open = release_volume_files(images, &points.iter().map(String::as_str).collect::<Vec<_>>())?;
     if open.is_empty() {
         return Ok(());
     }

@@ -13,7 +13,7 @@ use crate::inotify::key_of;
 use crate::plans::plan_wake;
 use crate::terminals;
 use kip_checkpoint::plan::{Plan, PlanError, Received};
-use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
+use kip_checkpoint::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
 use kip_records::body::Body;

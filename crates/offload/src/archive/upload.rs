@@ -19,8 +19,8 @@ use kip_archive::packing::{PackError, Packing};
 use kip_archive::seal;
 use kip_archive::table::{Remote, Space};
 use kip_checkpoint::clocks::Clocks;
-use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::{self, PlanError, Wish};
+use kip_criu_images::Images;
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
 use kip_snapshot::remote::OpenPages;
@@ -369,7 +369,7 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
         }
     }
     let (clocks, init) = (&Clocks::default(), kip_sandbox::init::PATH);
-    let wish = Wish { clocks, untold: &[], terminals: &[], pages: map, lazy_from: 1, init, program: 0 };
+    let wish = Wish { clocks, unreported: &[], terminals: &[], pages: map, lazy_from: 1, init, program: 0 };
     let compiled = Images::read(directory).map_err(PlanError::from).and_then(|images| plan::compile(&images, &wish));
     let Ok(plan) = compiled else { return areas };
     let eager: Vec<_> = plan.eager.iter().map(|(file, first, pages)| (*file, *first..first + pages)).collect();

@@ -1,6 +1,6 @@
 //! Real servers for the examples, as plain processes.
 
-use kip_pager::memory::SpaceId;
+use kip_pager::SpaceId;
 use kip_pager::proc::Custodian;
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};

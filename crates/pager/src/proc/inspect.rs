@@ -14,7 +14,6 @@ use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
 use kip_sys::pagemap::{self, Filter, States};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 
 /// What was found of a page.
@@ -126,7 +125,7 @@ pub fn peek_whole(pid: u32, address: u64, bytes: &mut [u8; PAGE]) -> io::Result<
 fn states(pid: u32, address: u64) -> io::Result<Option<States>> {
     let any = States::PRESENT | States::SWAPPED;
     let filter = Filter { any, report: any | States::ZERO, ..Filter::default() };
-    let found = pagemap::scan(pagemap::open(pid)?.as_fd(), address..address + PAGE as u64, filter)?;
+    let found = pagemap::of(pid, address..address + PAGE as u64, filter)?;
     Ok(found.first().map(|region| region.states))
 }
 

@@ -12,11 +12,11 @@ use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
 use crate::source::PageSource as _;
 use crate::space::{self, Kind};
+use crate::stop::ended;
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
 use kip_snapshot::pages::{PageMap, Process, Run};
 use kip_sys::uffd::{self, Catch};
-use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -45,11 +45,6 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32
         (*inside, slot)
     };
     processes.iter().map(place).collect()
-}
-
-/// Whether a process could not be looked at because it is no more.
-fn has_ended(e: &io::Error) -> bool {
-    e.kind() == io::ErrorKind::NotFound || Errno::from_io_error(e) == Some(Errno::SRCH)
 }
 
 /// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What is missing and cannot come
@@ -163,7 +158,7 @@ impl Proc {
             const LENGTH: u64 = 2 * PAGE as u64;
             let memory = self.family.spaces().get(&known.id).map(|member| member.memory.clone());
             let mappings = match space::mappings(*pid) {
-                Err(e) if has_ended(&e) => continue,
+                Err(e) if ended(&e) => continue,
                 other => other?,
             };
             let lowest = mappings.into_iter().find(|mapping| mapping.protection & EXECUTE != 0);
@@ -198,7 +193,7 @@ impl Proc {
             let known = self.known.get_mut(&pid).expect("nobody forgets meanwhile");
             if known.set.is_none() {
                 match deflate::learn(pid, &state.since, &mut known.histories) {
-                    Err(e) if has_ended(&e) => continue,
+                    Err(e) if ended(&e) => continue,
                     other => other?,
                 }
             }

@@ -1,10 +1,10 @@
 //! What the tests share: the program of torture.c, a custodian, and a proc around them.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use kip_pager::memory::SpaceId;
+use kip_pager::Predictor;
+use kip_pager::Server;
+use kip_pager::SpaceId;
 use kip_pager::proc::{Custodian, Proc, Sets, Way};
-use kip_pager::serve::Server;
-use kip_pager::set::Predictor;
 use kip_pager::stop::{Stopped, stop};
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -4,9 +4,8 @@ use super::live::lying;
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages, strings};
 use kip_archive::table::{Home, Space};
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::images::Images;
-use kip_checkpoint::look::{self, Process};
+use kip_criu_images::inspect::{self, Process};
+use kip_criu_images::{ImageError, Images};
 use kip_engine::host::Proc;
 use kip_offload::archive::Stored;
 use kip_records::body::Body;
@@ -43,7 +42,8 @@ impl Asleep {
         let directory = kip_snapshot::path_of(&proc.dir, generation);
         let body = kip_snapshot::open::<Body>(&directory).map_err(|e| chain(&e))?.body;
         let map = PageMap::load(&directory).map_err(|e| chain(&e))?;
-        let processes = Images::read(&directory).and_then(|images| look::look(&images)).map_err(|e| chain(&e))?;
+        let processes =
+            Images::read(&directory).and_then(|images| inspect::processes(&images)).map_err(|e| chain(&e))?;
         Ok(Asleep { processes, body, memory: Memory::Parked { directory, map } })
     }
 
@@ -53,11 +53,11 @@ impl Asleep {
         let archive = proc.shared.archive.as_ref().ok_or("there is no store: `kip up --store URL`")?;
         let id = archive.id_of(&proc.dir).map_err(|e| chain(&e))?;
         let wanted = |images: &Images| match of {
-            Detail::Env => Ok::<_, ImageError>(look::look(images)?.iter().flat_map(strings::wanted).collect()),
+            Detail::Env => Ok::<_, ImageError>(inspect::processes(images)?.iter().flat_map(strings::wanted).collect()),
             Detail::Files | Detail::Sockets | Detail::Maps => Ok(BTreeSet::new()),
         };
         let stored = archive.peek(id, known.front, wanted).map_err(|e| chain(&e))?;
-        let processes = look::look(&stored.images).map_err(|e| chain(&e))?;
+        let processes = inspect::processes(&stored.images).map_err(|e| chain(&e))?;
         Ok(Asleep { processes, body: known.body, memory: Memory::Archived(stored) })
     }
 

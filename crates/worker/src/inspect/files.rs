@@ -1,7 +1,7 @@
 //! A descriptor in words.
 
 use super::sockets::Sockets;
-use kip_checkpoint::look::{FileKind, OpenFile};
+use kip_criu_images::inspect::{FileKind, OpenFile};
 use kip_types::api::OpenFileView;
 
 /// Flags of open(2) with their names; O_SYNC has O_DSYNC in it.

@@ -7,7 +7,7 @@
 
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages};
-use kip_checkpoint::look::{FileKind, Mapping, OpenFile, Process, Strings, What};
+use kip_criu_images::inspect::{FileKind, Mapping, MappingKind, OpenFile, Process, Strings};
 use kip_engine::host::Proc;
 use kip_engine::host::proc::PAGER_DIRECTORY;
 use kip_engine::tree::{self, Tree};
@@ -23,14 +23,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 /// O_LARGEFILE, which is no wish of the program's.
 const LARGE_FILE: u64 = 0o100_000;
-/// Where a process's memory ends.
-const END: u64 = (1 << 47) - PAGE as u64;
 
 /// The processes of a proc.
 pub(super) struct Live {
@@ -163,7 +161,7 @@ pub(super) fn lying(
 fn present(host: u32) -> io::Result<Vec<(Range<u64>, PageLocation)>> {
     let any = States::PRESENT | States::SWAPPED;
     let filter = Filter { any, report: any | States::ZERO, ..Filter::default() };
-    let pages = pagemap::scan(pagemap::open(host)?.as_fd(), PAGE as u64..END, filter)?;
+    let pages = pagemap::of(host, pagemap::WHOLE, filter)?;
     let place = |states: States| if states.has(States::SWAPPED) { PageLocation::Swapped } else { PageLocation::Memory };
     let pages = pages.into_iter().filter(|region| !region.states.has(States::ZERO));
     Ok(pages.map(|region| (region.range, place(region.states))).collect())
@@ -295,25 +293,27 @@ fn mapping(line: &str) -> Option<Mapping> {
     let bit = |at: usize, value: u64| if access.get(at)? == &b'-' { Some(0) } else { Some(value) };
     let path = rest.replace("\\012", "\n");
     let shared = access.get(3) == Some(&b's');
-    let private = |name: &str| What::Private { name: name.to_owned() };
-    let what = match path.as_str() {
+    let private = |name: &str| MappingKind::Private { name: name.to_owned() };
+    let kind = match path.as_str() {
         "" => private("[anonymous]"),
-        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => What::Kernel { name: path.clone() },
+        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => MappingKind::Kernel { name: path.clone() },
         // [heap], [stack], and what programs call their own: [anon:NAME].
         name if name.starts_with('[') => private(name),
         name if shared && (name.starts_with("/dev/zero") || name.starts_with("/SYSV")) => {
-            What::Shared { name: "[shared]".to_owned(), stored: None }
+            MappingKind::Shared { name: "[shared]".to_owned(), stored: None }
         }
-        name if name.starts_with("/memfd:") => What::Shared { name: without_end(name).0.to_owned(), stored: None },
-        name => What::File { path: name.to_owned() },
+        name if name.starts_with("/memfd:") => {
+            MappingKind::Shared { name: without_end(name).0.to_owned(), stored: None }
+        }
+        name => MappingKind::File { path: name.to_owned() },
     };
-    let offset = if matches!(what, What::Private { .. } | What::Kernel { .. }) { 0 } else { offset };
+    let offset = if matches!(kind, MappingKind::Private { .. } | MappingKind::Kernel { .. }) { 0 } else { offset };
     Some(Mapping {
         range: hex(start)?..hex(end)?,
         protection: bit(0, 1)? | bit(1, 2)? | bit(2, 4)?,
         shared,
         offset,
-        what,
+        kind,
     })
 }
 
@@ -326,14 +326,14 @@ mod tests {
         let of = |line: &str| mapping(line).unwrap();
         let file = of("55d0-66d0 r-xp 00001000 fe:00 1234   /usr/bin/a file (deleted)");
         assert_eq!((file.range, file.protection, file.shared, file.offset), (0x55d0..0x66d0, 5, false, 0x1000));
-        assert_eq!(file.what, What::File { path: "/usr/bin/a file (deleted)".into() });
-        assert_eq!(of("1000-2000 rw-p 00000000 00:00 0   [heap]").what, What::Private { name: "[heap]".into() });
-        assert_eq!(of("1000-2000 rw-p 00000000 00:00 0 ").what, What::Private { name: "[anonymous]".into() });
-        let shared = What::Shared { name: "[shared]".into(), stored: None };
-        assert_eq!(of("1000-2000 rw-s 00000000 00:01 9   /dev/zero (deleted)").what, shared);
-        let memory = What::Shared { name: "/memfd:jit".into(), stored: None };
-        assert_eq!(of("1000-2000 rw-s 00000000 00:01 9   /memfd:jit (deleted)").what, memory);
-        assert_eq!(of("1000-2000 r-xp 00000000 00:00 0   [vdso]").what, What::Kernel { name: "[vdso]".into() });
+        assert_eq!(file.kind, MappingKind::File { path: "/usr/bin/a file (deleted)".into() });
+        assert_eq!(of("1000-2000 rw-p 00000000 00:00 0   [heap]").kind, MappingKind::Private { name: "[heap]".into() });
+        assert_eq!(of("1000-2000 rw-p 00000000 00:00 0 ").kind, MappingKind::Private { name: "[anonymous]".into() });
+        let shared = MappingKind::Shared { name: "[shared]".into(), stored: None };
+        assert_eq!(of("1000-2000 rw-s 00000000 00:01 9   /dev/zero (deleted)").kind, shared);
+        let memory = MappingKind::Shared { name: "/memfd:jit".into(), stored: None };
+        assert_eq!(of("1000-2000 rw-s 00000000 00:01 9   /memfd:jit (deleted)").kind, memory);
+        assert_eq!(of("1000-2000 r-xp 00000000 00:00 0   [vdso]").kind, MappingKind::Kernel { name: "[vdso]".into() });
         assert_eq!(mapping("VmFlags: rd"), None);
     }
 

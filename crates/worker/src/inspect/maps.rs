@@ -1,6 +1,6 @@
 //! A mapping and where its pages are.
 
-use kip_checkpoint::look::{Mapping, What};
+use kip_criu_images::inspect::{Mapping, MappingKind};
 use kip_types::api::{MapView, WhereView};
 use std::ops::Range;
 
@@ -78,12 +78,12 @@ pub(super) fn view(mapping: &Mapping, places: &PageLocations) -> MapView {
     let mut pages = places.within(&mapping.range);
     let WhereView { memory_bytes, swapped_bytes, out_bytes, snapshot_bytes, store_bytes, .. } = pages;
     let mut left = bytes.saturating_sub(memory_bytes + swapped_bytes + out_bytes + snapshot_bytes + store_bytes);
-    let what = match &mapping.what {
-        What::Private { name } => {
+    let what = match &mapping.kind {
+        MappingKind::Private { name } => {
             pages.zero_bytes = left;
             name
         }
-        What::Shared { name, stored } => {
+        MappingKind::Shared { name, stored } => {
             let stored = stored.map(|stored| stored.min(left));
             left -= stored.unwrap_or(0);
             let place = if places.is_stored { &mut pages.store_bytes } else { &mut pages.snapshot_bytes };
@@ -94,7 +94,7 @@ pub(super) fn view(mapping: &Mapping, places: &PageLocations) -> MapView {
             *rest = left;
             name
         }
-        What::File { path: name } | What::Kernel { name } => {
+        MappingKind::File { path: name } | MappingKind::Kernel { name } => {
             pages.file_bytes = left;
             name
         }
@@ -136,13 +136,13 @@ mod tests {
 
     #[test]
     fn what_its_pages_are_adds_up_to_a_mapping() {
-        let mapping = |range, what| Mapping { range, protection: 5, shared: false, offset: 0, what };
+        let mapping = |range, kind| Mapping { range, protection: 5, shared: false, offset: 0, kind };
         let places = PageLocations {
             ranges: vec![(0..0x3000, PageLocation::Out), (0x4000..0x5000, PageLocation::Memory)],
             is_stored: true,
         };
         let view = |mapping: &Mapping| super::view(mapping, &places);
-        let private = view(&mapping(0x2000..0x8000, What::Private { name: "[heap]".into() }));
+        let private = view(&mapping(0x2000..0x8000, MappingKind::Private { name: "[heap]".into() }));
         assert_eq!(
             (private.access.as_str(), private.what.as_str(), private.start.as_str()),
             ("r-xp", "[heap]", "2000")
@@ -150,9 +150,9 @@ mod tests {
         let expected =
             WhereView { out_bytes: 0x1000, memory_bytes: 0x1000, zero_bytes: 0x4000, ..WhereView::default() };
         assert_eq!(private.pages, expected);
-        let file = view(&mapping(0x2000..0x4000, What::File { path: "/x".into() }));
+        let file = view(&mapping(0x2000..0x4000, MappingKind::File { path: "/x".into() }));
         assert_eq!((file.pages.out_bytes, file.pages.file_bytes), (0x1000, 0x1000));
-        let shared = What::Shared { name: "[shared]".into(), stored: Some(0x2000) };
+        let shared = MappingKind::Shared { name: "[shared]".into(), stored: Some(0x2000) };
         let shared = view(&mapping(0x6000..0x9000, shared)).pages;
         assert_eq!((shared.store_bytes, shared.zero_bytes, shared.file_bytes), (0x2000, 0x1000, 0));
     }

@@ -5,7 +5,7 @@
 
 use super::Subject;
 use crate::why::{plain, word};
-use kip_checkpoint::look::{FileKind, Process, UnixState};
+use kip_criu_images::inspect::{FileKind, Process, UnixState};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_net::custody::Kind;

@@ -1,7 +1,7 @@
 //! Arguments and environments out of pages of memory, as the kernel tells them in /proc/PID/cmdline and environ.
 
 use super::{Page, Pages};
-use kip_checkpoint::look::{Process, Strings};
+use kip_criu_images::inspect::{Process, Strings};
 use kip_snapshot::pages::PAGE;
 use std::ops::Range;
 

@@ -11,6 +11,7 @@ use kip_checkpoint::clocks::Now;
 use kip_engine::calls::{IN_MS, POINTED};
 use kip_engine::tree;
 use kip_net::diag::{Diag, DiagError, SocketInfo, TcpState};
+use kip_sys::status::Status;
 use kip_types::Protocol;
 use kip_types::api::{ProgramView, SeenView, SocketView, ThreadView, TimerView};
 use std::collections::{BTreeMap, HashMap};
@@ -65,23 +66,14 @@ pub(super) fn inspect(subject: &Subject) -> Result<SeenView, DiagError> {
     Ok(SeenView { watched_us, threads, sockets, sockets_in_all, timers, execs })
 }
 
-fn status_field(status: &str, name: &str) -> Option<String> {
-    Some(status.lines().find_map(|l| l.strip_prefix(name))?.trim().to_owned())
-}
-
-/// The id inside, the last of NSpid.
-fn inner(status: &str) -> Option<u32> {
-    status_field(status, "NSpid:")?.split_ascii_whitespace().next_back()?.parse().ok()
-}
-
 fn comm(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end_matches('\n').to_owned())
 }
 
 fn program(pid: u32) -> Option<FoundProcess> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let view = ProgramView { name: comm(&format!("/proc/{pid}/comm"))?, pid: inner(&status)? };
-    Some(FoundProcess { pid, view, parent: status_field(&status, "PPid:")?.parse().ok()? })
+    let status = Status::read(pid).ok()?;
+    let view = ProgramView { name: comm(&format!("/proc/{pid}/comm"))?, pid: status.inner_id()?.0 };
+    Some(FoundProcess { pid, view, parent: status.field("PPid:")?.parse().ok()? })
 }
 
 /// Programs under exec are children of none of the proc's processes, as pid 1 is.
@@ -92,8 +84,7 @@ fn execs(programs: &[FoundProcess]) -> Vec<ProgramView> {
 
 /// Host ids of a process's threads.
 fn threads_of(pid: u32) -> Vec<u32> {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    tasks.flatten().filter_map(|t| t.file_name().to_str()?.parse().ok()).collect()
+    kip_sys::status::threads(pid).unwrap_or_default()
 }
 
 /// First field of a thread's schedstat: nanoseconds on a CPU.
@@ -116,8 +107,8 @@ fn threads(programs: &[FoundProcess], before: &HashMap<u32, u64>) -> Vec<ThreadV
             let at = format!("/proc/{}/task/{tid}", process.pid);
             let ran = |now: u64| now.saturating_sub(before.get(&tid).copied().unwrap_or(0)) / 1000;
             let Some(cpu_us) = cpu_ns(process.pid, tid).map(ran).filter(|us| *us > 0) else { continue };
-            let status = fs::read_to_string(format!("{at}/status")).unwrap_or_default();
-            let (Some(name), Some(inside)) = (comm(&format!("{at}/comm")), inner(&status)) else { continue };
+            let inside = Status::read(tid).ok().and_then(|status| status.inner_id());
+            let (Some(name), Some((inside, _))) = (comm(&format!("{at}/comm")), inside) else { continue };
             found.push(ThreadView { name, tid: inside, program: process.view.clone(), cpu_us });
         }
     }
@@ -262,8 +253,8 @@ fn timerfds(process: &FoundProcess, found: &mut Vec<TimerView>) {
 /// What is left and the period, milliseconds, of a timerfd that is set: proc_pid_fdinfo(5).
 fn timerfd(text: &str) -> Option<(u64, Option<u64>)> {
     let ms = |name: &str| {
-        let value = status_field(text, name)?;
-        let (s, ns) = value.strip_prefix('(')?.strip_suffix(')')?.split_once(", ")?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let (s, ns) = value.trim().strip_prefix('(')?.strip_suffix(')')?.split_once(", ")?;
         let ns = s.parse::<u64>().ok()? * 1_000_000_000 + ns.parse::<u64>().ok()?;
         Some(ns.div_ceil(1_000_000))
     };
@@ -281,9 +272,9 @@ fn call_time_out(process: &FoundProcess, tid: u32) -> Option<TimerView> {
         Some(end) => Some((end.at_ns - Now::read().monotonic_ns).max(0) as u64 / 1_000_000),
         None => all_ms.and_then(|all| Some(all.saturating_sub(waited_ms(tree::last_ran(tid)?)))),
     };
-    let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", process.pid)).ok()?;
+    let (inside, _) = Status::read(tid).ok()?.inner_id()?;
     let kind = format!("time-out of {name}");
-    Some(TimerView { kind, program: process.view.clone(), tid: Some(inner(&status)?), due_ms, every_ms: None })
+    Some(TimerView { kind, program: process.view.clone(), tid: Some(inside), due_ms, every_ms: None })
 }
 
 /// The call's name and its whole time-out, milliseconds, where that is in a register; none for a call without one.

@@ -7,7 +7,7 @@
 //! generation of an older Kip has all images as files; it is read as well. Source of the names:
 //! CRIU's documentation, "Images".
 
-use crate::image::{Image, ImageError};
+use crate::file::{Image, ImageError};
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -182,17 +182,17 @@ impl Images {
     }
 
     /// When CRIU made an image.
-    pub(crate) fn made(&self, name: &str) -> Option<SystemTime> {
+    pub fn made(&self, name: &str) -> Option<SystemTime> {
         self.files.get(name)?.made
     }
 
     /// When CRIU wrote an image last.
-    pub(crate) fn written(&self, name: &str) -> Option<SystemTime> {
+    pub fn written(&self, name: &str) -> Option<SystemTime> {
         self.files.get(name)?.written
     }
 
     /// The bytes of an image.
-    pub(crate) fn bytes(&self, name: &str) -> Option<&[u8]> {
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         Some(&self.files.get(name)?.bytes)
     }
 
@@ -210,7 +210,7 @@ impl Images {
     ///
     /// # Errors
     /// There is none of that name; it is damaged.
-    pub(crate) fn entries(&self, name: &str) -> Result<Vec<Message>, ImageError> {
+    pub fn entries(&self, name: &str) -> Result<Vec<Message>, ImageError> {
         Ok(self.image(name)?.entries)
     }
 
@@ -218,7 +218,7 @@ impl Images {
     ///
     /// # Errors
     /// It is damaged.
-    pub(crate) fn entries_if_any(&self, name: &str) -> Result<Vec<Message>, ImageError> {
+    pub fn entries_if_any(&self, name: &str) -> Result<Vec<Message>, ImageError> {
         if self.files.contains_key(name) { self.entries(name) } else { Ok(Vec::new()) }
     }
 
@@ -226,7 +226,7 @@ impl Images {
     ///
     /// # Errors
     /// There is none of that name; what is there is no entry.
-    pub(crate) fn first(&self, name: &str) -> Result<Option<Message>, ImageError> {
+    pub fn first(&self, name: &str) -> Result<Option<Message>, ImageError> {
         match self.files.get(name) {
             Some(file) => Image::first(&self.path_of(name), &file.bytes),
             None => Image::first_of_file(&self.path_of(name)),
@@ -234,7 +234,7 @@ impl Images {
     }
 
     /// The images whose name is `PREFIX-NUMBER.img`, by that number.
-    pub(crate) fn numbered(&self, prefix: &str) -> Vec<(u32, String)> {
+    pub fn numbered(&self, prefix: &str) -> Vec<(u32, String)> {
         let number = |name: &str| name.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix(IMAGE)?.parse().ok();
         let mut found: Vec<_> = self.names().filter_map(|name| Some((number(name)?, name.to_owned()))).collect();
         found.sort();
@@ -252,13 +252,25 @@ impl Images {
         self.files.entry(name).or_default().bytes = image.encode();
     }
 
+    /// Puts an image of these entries in place of the one of its name: for tests, its magic number is
+    /// none of CRIU's.
+    pub fn put_entries(&mut self, name: &str, entries: &[Message]) {
+        self.put(&Image::new(name.into(), entries.to_vec()));
+    }
+
+    /// Puts bytes in place of the image of that name.
+    #[cfg(test)]
+    pub(crate) fn put_bytes(&mut self, name: &str, bytes: Vec<u8>) {
+        self.files.insert(name.to_owned(), File::of(bytes));
+    }
+
     /// Takes an image out.
-    pub(crate) fn remove(&mut self, name: &str) {
+    pub fn remove(&mut self, name: &str) {
         self.files.remove(name);
     }
 
     /// What an error of an image becomes.
-    pub(crate) fn damaged(&self, name: &str) -> impl Fn(Malformed) -> ImageError + use<> {
+    pub fn damaged(&self, name: &str) -> impl Fn(Malformed) -> ImageError + use<> {
         let path = self.path_of(name);
         move |source| ImageError::Damaged { path: path.clone(), source }
     }
@@ -282,25 +294,6 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> ImageError + use<> {
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
-    use super::*;
-
-    /// Adds an image of such entries.
-    pub(crate) fn add(images: &mut Images, name: &str, entries: &[Message]) {
-        let bytes = [0x5456_4319u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
-        images.files.insert(name.to_owned(), File::of(bytes));
-        let mut image = images.image(name).unwrap();
-        image.entries = entries.to_vec();
-        images.put(&image);
-    }
-
-    /// Adds bytes as an image.
-    pub(crate) fn add_bytes(images: &mut Images, name: &str, bytes: Vec<u8>) {
-        images.files.insert(name.to_owned(), File::of(bytes));
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::Value;
@@ -316,10 +309,10 @@ mod tests {
         let (criu, kept, again) =
             (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut made = Images::default();
-        testing::add(&mut made, "core-7.img", &[entry(3)]);
-        testing::add(&mut made, "core-12.img", &[entry(4), entry(5)]);
-        testing::add(&mut made, "files.img", &[]);
-        testing::add(&mut made, "timens-0.img", &[entry(6)]);
+        made.put_entries("core-7.img", &[entry(3)]);
+        made.put_entries("core-12.img", &[entry(4), entry(5)]);
+        made.put_entries("files.img", &[]);
+        made.put_entries("timens-0.img", &[entry(6)]);
         made.lay_out(criu.path()).unwrap();
         for name in ["pages-1.img", "ghost-file-1.img", "g12-pages-3.img", "dump.log", "stats-dump"] {
             fs::write(criu.path().join(name), name).unwrap();
@@ -369,7 +362,7 @@ mod tests {
     fn a_damaged_archive_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let mut made = Images::default();
-        testing::add(&mut made, "core-7.img", &[entry(3)]);
+        made.put_entries("core-7.img", &[entry(3)]);
         made.save(directory.path()).unwrap();
         let path = directory.path().join(CHECKPOINT);
         let mut bytes = fs::read(&path).unwrap();

@@ -1,4 +1,4 @@
-//! One CRIU image: two magic numbers, then entries, each a length and a protobuf message. [`crate::images`] has all of a tree.
+//! One CRIU image: two magic numbers, then entries, each a length and a protobuf message. [`crate::Images`] has all of a tree.
 //!
 //! Source: CRIU's documentation, "Images".
 
@@ -48,6 +48,11 @@ pub enum ImageError {
 impl Image {
     /// So much of a file has its first entry, bytes.
     const FIRST_WITHIN: u64 = 64 << 10;
+
+    pub(crate) fn new(path: PathBuf, entries: Vec<Message>) -> Image {
+        let head = [COMMON_MAGIC.to_le_bytes(), 1u32.to_le_bytes()].concat();
+        Image { path, head, entries }
+    }
 
     /// Reads a file of nothing but entries.
     pub fn read(path: &Path) -> Result<Image, ImageError> {
@@ -105,7 +110,7 @@ impl Image {
     }
 
     /// What an error of it becomes.
-    pub(crate) fn damaged(&self) -> impl Fn(Malformed) -> ImageError + use<> {
+    pub fn damaged(&self) -> impl Fn(Malformed) -> ImageError + use<> {
         let path = self.path.clone();
         move |source| ImageError::Damaged { path: path.clone(), source }
     }

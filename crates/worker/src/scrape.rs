@@ -1,6 +1,13 @@
-//! What is, at the moment of a scrape.
+//! What is at the moment of a scrape, as metrics: procs by tier, memory, the store, meters, the daemon itself.
+//!
+//! Is gathered from what is known anyway: no file of a proc is read and no proc wakes. What happens is counted elsewhere,
+//! [`kip_engine::metrics`].
 
-use super::{Process, seconds, word};
+mod process;
+
+pub(crate) use process::Process;
+
+use kip_engine::metrics::word;
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};
 use kip_types::Tier;
 use kip_types::api::{CacheView, MeterView, RoomView};
@@ -14,36 +21,36 @@ use std::fmt;
 
 /// One proc.
 #[derive(Debug)]
-pub struct ProcNow {
+pub(crate) struct ProcNow {
     /// What it has used.
-    pub meter: MeterView,
+    pub(crate) meter: MeterView,
     /// What it had in memory when it fell asleep, bytes; 0 unless asleep.
-    pub had_bytes: u64,
+    pub(crate) had_bytes: u64,
     /// Its last sleep was refused, and it runs.
-    pub refused: bool,
+    pub(crate) refused: bool,
     /// Its wake waits for leave.
-    pub waits: bool,
+    pub(crate) waits: bool,
     /// What its files take and may take, bytes, where that is limited.
-    pub disk: Option<(u64, u64)>,
+    pub(crate) disk: Option<(u64, u64)>,
 }
 
 /// All that is gathered.
 #[derive(Debug, Default)]
-pub struct Moment {
+pub(crate) struct Moment {
     /// All procs.
-    pub procs: Vec<ProcNow>,
+    pub(crate) procs: Vec<ProcNow>,
     /// Room on the local disk, if that has a limit.
-    pub room: Option<RoomView>,
+    pub(crate) room: Option<RoomView>,
     /// What the wakes that wait need, bytes.
-    pub wanted_bytes: u64,
+    pub(crate) wanted_bytes: u64,
     /// The cache, its hits and its misses.
-    pub cache: Option<(CacheView, u64, u64)>,
+    pub(crate) cache: Option<(CacheView, u64, u64)>,
     /// What was asked of the object store, if there is one.
-    pub store: Option<Counters>,
+    pub(crate) store: Option<Counters>,
     /// Starts and wakes for which there was no room.
-    pub refused: (u64, u64),
+    pub(crate) refused: (u64, u64),
     /// The daemon itself, if /proc says.
-    pub process: Option<Process>,
+    pub(crate) process: Option<Process>,
 }
 
 /// Writes samples under names.
@@ -73,6 +80,10 @@ impl Writer<'_> {
         let none = None::<&prometheus_client::metrics::exemplar::Exemplar<NoLabelSet, f64>>;
         samples.into_iter().try_for_each(|(labels, value)| metric.encode_family(&labels)?.encode_counter(&value, none))
     }
+}
+
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
 }
 
 const TIERS: [Tier; 4] = [Tier::Hot, Tier::Hibernated, Tier::Parked, Tier::Archived];

@@ -1,4 +1,4 @@
-//! What is open.
+//! Open files of a process: what each descriptor is of.
 
 use crate::codes::{kind, remap};
 use crate::fields::{
@@ -6,7 +6,7 @@ use crate::fields::{
     memfd_inode_entry, netlink_sk_entry, packet_sock_entry, pipe_entry, reg_file_entry, remap_file_path_entry,
     signalfd_entry, sk_packet_entry, timerfd_entry, tty_file_entry, unix_sk_entry,
 };
-use crate::image::ImageError;
+use crate::file::ImageError;
 use crate::images::Images;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,12 +2,13 @@
 //! field that Kip uses.
 //!
 //! Modules and constants are named as `images/*.proto` of CRIU 4.2 names messages and fields.
-//! Values of fields are in [`crate::codes`]; [`crate::wire`] reads and writes messages.
+//! Values of fields are in [`crate::codes`]; [`crate::Message`] is a message as it is read and written.
+#![allow(missing_docs, reason = "the names are CRIU's; a comment has what they do not say")]
 
 mod files;
 mod memory;
 mod tasks;
 
 pub use files::*;
-pub(crate) use memory::*;
+pub use memory::*;
 pub use tasks::*;

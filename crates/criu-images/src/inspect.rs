@@ -1,19 +1,19 @@
-//! What a tree is, out of its images, for people: its processes, what they have open, their memory's map.
+//! What a checkpoint holds, for people: its processes, their open files, the map of their memory.
 //!
-//! Owns the model that a look at running processes fills, too. Reads what it is given, from a directory or from anywhere else,
-//! and never a page of memory. What it does not know it leaves out rather than refuse: a look is no
-//! judgement, that is [`crate::policy`].
+//! Owns the model that an inspection of running processes fills, too. Reads images, from a directory
+//! or from anywhere else, and never a page of memory. What it does not know it leaves out rather than
+//! refuse: an inspection is no judgement; Kip's policy for images is.
 
 mod files;
 mod memory;
 
 pub use files::{FileKind, OpenFile, UnixState};
-pub use memory::{Mapping, What};
+pub use memory::{Mapping, MappingKind};
 
 use crate::codes::state;
 use crate::fields::{core_entry, creds_entry, fs_entry, mm_entry, pstree_entry};
 use crate::fields::{task_core_entry, task_kobj_ids_entry, thread_core_entry};
-use crate::image::ImageError;
+use crate::file::ImageError;
 use crate::images::{CHECKPOINT, Images};
 use crate::wire::Message;
 use files::Files;
@@ -72,7 +72,7 @@ pub struct Process {
 ///
 /// # Errors
 /// An image is damaged. One that is missing is as if it were empty.
-pub fn look(images: &Images) -> Result<Vec<Process>, ImageError> {
+pub fn processes(images: &Images) -> Result<Vec<Process>, ImageError> {
     let files = Files::read(images)?;
     let mut found = Vec::new();
     for task in images.entries_if_any("pstree.img")? {
@@ -118,5 +118,5 @@ fn process(images: &Images, files: &Files, task: &Message) -> Result<Process, Im
 }
 
 #[cfg(test)]
-#[path = "look_tests.rs"]
+#[path = "inspect_tests.rs"]
 mod tests;

@@ -6,7 +6,6 @@ use crate::fields::{
     fdinfo_entry, file_entry, memfd_file_entry, memfd_inode_entry, netlink_sk_entry, pagemap_entry, pagemap_head,
     reg_file_entry, remap_file_path_entry, sk_packet_entry, unix_sk_entry, vma_entry,
 };
-use crate::images::testing::{self, add_bytes};
 use crate::wire::Value;
 
 /// A message of varints, and of bytes and strings.
@@ -17,7 +16,7 @@ fn message(numbers: &[(u32, u64)], bytes: &[(u32, &[u8])]) -> Message {
 
 fn images() -> Images {
     let mut images = Images::default();
-    let mut add = |name: &str, entries: &[Message]| testing::add(&mut images, name, entries);
+    let mut add = |name: &str, entries: &[Message]| images.put_entries(name, entries);
     let task = |pid, parent| message(&[(pstree_entry::PID, pid), (pstree_entry::PPID, parent)], &[]);
     add("pstree.img", &[task(2, 1), message(&[(pstree_entry::PID, 1)], &[]), task(3, 2)]);
     let creds = message(&[(creds_entry::UID, 7), (creds_entry::EUID, 33), (creds_entry::EGID, 34)], &[]).encode();
@@ -122,13 +121,13 @@ fn images() -> Images {
         let packet = message(&packet, &[]).encode();
         queues.extend([&(packet.len() as u32).to_le_bytes(), packet.as_slice(), bytes].concat());
     }
-    add_bytes(&mut images, "sk-queues.img", queues);
+    images.put_bytes("sk-queues.img", queues);
     images
 }
 
 #[test]
 fn a_tree_is_read() {
-    let found = look(&images()).unwrap();
+    let found = processes(&images()).unwrap();
     assert_eq!(
         found.iter().map(|p| (p.pid, p.parent, p.ended)).collect::<Vec<_>>(),
         [(1, 0, false), (2, 1, false), (3, 2, true)]
@@ -153,15 +152,15 @@ fn a_tree_is_read() {
     let state = UnixState { kind: 1, state: 1, name: "@name".into(), peer: 502, queued: 7 };
     assert_eq!(web.files[2].kind, FileKind::Unix { inode: 501, state: Some(state), id: 10 });
     assert_eq!(web.files[3].kind, FileKind::Memory { name: "jit".into() });
-    let maps: Vec<_> = web.mappings.iter().map(|m| (m.range.start, m.shared, m.what.clone())).collect();
+    let maps: Vec<_> = web.mappings.iter().map(|m| (m.range.start, m.shared, m.kind.clone())).collect();
     assert_eq!(
         maps,
         [
-            (0x1000, false, What::File { path: "/usr/lib/libc.so".into() }),
-            (0x5000, false, What::Private { name: "[heap]".into() }),
-            (0x8000, true, What::Shared { name: "[shared]".into(), stored: Some(0x1000) }),
-            (0xd000, true, What::Shared { name: "/memfd:jit".into(), stored: Some(0) }),
-            (0x10000, false, What::Private { name: "[stack]".into() }),
+            (0x1000, false, MappingKind::File { path: "/usr/lib/libc.so".into() }),
+            (0x5000, false, MappingKind::Private { name: "[heap]".into() }),
+            (0x8000, true, MappingKind::Shared { name: "[shared]".into(), stored: Some(0x1000) }),
+            (0xd000, true, MappingKind::Shared { name: "/memfd:jit".into(), stored: Some(0) }),
+            (0x10000, false, MappingKind::Private { name: "[stack]".into() }),
         ]
     );
 }
@@ -173,8 +172,8 @@ fn what_is_cut_short_is_damaged() {
         let mut cut = whole.clone();
         let mut bytes = whole.bytes(name).unwrap().to_vec();
         bytes.truncate(bytes.len() - 8);
-        add_bytes(&mut cut, name, bytes);
-        let refused = look(&cut).unwrap_err();
+        cut.put_bytes(name, bytes);
+        let refused = processes(&cut).unwrap_err();
         assert_eq!(refused.to_string(), format!("image {name} is damaged"));
     }
 }

@@ -9,26 +9,26 @@ const PAGE: u64 = 4096;
 
 /// Of this process, at the moment of a scrape.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Process {
+pub(crate) struct Process {
     /// CPU time, seconds.
-    pub cpu_seconds: f64,
+    pub(crate) cpu_seconds: f64,
     /// Resident memory, bytes.
-    pub resident_bytes: u64,
+    pub(crate) resident_bytes: u64,
     /// Address space, bytes.
-    pub virtual_bytes: u64,
+    pub(crate) virtual_bytes: u64,
     /// Seconds since the epoch.
-    pub started: f64,
+    pub(crate) started: f64,
     /// Open descriptors.
-    pub open_fds: u64,
+    pub(crate) open_fds: u64,
     /// Its limit of open descriptors.
-    pub max_fds: u64,
+    pub(crate) max_fds: u64,
     /// Threads.
-    pub threads: u64,
+    pub(crate) threads: u64,
 }
 
 impl Process {
     /// This one now; none if the kernel does not say.
-    pub fn read() -> Option<Process> {
+    pub(crate) fn read() -> Option<Process> {
         let stat = fs::read_to_string("/proc/self/stat").ok()?;
         // What comes after its name, which may have anything in it: proc_pid_stat(5).
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

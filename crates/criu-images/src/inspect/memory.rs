@@ -1,21 +1,22 @@
-//! What is mapped.
+//! Mappings of a process: what each range of addresses is of.
 
 use super::files::Files;
 use crate::codes::status;
 use crate::fields::{mm_entry, pagemap_entry, vma_entry};
 use crate::images::Images;
-use crate::pages::{PRESENT, pages_of};
+use crate::pagemap::{PRESENT, pages_of};
 use crate::wire::{Malformed, Message};
 use std::ops::Range;
 
-const PAGE: u64 = kip_snapshot::pages::PAGE as u64;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// CRIU's for System V memory.
 const SYSTEM_V: u64 = 1 << 10;
 const MAP_SHARED: u64 = 1;
 
 /// What a mapping is of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum MappingKind {
     /// Private memory: where no page of it lies, it is zeros.
     Private {
         /// `[heap]`, `[stack]` or `[anonymous]`.
@@ -52,7 +53,7 @@ pub struct Mapping {
     /// Where in the file it begins.
     pub offset: u64,
     /// What it is of.
-    pub what: What,
+    pub kind: MappingKind,
 }
 
 /// The mappings of a process.
@@ -67,9 +68,9 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
             continue;
         }
         let shared = vma.number(vma_entry::FLAGS) & MAP_SHARED != 0;
-        let kernel = |name: &str| What::Kernel { name: name.to_owned() };
-        let private = |name: &str| What::Private { name: name.to_owned() };
-        let what = if state & status::VSYSCALL != 0 {
+        let kernel = |name: &str| MappingKind::Kernel { name: name.to_owned() };
+        let private = |name: &str| MappingKind::Private { name: name.to_owned() };
+        let kind = if state & status::VSYSCALL != 0 {
             kernel("[vsyscall]")
         } else if state & status::VDSO != 0 {
             kernel("[vdso]")
@@ -83,10 +84,10 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
             // CRIU finds memory without a name as a memory file of this one.
             let nameless = name.is_empty() || name == "/dev/zero";
             let name = if nameless { "[shared]".to_owned() } else { format!("/memfd:{name}") };
-            What::Shared { name, stored: Some(stored(images, contents, &vma)?) }
+            MappingKind::Shared { name, stored: Some(stored(images, contents, &vma)?) }
         } else if state & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
             let path = files.path_of(id);
-            What::File { path: if files.is_nameless(id) { format!("{path} (deleted)") } else { path } }
+            MappingKind::File { path: if files.is_nameless(id) { format!("{path} (deleted)") } else { path } }
         } else if state & status::STACK != 0 || range.contains(&stack) {
             private("[stack]")
         } else if state & status::HEAP != 0 || range.start < heap.end && heap.start < range.end {
@@ -95,7 +96,7 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
             private("[anonymous]")
         };
         let (protection, offset) = (vma.number(vma_entry::PROT), vma.number(vma_entry::PGOFF));
-        found.push(Mapping { range, protection, shared, offset, what });
+        found.push(Mapping { range, protection, shared, offset, kind });
     }
     Ok(found)
 }
