@@ -124,6 +124,11 @@ class Typist:
 SHELL_COMMAND = ["env", "PS1=ready$ ", "TERM=dumb", "bash", "--norc", "--noprofile", "-i"]
 
 
+def sized(user: Typist) -> str:
+    user.type("stty size\n")
+    return user.see(r"\n(\d+ \d+)\n")[1]
+
+
 @pytest.fixture
 def idle(fresh_kip: Callable[..., Kip]) -> Proc:
     return fresh_kip().run("idle", ["sleep", "1000000"])
@@ -143,8 +148,8 @@ def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
         user.see("\nkept\n")
         TIERS[tier](idle)
         user.resize(rows, 120)
-        user.type("stty size\n")
-        user.see(f"\n{rows} 120\n")
+        # The size takes another way than what is typed.
+        wait_for(f"{rows} rows", lambda rows=rows: sized(user) == f"{rows} 120" or None)
     user.type("sleep 1000\n")
     user.see("sleep 1000\n")
     # The shell has to have the terminal given to it before the sleep, as on a machine that was suspended.
@@ -180,6 +185,21 @@ def test_a_client_that_is_gone_hangs_up(idle: Proc, tier: str) -> None:
         TIERS[tier](idle)
     user.hang_up()
     wait_for("it was told", lambda: idle.exec("cat", "/srv/said", check=False).stdout == "hung up\n" or None)
+
+
+def test_what_a_session_leaves_behind(idle: Proc) -> None:
+    """A background program whose terminal has been hung up, as its standard input is, sleeps and wakes."""
+    user = Typist(idle, *SHELL_COMMAND)
+    user.see(r"ready\$ ")
+    user.type("nohup sleep 100000 >/dev/null 2>&1 & disown; exit\n")
+    assert user.process.wait(20) == 0
+    wait_for("the shell is gone", lambda: "bash" not in idle.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout or None)
+    for _ in range(2):
+        idle.sleep()
+        idle.kip.cli("wake", "idle")
+        assert idle.rebuilt()
+    idle.hibernate()
+    assert "sleep\x00100000\x00" in idle.exec("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout
 
 
 def test_full_screen_programs(idle: Proc) -> None:

@@ -10,7 +10,7 @@ use crate::rpc::{Kind, Opts, Request};
 use kip_criu_images::Image;
 use kip_criu_images::fields::{dump_stats_entry, stats_entry};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -34,7 +34,7 @@ pub struct DumpRequest<'a> {
     /// Mount points inside that come from outside, with the key the restore names them by.
     pub external_mounts: &'a [(String, String)],
     /// What else comes from outside, in CRIU's words for it: `tty[DEVICE:FILE SYSTEM]`.
-    pub external: &'a [String],
+    pub external: &'a BTreeSet<String>,
     /// Largest deleted file kept in the images, bytes.
     pub ghost_limit: u32,
 }

@@ -10,11 +10,13 @@ use kip_criu_images::fields::{file_entry, tty_file_entry, tty_info_entry};
 use kip_criu_images::{ImageError, Images};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// Device numbers in the kernel's user encoding: of a master, of `/dev/tty`, of the first slave.
+/// The numbers of the devices `/dev/ptmx` and `/dev/tty`, in the kernel's user encoding.
 const MASTER: u64 = 0x502;
 const OWN: u64 = 0x500;
-const FIRST_SLAVE: u64 = 0x8800;
+/// Major numbers of slaves: UNIX98_PTY_SLAVE_MAJOR in linux/major.h, eight of them.
+const SLAVES: Range<u32> = 136..144;
 
 /// A session with a controlling terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,17 +29,11 @@ pub struct Controlled {
     pub foreground: Option<u32>,
 }
 
-/// What CRIU is told of the terminals of a devpts, which has these numbers open: each is one from outside. `dev`: of the
-/// devpts, and of the file system of `/dev/tty`.
-pub fn external(numbers: &[u32], dev: u64, tty_dev: u64) -> Vec<String> {
-    let slaves = numbers.iter().map(|number| (slave(*number), dev));
-    let all = slaves.chain([(MASTER, dev), (OWN, tty_dev)]);
-    all.map(|(device, dev)| format!("tty[{device:x}:{dev:x}]")).collect()
-}
-
-/// The device number of `/dev/pts/NUMBER`: major numbers from 136 on, 256 terminals each.
-fn slave(number: u32) -> u64 {
-    rustix::fs::makedev(136 + number / 256, number % 256)
+/// What CRIU is told of a device that a tree has open, by its numbers and those of its file system: as a terminal it is one from
+/// outside. None if it is no terminal.
+pub fn external(device: u64, dev: u64) -> Option<String> {
+    let is_terminal = matches!(device, MASTER | OWN) || SLAVES.contains(&rustix::fs::major(device));
+    is_terminal.then(|| format!("tty[{device:x}:{dev:x}]"))
 }
 
 /// Whether anything of a tree is a terminal.
@@ -61,7 +57,7 @@ pub fn slaves(images: &Images) -> Result<BTreeMap<u64, u64>, ImageError> {
         let damaged = images.damaged("files.img");
         let tty = file.message(file_entry::TTY).map_err(damaged)?.unwrap_or_default();
         if let Some(device) = device_of.get(&tty.number(tty_file_entry::TTY_INFO_ID))
-            && *device >= FIRST_SLAVE
+            && SLAVES.contains(&rustix::fs::major(*device))
         {
             found.entry(*device).or_insert_with(|| file.number(file_entry::ID));
         }

@@ -87,6 +87,12 @@ struct Ran {
     pending: BTreeMap<u32, Pending>,
 }
 
+/// Whether it was started with terminals of its own, and whether some are open.
+struct Terminals {
+    there: bool,
+    open: bool,
+}
+
 /// What was read while the program still ran.
 struct Seen {
     ran: Ran,
@@ -101,8 +107,8 @@ struct Seen {
     mounts: Option<Mounts>,
     /// Where its own files are.
     place: OwnFilesPlace,
-    /// The numbers of its open terminals; none if it was started without.
-    terminals: Option<Vec<u32>>,
+    /// Its terminals.
+    terminals: Terminals,
     /// Host pid of its pid 1.
     init: u32,
     /// Limits that are lifted until this is dropped.
@@ -169,17 +175,17 @@ pub fn park(
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
     external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
-    let terminals = terminals::numbers(init);
-    if terminals.is_some() {
+    let has_terminals = terminals::are_there(init);
+    if has_terminals {
         external.push((kip_sandbox::terminals::TARGET.to_owned(), kip_sandbox::terminals::KEY.to_owned()));
     }
-    let outside = terminals::outside(init, terminals.as_deref().unwrap_or_default());
+    let terminals = terminals::outside(&tree);
     let request = DumpRequest {
         pid: init,
         images: &growing,
         namespaces: &borrowed,
         external_mounts: &external,
-        external: &outside,
+        external: &terminals,
         ghost_limit: GHOST_LIMIT,
     };
     if let Some(pid) = tree.stopped_with_threads() {
@@ -188,7 +194,8 @@ pub fn park(
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
-    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, terminals, init, lifted };
+    let open = Terminals { there: has_terminals, open: !terminals.is_empty() };
+    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, terminals: open, init, lifted };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
@@ -327,13 +334,9 @@ fn finalize(
         if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
     let (unreported, threads) = (seen.ran.unreported.clone(), images.threads());
-    let controlled = if seen.terminals.as_ref().is_some_and(|numbers| !numbers.is_empty()) {
-        terminals::controlled(&tree)
-    } else {
-        Vec::new()
-    };
+    let controlled = if seen.terminals.open { terminals::controlled(&tree) } else { Vec::new() };
     let released = terminals::of_sessions(&images, &controlled)?;
-    let terminals = seen.terminals.as_ref().map(|_| SleepingTerminals { controlled });
+    let terminals = seen.terminals.there.then_some(SleepingTerminals { controlled });
     let body = Body {
         clocks,
         sockets,
@@ -353,7 +356,7 @@ fn finalize(
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     if let Some(Mounts { root, usr, terminals, .. }) = &seen.mounts {
-        let terminals = terminals.as_ref().filter(|_| seen.terminals.as_ref().is_some_and(|open| !open.is_empty()));
+        let terminals = terminals.as_ref().filter(|_| seen.terminals.open);
         for (key, fd) in
             [(key::ROOT, root), (key::USR, usr)].into_iter().chain(terminals.map(|fd| (key::TERMINALS, fd)))
         {

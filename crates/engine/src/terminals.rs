@@ -4,34 +4,41 @@
 
 use crate::fd_store::key;
 use crate::host::Proc;
-use crate::tree::{Tree, inner_id};
+use crate::tree::{self, Tree, inner_id};
 use kip_checkpoint::terminals::{self, Controlled};
 use kip_criu_images::{ImageError, Images};
 use kip_records::body::Body;
-use kip_sandbox::terminals::{TARGET, device, mount, mounted};
+use kip_sandbox::terminals::{device, mount, mounted};
 use kip_sandbox::volume::Volume;
 use kip_sys::status::Status;
 use kip_types::chain;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-/// The numbers of the terminals that are open in the sandbox whose pid 1 is `init`; none if it has no devpts.
-pub(crate) fn numbers(init: u32) -> Option<Vec<u32>> {
-    let root = File::open(format!("/proc/{init}/root")).ok()?;
-    device(root.as_fd())?;
-    let names = fs::read_dir(format!("/proc/{init}/root{TARGET}")).ok()?.flatten();
-    Some(names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+/// Whether the sandbox whose pid 1 is `init` has terminals of its own.
+pub(crate) fn are_there(init: u32) -> bool {
+    File::open(format!("/proc/{init}/root")).is_ok_and(|root| device(root.as_fd()).is_some())
 }
 
-/// What CRIU is told of these terminals of the sandbox.
-pub(crate) fn outside(init: u32, numbers: &[u32]) -> Vec<String> {
-    let device_of = |path: &str| fs::metadata(format!("/proc/{init}/root{path}")).map(|meta| meta.dev());
-    match (numbers, device_of(TARGET), device_of("/dev/tty")) {
-        ([], ..) | (_, Err(_), _) => Vec::new(),
-        (numbers, Ok(dev), own) => terminals::external(numbers, dev, own.unwrap_or(dev)),
-    }
+/// What CRIU is told of the terminals that a tree has open, those that have been hung up among them.
+pub(crate) fn outside(tree: &Tree) -> BTreeSet<String> {
+    let all = tree.pids.iter().flat_map(|pid| {
+        let open = tree::descriptors(*pid).unwrap_or_default().into_iter();
+        open.filter(|(_, target)| may_be(target)).map(move |(number, _)| format!("/proc/{pid}/fd/{number}"))
+    });
+    let devices = all.filter_map(|path| fs::metadata(path).ok()).filter(|meta| meta.file_type().is_char_device());
+    devices.filter_map(|meta| terminals::external(meta.rdev(), meta.dev())).collect()
+}
+
+/// Whether a file may be a terminal, by the target of its link in /proc: `/dev/pts/3`, `/3` where its mount is held only, `/dev/tty`,
+/// `/dev/pts/ptmx`, each of them deleted or not.
+fn may_be(target: &str) -> bool {
+    let path = target.strip_suffix(" (deleted)").unwrap_or(target);
+    let name = path.rsplit('/').next().unwrap_or_default();
+    path.starts_with('/') && (matches!(name, "tty" | "ptmx") || name.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The sessions of a tree that have a terminal: fields 5 to 8 of proc_pid_stat(5).
@@ -82,5 +89,19 @@ pub(crate) fn for_wake(proc: &Proc, body: &Body, held: Option<OwnedFd>) -> io::R
         (None, _) => Ok(None),
         (Some(_), Some(held)) => Ok(Some(mounted(held))),
         (Some(_), None) => mount(proc.first_id()).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_a_terminal_is_looked_at() {
+        assert!(
+            ["/dev/pts/0", "/12", "/dev/pts/3 (deleted)", "/dev/tty", "/dev/pts/ptmx", "/ptmx"].into_iter().all(may_be)
+        );
+        let others = ["/srv/file", "socket:[12]", "pipe:[7]", "/dev/null", "anon_inode:[eventfd]", "12", "/srv/tty0"];
+        assert!(!others.into_iter().any(may_be));
     }
 }

@@ -15,6 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub const TARGET: &str = "/dev/pts";
 /// The key by which CRIU knows the mount.
 pub const KEY: &str = "terminals";
+/// Most terminals of a sandbox.
+const MOST: u32 = 256;
 /// The group `tty` inside.
 const TTY_GROUP: u32 = 5;
 
@@ -26,6 +28,8 @@ pub fn mount(first_id: u32) -> io::Result<Volume> {
     let context = fsopen("devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, "ptmxmode", "0666")?;
     fsconfig_set_string(&context, "mode", "0620")?;
+    // The kernel has some thousands for all of the machine.
+    fsconfig_set_string(&context, "max", MOST.to_string())?;
     fsconfig_set_string(&context, "gid", (first_id + TTY_GROUP).to_string())?;
     fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
