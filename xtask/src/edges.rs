@@ -9,9 +9,11 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 22] = [
+const ALLOWED: [(&str, &[&str]); 23] = [
     (TYPES, &[]),
     (SYS, &[]),
+    // What the API asks of a worker, and what flows between the two.
+    ("kip-service", &[TYPES]),
     // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
@@ -37,11 +39,12 @@ const ALLOWED: [(&str, &[&str]); 22] = [
         "kip-offload",
         &[TYPES, SYS, "kip-records", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-archive", "kip-store"],
     ),
-    // Each step that is taken with one proc; knows no tasks and never decides when.
+    // Each step that is taken with one proc; knows no tasks and never decides when. A session of exec is the client's as it is.
     (
         "kip-engine",
         &[
             TYPES,
+            "kip-service",
             SYS,
             "kip-keeper",
             "kip-net",
@@ -80,6 +83,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
             "kip-engine",
             "kip-supervisor",
             TYPES,
+            "kip-service",
             SYS,
             "kip-keeper",
             "kip-net",
@@ -94,8 +98,8 @@ const ALLOWED: [(&str, &[&str]); 22] = [
             "kip-archive",
         ],
     ),
-    // The edge: knows a worker only by the interface that it defines itself.
-    ("kip-api", &[TYPES]),
+    // The edge: knows a worker only by that interface.
+    ("kip-api", &[TYPES, "kip-service"]),
     ("kip-client", &[TYPES]),
     // Files that describe procs: text to requests and back.
     ("kip-describe", &[TYPES]),
@@ -110,8 +114,8 @@ const ALLOWED: [(&str, &[&str]); 22] = [
             "kip-sandbox",
             "kip-checkpoint",
             "kip-snapshot",
-            "kip-logs",
             "kip-worker",
+            "kip-service",
             "kip-api",
             "kip-client",
             "kip-describe",

@@ -84,31 +84,31 @@ impl Doc {
 }
 
 /// Routes and what is said of them.
-pub struct Routes<S> {
-    router: Router<Api<S>>,
+pub struct Routes {
+    router: Router<Api>,
     paths: Map<String, Value>,
     schemas: SchemaGenerator,
 }
 
-impl<S: Send + Sync + 'static> Routes<S> {
-    pub fn new() -> Routes<S> {
+impl Routes {
+    pub fn new() -> Routes {
         let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
         Routes { router: Router::new(), paths: Map::new(), schemas: settings.into_generator() }
     }
 
-    pub fn get<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api<S>>, doc: Doc) -> Self {
+    pub fn get<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
         self.at(path, "get", get(handler), doc)
     }
 
-    pub fn post<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api<S>>, doc: Doc) -> Self {
+    pub fn post<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
         self.at(path, "post", post(handler), doc)
     }
 
-    pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api<S>>, doc: Doc) -> Self {
+    pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
         self.at(path, "delete", delete(handler), doc)
     }
 
-    fn at(mut self, path: &'static str, method: &str, to: MethodRouter<Api<S>>, doc: Doc) -> Self {
+    fn at(mut self, path: &'static str, method: &str, to: MethodRouter<Api>, doc: Doc) -> Self {
         let operation = self.operation(path, doc);
         let at_path = self.paths.entry(path).or_insert_with(|| json!({}));
         at_path[method] = operation;
@@ -147,7 +147,7 @@ impl<S: Send + Sync + 'static> Routes<S> {
     }
 
     /// The routes alone.
-    pub fn router(self) -> Router<Api<S>> {
+    pub fn router(self) -> Router<Api> {
         self.router
     }
 

@@ -4,7 +4,7 @@
 //! worker kills the program. A program that does not read fills the session's queue and then the client's socket, so
 //! memory stays bounded; whether the client is still there is then seen by the empty frames sent to it.
 
-use crate::service::{ExecOutput, ExecSession};
+use kip_service::{ExecOutput, ExecSession};
 use kip_types::api::{CHANNEL_END, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, FRAME_HEADER, FRAME_MAX};
 use std::io;
 use std::time::Duration;

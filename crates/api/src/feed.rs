@@ -2,11 +2,11 @@
 //!
 //! The feed is dropped with the body, which hyper does as soon as the client is gone, and ends when the API does.
 
-use crate::service::Feed;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use kip_service::Feed;
 use kip_types::api::{BrokeOff, Refusal};
 use serde::Serialize;
 use std::convert::Infallible;

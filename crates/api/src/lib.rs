@@ -1,6 +1,6 @@
 //! Control plane: the API of one data directory on a unix socket and, if asked to, by TCP.
 //!
-//! Owns the [`Service`] interface between API and worker, the routes, the edge checks of a request ([`admit`]), the
+//! Owns the routes before a [`kip_service::Service`], the edge checks of a request ([`admit`]), the
 //! lock that makes a daemon the only one of its data directory ([`DataLock`]) and the socket's file ([`ApiSocket`]).
 //! Never sits in a data path and knows nothing of sandboxes, memory or checkpoints.
 //!
@@ -18,7 +18,6 @@ mod lock;
 mod remote;
 mod routes;
 mod server;
-mod service;
 mod socket;
 mod state;
 mod tokens;
@@ -27,7 +26,6 @@ pub use lock::{DataLock, LockError};
 pub use remote::{Remote, RemoteError, Tls};
 pub use routes::openapi;
 pub use server::{Ending, ServeError};
-pub use service::{ExecOutput, ExecSession, Feed, Service};
 pub use socket::{ApiSocket, BindError, SOCKET};
 pub use state::Api;
 pub use tokens::{Tokens, TokensError};

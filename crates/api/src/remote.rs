@@ -7,7 +7,6 @@
 
 use crate::answer::Refused;
 use crate::routes;
-use crate::service::Service;
 use crate::state::Api;
 use axum::extract::{Request, State};
 use axum::http::Method;
@@ -153,8 +152,8 @@ impl Remote {
     }
 
     /// Serves the API until `ending` becomes true and then what was begun. Dropped, it ends at once.
-    pub(crate) async fn serve<S: Service>(self, api: Api<S>, mut ending: watch::Receiver<bool>) {
-        let router = routes::router(api.clone()).layer(axum::middleware::from_fn_with_state(api, admit::<S>));
+    pub(crate) async fn serve(self, api: Api, mut ending: watch::Receiver<bool>) {
+        let router = routes::router(api.clone()).layer(axum::middleware::from_fn_with_state(api, admit));
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let mut tasks = tokio::task::JoinSet::new();
         loop {
@@ -277,7 +276,7 @@ async fn exchange(
 }
 
 /// Lets those in whose token allows what they ask for.
-async fn admit<S: Service>(State(api): State<Api<S>>, mut request: Request, next: Next) -> Result<Response, Refused> {
+async fn admit(State(api): State<Api>, mut request: Request, next: Next) -> Result<Response, Refused> {
     if *request.method() == Method::GET && routes::dashboard::is_public(request.uri().path()) {
         return Ok(next.run(request).await);
     }

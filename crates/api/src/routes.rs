@@ -14,7 +14,6 @@ use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, By, Name, Refused
 use crate::describe::{Routes, doc};
 use crate::exec;
 use crate::feed;
-use crate::service::Service;
 use crate::state::Api;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
 use axum::http::header::{CONNECTION, UPGRADE};
@@ -24,6 +23,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use kip_service::Service;
 use kip_types::api::{
     CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL,
     Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
@@ -34,8 +34,8 @@ use kip_types::api::{
 const NAME_ATTEMPTS: u32 = 100;
 
 /// All routes, answering on the unix socket; by TCP [`crate::remote`] stands before them.
-pub fn router<S: Service>(api: Api<S>) -> Router {
-    dashboard::files(all::<S>().router())
+pub fn router(api: Api) -> Router {
+    dashboard::files(all().router())
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
@@ -44,32 +44,32 @@ pub fn router<S: Service>(api: Api<S>) -> Router {
 }
 
 /// The OpenAPI document of this API. It does not depend on the service behind it.
-pub fn openapi<S: Service>() -> serde_json::Value {
-    all::<S>().document()
+pub fn openapi() -> serde_json::Value {
+    all().document()
 }
 
-fn all<S: Service>() -> Routes<S> {
+fn all() -> Routes {
     let routes = Routes::new()
-        .get("/v1/procs", list::<S>, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
-        .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
-        .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse, as far as that can be known without running the program. Leaves nothing.").body::<ValidateRequest>())
-        .post("/v1/compare", compare::<S>, doc("compareRun", "Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.").body::<RunRequest>().json::<ContentsView>())
-        .post("/v1/check", check::<S>, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
-        .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").query::<InspectRequest>().json::<ProcView>())
-        .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
-        .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").query::<StartRequest>().json::<ProcView>())
-        .post("/v1/procs/{name}/stop", stop::<S>, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
-        .post("/v1/procs/{name}/sleep", sleep::<S>, doc("sleepProc", "Sends a proc to a lower tier; answers when it is there.").body::<SleepRequest>().json::<Moved>())
-        .post("/v1/procs/{name}/wake", wake::<S>, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
-        .post("/v1/procs/{name}/exec", exec::<S>, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
-        .get("/v1/procs/{name}/why", why::<S>, doc("whyProc", "Why a proc is in the tier that it is in.").json::<WhyView>())
-        .get("/v1/procs/{name}/health", health::<S>, doc("healthOfProc", "How a proc is. Its probes are asked if it is awake. Neither wakes it nor keeps it awake.").json::<HealthView>())
-        .get("/v1/procs/{name}/details", details::<S>, doc("lookIntoProc", "Open files, environments, sockets or maps of memory. Does not wake it.").query::<DetailsRequest>().json::<Details>())
-        .get("/v1/procs/{name}/logs", logs::<S>, doc("readLogs", "What a proc wrote, oldest first.").query::<LogsRequest>().lines::<LogLine>())
-        .get("/v1/events", events::<S>, doc("readEvents", "What happened, oldest first. With `since` nothing is told twice and, as long as it is kept, nothing is missed.").query::<EventsRequest>().lines::<Event>())
-        .get("/v1/info", info::<S>, doc("aboutDaemon", "About this daemon.").json::<Info>())
-        .post("/v1/down", down::<S>, doc("endDaemon", "Ends all procs and the daemon; or parks them and ends the daemon.").query::<DownRequest>().json::<DownView>())
-        .get("/v1/openapi.json", document::<S>, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
+        .get("/v1/procs", list, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
+        .post("/v1/procs", run, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
+        .post("/v1/validate", validate, doc("validateRun", "Refuses what `runProc` would refuse, as far as that can be known without running the program. Leaves nothing.").body::<ValidateRequest>())
+        .post("/v1/compare", compare, doc("compareRun", "Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.").body::<RunRequest>().json::<ContentsView>())
+        .post("/v1/check", check, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
+        .get("/v1/procs/{name}", inspect, doc("inspectProc", "One proc. Does not wake it.").query::<InspectRequest>().json::<ProcView>())
+        .delete("/v1/procs/{name}", remove, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
+        .post("/v1/procs/{name}/start", start, doc("startProc", "Starts a stopped proc again, on its files.").query::<StartRequest>().json::<ProcView>())
+        .post("/v1/procs/{name}/stop", stop, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
+        .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier; answers when it is there.").body::<SleepRequest>().json::<Moved>())
+        .post("/v1/procs/{name}/wake", wake, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
+        .post("/v1/procs/{name}/exec", exec, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
+        .get("/v1/procs/{name}/why", why, doc("whyProc", "Why a proc is in the tier that it is in.").json::<WhyView>())
+        .get("/v1/procs/{name}/health", health, doc("healthOfProc", "How a proc is. Its probes are asked if it is awake. Neither wakes it nor keeps it awake.").json::<HealthView>())
+        .get("/v1/procs/{name}/details", details, doc("lookIntoProc", "Open files, environments, sockets or maps of memory. Does not wake it.").query::<DetailsRequest>().json::<Details>())
+        .get("/v1/procs/{name}/logs", logs, doc("readLogs", "What a proc wrote, oldest first.").query::<LogsRequest>().lines::<LogLine>())
+        .get("/v1/events", events, doc("readEvents", "What happened, oldest first. With `since` nothing is told twice and, as long as it is kept, nothing is missed.").query::<EventsRequest>().lines::<Event>())
+        .get("/v1/info", info, doc("aboutDaemon", "About this daemon.").json::<Info>())
+        .post("/v1/down", down, doc("endDaemon", "Ends all procs and the daemon; or parks them and ends the daemon.").query::<DownRequest>().json::<DownView>())
+        .get("/v1/openapi.json", document, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
     let routes = snapshots::routes(routes);
     let routes = keys::routes(routes);
     let routes = backup::routes(routes);
@@ -81,8 +81,8 @@ fn all<S: Service>() -> Routes<S> {
 }
 
 /// Made anew each time: it is asked for once, by a person or a generator.
-async fn document<S: Service>() -> Json<serde_json::Value> {
-    Json(openapi::<S>())
+async fn document() -> Json<serde_json::Value> {
+    Json(openapi())
 }
 
 async fn no_route(uri: Uri) -> Refused {
@@ -94,7 +94,7 @@ async fn no_method(method: Method, uri: Uri) -> Refused {
     Refused::from(refusal).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-async fn run<S: Service>(State(api): State<Api<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<Response> {
+async fn run(State(api): State<Api>, Asked(mut request): Asked<RunRequest>) -> Answer<Response> {
     admit::complete(&mut request, &api.defaults)?;
     let service = api.service.clone();
     let view = api.operate(async move { run_named(&*service, request).await }).await?;
@@ -102,7 +102,7 @@ async fn run<S: Service>(State(api): State<Api<S>>, Asked(mut request): Asked<Ru
 }
 
 /// Nothing is changed: a client asks this before it removes procs for others to take their place.
-async fn validate<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
+async fn validate(State(api): State<Api>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
     let (mut run, instead_of) = request.parts();
     admit::complete(&mut run, &api.defaults)?;
     let service = api.service.clone();
@@ -110,18 +110,12 @@ async fn validate<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<V
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn compare<S: Service>(
-    State(api): State<Api<S>>,
-    Asked(mut request): Asked<RunRequest>,
-) -> Answer<Json<ContentsView>> {
+async fn compare(State(api): State<Api>, Asked(mut request): Asked<RunRequest>) -> Answer<Json<ContentsView>> {
     admit::complete(&mut request, &api.defaults)?;
     Ok(Json(api.service.compare(request).await?))
 }
 
-async fn check<S: Service>(
-    State(api): State<Api<S>>,
-    Asked(mut request): Asked<CheckRequest>,
-) -> Answer<Json<CheckView>> {
+async fn check(State(api): State<Api>, Asked(mut request): Asked<CheckRequest>) -> Answer<Json<CheckView>> {
     admit::complete(&mut request.run, &api.defaults)?;
     admit::check_trial(&request)?;
     let service = api.service.clone();
@@ -129,7 +123,7 @@ async fn check<S: Service>(
 }
 
 /// Runs `request`; if its name is a stem, under the first free name made of it.
-async fn run_named<S: Service>(service: &S, mut request: RunRequest) -> Result<ProcView, Refusal> {
+async fn run_named(service: &dyn Service, mut request: RunRequest) -> Result<ProcView, Refusal> {
     if !std::mem::take(&mut request.left_open.name) {
         return service.run(request).await;
     }
@@ -147,14 +141,14 @@ async fn run_named<S: Service>(service: &S, mut request: RunRequest) -> Result<P
     Err(Refusal::new(Code::Taken, format!("no free name was found for {stem}: give one with --name")))
 }
 
-async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<ProcView>>> {
+async fn list(State(api): State<Api>) -> Answer<Json<Vec<ProcView>>> {
     let mut views = api.service.list().await?;
     views.iter_mut().for_each(|view| view.spec.hide_values());
     Ok(Json(views))
 }
 
-async fn inspect<S: Service>(
-    State(api): State<Api<S>>,
+async fn inspect(
+    State(api): State<Api>,
     Name(name): Name,
     by: By,
     AskedQuery(request): AskedQuery<InspectRequest>,
@@ -177,12 +171,12 @@ fn moved(mut done: Moved) -> Json<Moved> {
     Json(done)
 }
 
-async fn health<S: Service>(State(api): State<Api<S>>, Name(name): Name) -> Answer<Json<HealthView>> {
+async fn health(State(api): State<Api>, Name(name): Name) -> Answer<Json<HealthView>> {
     Ok(Json(api.service.health(name).await?))
 }
 
-async fn details<S: Service>(
-    State(api): State<Api<S>>,
+async fn details(
+    State(api): State<Api>,
     Name(name): Name,
     by: By,
     AskedQuery(request): AskedQuery<DetailsRequest>,
@@ -193,8 +187,8 @@ async fn details<S: Service>(
     Ok(Json(api.service.details(name, request.of).await?))
 }
 
-async fn remove<S: Service>(
-    State(api): State<Api<S>>,
+async fn remove(
+    State(api): State<Api>,
     Name(name): Name,
     AskedQuery(how): AskedQuery<RemoveRequest>,
 ) -> Answer<StatusCode> {
@@ -203,8 +197,8 @@ async fn remove<S: Service>(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn start<S: Service>(
-    State(api): State<Api<S>>,
+async fn start(
+    State(api): State<Api>,
     Name(name): Name,
     AskedQuery(how): AskedQuery<StartRequest>,
 ) -> Answer<Json<ProcView>> {
@@ -212,26 +206,18 @@ async fn start<S: Service>(
     Ok(shown(api.operate(async move { service.start(name, how).await }).await?))
 }
 
-async fn stop<S: Service>(
-    State(api): State<Api<S>>,
-    Name(name): Name,
-    Asked(how): Asked<StopRequest>,
-) -> Answer<Json<ProcView>> {
+async fn stop(State(api): State<Api>, Name(name): Name, Asked(how): Asked<StopRequest>) -> Answer<Json<ProcView>> {
     let service = api.service.clone();
     Ok(shown(api.operate(async move { service.stop(name, how).await }).await?))
 }
 
-async fn sleep<S: Service>(
-    State(api): State<Api<S>>,
-    Name(name): Name,
-    Asked(how): Asked<SleepRequest>,
-) -> Answer<Json<Moved>> {
+async fn sleep(State(api): State<Api>, Name(name): Name, Asked(how): Asked<SleepRequest>) -> Answer<Json<Moved>> {
     let service = api.service.clone();
     Ok(moved(api.operate(async move { service.sleep(name, how).await }).await?))
 }
 
-async fn wake<S: Service>(
-    State(api): State<Api<S>>,
+async fn wake(
+    State(api): State<Api>,
     Name(name): Name,
     AskedQuery(how): AskedQuery<WakeRequest>,
 ) -> Answer<Json<Moved>> {
@@ -239,31 +225,28 @@ async fn wake<S: Service>(
     Ok(moved(api.operate(async move { service.wake(name, how).await }).await?))
 }
 
-async fn why<S: Service>(State(api): State<Api<S>>, Name(name): Name) -> Answer<Json<WhyView>> {
+async fn why(State(api): State<Api>, Name(name): Name) -> Answer<Json<WhyView>> {
     Ok(Json(api.service.why(name).await?))
 }
 
-async fn logs<S: Service>(
-    State(api): State<Api<S>>,
+async fn logs(
+    State(api): State<Api>,
     Name(name): Name,
     AskedQuery(which): AskedQuery<LogsRequest>,
 ) -> Answer<Response> {
     Ok(feed::lines(api.service.logs(name, which).await?, api.ending()))
 }
 
-async fn events<S: Service>(
-    State(api): State<Api<S>>,
-    AskedQuery(which): AskedQuery<EventsRequest>,
-) -> Answer<Response> {
+async fn events(State(api): State<Api>, AskedQuery(which): AskedQuery<EventsRequest>) -> Answer<Response> {
     Ok(feed::lines(api.service.events(which).await?, api.ending()))
 }
 
-async fn info<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Info>> {
+async fn info(State(api): State<Api>) -> Answer<Json<Info>> {
     Ok(Json(api.service.info().await?))
 }
 
-async fn down<S: Service>(
-    State(api): State<Api<S>>,
+async fn down(
+    State(api): State<Api>,
     AskedQuery(how): AskedQuery<DownRequest>,
     Asked(body): Asked<serde_json::Map<String, serde_json::Value>>,
 ) -> Answer<Json<DownView>> {
@@ -304,8 +287,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
     }
 }
 
-async fn exec<S: Service>(
-    State(api): State<Api<S>>,
+async fn exec(
+    State(api): State<Api>,
     Name(name): Name,
     Upgrade(upgrade): Upgrade,
     Asked(request): Asked<ExecRequest>,

@@ -7,7 +7,6 @@
 
 use crate::remote::Remote;
 use crate::routes;
-use crate::service::Service;
 use crate::socket::ApiSocket;
 use crate::state::Api;
 use std::future::{Future, IntoFuture};
@@ -38,7 +37,7 @@ pub enum ServeError {
     Accept(#[source] io::Error),
 }
 
-impl<S: Service> Api<S> {
+impl Api {
     /// Serves the API on `socket`, and by TCP at `remote`, until `shutdown` completes or a `down` was carried out.
     pub async fn serve(
         &self,

@@ -1,8 +1,8 @@
 //! What all requests share: the service, the tokens, and how far the end of the API is.
 
 use crate::answer::Refused;
-use crate::service::Service;
 use crate::tokens::Tokens;
+use kip_service::Service;
 use kip_types::api::{Code, Refusal};
 use kip_types::spec::Timing;
 use std::future::Future;
@@ -10,8 +10,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The API of one data directory. Clones share it.
-pub struct Api<S> {
-    pub(crate) service: Arc<S>,
+#[derive(Clone)]
+pub struct Api {
+    pub(crate) service: Arc<dyn Service>,
     pub(crate) defaults: Timing,
     pub(crate) tokens: Arc<Tokens>,
     /// True once `down` was carried out.
@@ -20,19 +21,6 @@ pub struct Api<S> {
     pub(crate) ending: watch::Sender<bool>,
     /// Operations under way.
     pub(crate) operations: watch::Sender<usize>,
-}
-
-impl<S> Clone for Api<S> {
-    fn clone(&self) -> Self {
-        Api {
-            service: self.service.clone(),
-            defaults: self.defaults,
-            tokens: self.tokens.clone(),
-            down: self.down.clone(),
-            ending: self.ending.clone(),
-            operations: self.operations.clone(),
-        }
-    }
 }
 
 /// Counts an operation as under way while it lives.
@@ -51,10 +39,10 @@ impl Drop for UnderWay {
     }
 }
 
-impl<S: Service> Api<S> {
+impl Api {
     /// An API before `service`. `defaults` is what procs get whose owner does not say when they sink,
     /// `tokens` decides which clients are let in by TCP.
-    pub fn new(service: Arc<S>, defaults: Timing, tokens: Tokens) -> Api<S> {
+    pub fn new(service: Arc<dyn Service>, defaults: Timing, tokens: Tokens) -> Api {
         Api {
             service,
             defaults,

@@ -14,7 +14,6 @@ mod doctor;
 mod env_file;
 mod exec;
 mod follow;
-mod hosted;
 mod image;
 mod key;
 mod life;

@@ -5,7 +5,6 @@
 //! certificate of the API read again.
 //! A crash at any step leaves what the next start recovers from.
 
-use crate::hosted;
 use crate::notify;
 use crate::output::{print, print_json};
 use crate::remote::ListenArgs;
@@ -13,9 +12,10 @@ use crate::remote::ListenArgs;
 use crate::traces;
 use anyhow::{Context, bail};
 use clap::Args;
-use kip_api::{Api, ApiSocket, DataLock, Ending, Remote, Service, Tls, Tokens};
+use kip_api::{Api, ApiSocket, DataLock, Ending, Remote, Tls, Tokens};
+use kip_service::Service;
 use kip_types::spec::{Timing, parse_duration_ms, parse_size};
-use kip_worker::{Config, MemoryMarks};
+use kip_worker::{Config, MemoryMarks, Worker};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -123,6 +123,20 @@ fn group_of(args: &UpArgs) -> anyhow::Result<Option<u32>> {
     args.group.as_deref().map(group_id).transpose()
 }
 
+/// Where `kip-keeper` and `kip-launch` are: beside this program.
+fn programs() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
+    let dir = own.parent().unwrap_or(Path::new("/")).to_owned();
+    for name in ["kip-keeper", "kip-launch"] {
+        anyhow::ensure!(
+            dir.join(name).is_file(),
+            "{name} is not in {}: install Kip's programs together",
+            dir.display()
+        );
+    }
+    Ok(dir)
+}
+
 /// Runs the daemon to its end.
 pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -> anyhow::Result<ExitCode> {
     log_to_stderr(&args.log)?;
@@ -146,7 +160,7 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     let config = Config {
         data: lock.data().to_owned(),
         criu: args.criu,
-        programs: hosted::programs()?,
+        programs: programs()?,
         only_criu: args.only_criu,
         supersede: args.supersede,
         progress: notify::goes_on,
@@ -158,11 +172,13 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         disk: args.disk,
         cache: args.cache,
     };
-    let worker = Arc::new(hosted::open(config).await?);
+    let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", lock.data().display()))?;
     let mut signals = Signals::listen()?;
     let tls = doors.1.as_ref().and_then(Remote::tls);
-    let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, signals.end(tls)).await?;
-    hosted::close(worker, ending).await?;
+    let ending = serve(&lock, Arc::new(worker.clone()), defaults, (group, doors), json, signals.end(tls)).await?;
+    if ending == Ending::Asked {
+        worker.close().await;
+    }
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         tokio::task::spawn_blocking(move || traces.close()).await?;
@@ -172,9 +188,9 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
 }
 
 /// Serves `service` until `end` or `kip down`. The socket's file is gone when this returns.
-async fn serve<S: Service>(
+async fn serve(
     lock: &DataLock,
-    service: Arc<S>,
+    service: Arc<dyn Service>,
     defaults: Timing,
     (group, (tokens, remote)): (Option<u32>, (Tokens, Option<Remote>)),
     json: bool,

@@ -8,6 +8,7 @@ use crate::host::Proc;
 use crate::start::{environment_of, give_output, user_in};
 use crate::tickets::Ticket;
 use kip_sandbox::launcher::{ExecRequest as Launch, Executing};
+pub use kip_service::{ExecOutput, ExecSession};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
@@ -18,26 +19,6 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
-
-/// What a program under exec wrote, or how it ended.
-#[derive(Debug)]
-pub enum ExecOutput {
-    /// Bytes of its standard output.
-    Stdout(Vec<u8>),
-    /// Bytes of its standard error.
-    Stderr(Vec<u8>),
-    /// It ended; nothing follows.
-    End(ExecEnd),
-}
-
-/// A program that runs inside a proc for a client.
-#[derive(Debug)]
-pub struct ExecSession {
-    /// Bytes for its standard input; dropped at their end.
-    pub stdin: mpsc::Sender<Vec<u8>>,
-    /// What it writes. Dropped before [`ExecOutput::End`], the program is killed.
-    pub output: mpsc::Receiver<ExecOutput>,
-}
 
 struct Pipe {
     ours: OwnedFd,

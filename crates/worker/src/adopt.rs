@@ -81,7 +81,7 @@ impl Worker {
             Refusal::new(refusal.code, format!("{name} cannot be taken over: {}", refusal.message))
         })?;
         let (machine, spec) = (Arc::clone(&self.machine), Spec { name: name.clone(), ..spec });
-        if self.names().contains(&name) {
+        if self.procs.lock().contains_key(&name) {
             return Err(taken(&name));
         }
         let recorded = blocking(move || {
@@ -139,7 +139,7 @@ impl Worker {
     }
 
     /// After a start of the daemon: what the last one had begun.
-    pub(crate) async fn finish_taking_over(self: Arc<Self>, handle: Handle) {
+    pub(crate) async fn finish_taking_over(self, handle: Handle) {
         if let Err(refusal) = task::finish_taking_over(&handle).await {
             tracing::info!(proc = %handle.proc.name, reason = refusal.message, "not taken over");
         }

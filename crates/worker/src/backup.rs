@@ -191,18 +191,18 @@ struct Backup {
     noted: Vec<Noted>,
 }
 
-impl Worker {
-    /// Writes a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at last. A
-    /// caller that stops receiving ends the backup.
-    pub fn backup(self: &Arc<Self>, request: BackupRequest, out: Out) {
-        let (worker, runtime) = (Arc::clone(self), tokio::runtime::Handle::current());
-        tokio::task::spawn_blocking(move || {
-            // Told once another may begin. The backup is there even if the client has gone.
-            let done = worker.back_up(&request, runtime.clone(), &out);
-            let _ = runtime.block_on(out.send(done));
-        });
-    }
+/// Begins to write a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at last. A
+/// caller that stops receiving ends the backup.
+pub(crate) fn begin(worker: Worker, request: BackupRequest, out: Out) {
+    let runtime = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking(move || {
+        // Told once another may begin. The backup is there even if the client has gone.
+        let done = worker.back_up(&request, runtime.clone(), &out);
+        let _ = runtime.block_on(out.send(done));
+    });
+}
 
+impl Worker {
     /// Returns the last word of it.
     fn back_up(
         &self,

@@ -15,13 +15,16 @@ use connections::{Held, Known};
 use kip_engine::blocking::blocking;
 use kip_engine::volumes::path_of;
 use kip_offload::archive::processor;
-use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RunRequest};
+use kip_service::Procs;
+use kip_types::api::{
+    CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RemoveRequest, SleepRequest,
+    WakeRequest,
+};
 use kip_types::chain;
 use kip_types::life::Restart;
 use kip_types::spec::{Clock, Hibernate, Protocol};
 use kip_types::{Image, ProcName, Spec, State, Tier, VolumeSpec};
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -121,15 +124,12 @@ fn refused(step: &str, tier: Option<Tier>, refused: Vec<String>) -> CheckStep {
 }
 
 impl Worker {
-    /// Tries whether such a proc sleeps in every tier down to the one that is asked for, and is as before when it wakes.
-    ///
-    /// # Errors
-    /// What has nothing to do with sleep: no name, no room, a volume that others have. What stands in the way of a start or a sleep is
-    /// in the view.
-    pub async fn check(self: &Arc<Self>, request: CheckRequest) -> Result<CheckView, Refusal> {
-        let CheckRequest { run: RunRequest { mut spec, wait_ready, secrets, .. }, to, network, .. } = request;
-        let (pinned, clones) = (pins(&spec), clones(&spec));
-        let (worker, volumes) = (Arc::clone(self), spec.volumes.clone());
+    /// Makes the trial, and removes it. As [`kip_service::Trials::check`].
+    pub(crate) async fn try_out(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
+        let CheckRequest { mut run, to, network, .. } = request;
+        let spec = &mut run.spec;
+        let (pinned, clones) = (pins(spec), clones(spec));
+        let (worker, volumes) = (self.clone(), spec.volumes.clone());
         blocking(move || worker.refuse_in_use(&volumes)).await?;
         spec.trial = true;
         (spec.timing.never, spec.timing.dry_run) = (true, false);
@@ -146,8 +146,8 @@ impl Worker {
         spec.probes.clear();
         let begun = Instant::now();
         spec.name = self.trial_name()?;
-        let started = self.run(spec.clone(), secrets, wait_ready).await;
-        let name = spec.name.clone();
+        let (spec, name) = (spec.clone(), spec.name.clone());
+        let started = self.run(run).await;
         let mut trial = Trial::default();
         let ended = match started {
             Err(refusal) => Some(refusal.message),
@@ -155,7 +155,7 @@ impl Worker {
                 let us = begun.elapsed().as_micros() as u64;
                 let ended = self.wait_until_begun(&name).await.err();
                 if ended.is_none() {
-                    if let Ok(view) = self.inspect(&name).await {
+                    if let Ok(view) = self.inspect(name.clone()).await {
                         trial.known = Known::learn(&view).await;
                         trial.untried.extend(trial.known.untried());
                     }
@@ -170,7 +170,7 @@ impl Worker {
             trial.steps.push(refused("start", None, [why].into_iter().chain(alone).collect()));
         }
         let is_there = self.handle(&name).is_ok_and(|handle| handle.proc.spec.trial);
-        if is_there && let Err(refusal) = self.remove(&name, true).await {
+        if is_there && let Err(refusal) = self.remove(name.clone(), RemoveRequest { force: true }).await {
             tracing::warn!(proc = %name, error = refusal.message, "a trial is left; the next daemon removes it");
         }
         let moves = moves(&spec, &pinned, &trial);
@@ -221,7 +221,7 @@ impl Worker {
         Ok(())
     }
 
-    async fn try_tiers(self: &Arc<Self>, name: &ProcName, spec: &Spec, to: Tier, trial: &mut Trial) {
+    async fn try_tiers(&self, name: &ProcName, spec: &Spec, to: Tier, trial: &mut Trial) {
         let mut broken = false;
         for tier in [Tier::Hibernated, Tier::Parked, Tier::Archived] {
             let untried = match tier {
@@ -240,8 +240,8 @@ impl Worker {
     }
 
     /// False if it does not run as before, so that nothing more can be tried.
-    async fn try_tier(self: &Arc<Self>, name: &ProcName, tier: Tier, trial: &mut Trial) -> bool {
-        let view = match self.inspect(name).await {
+    async fn try_tier(&self, name: &ProcName, tier: Tier, trial: &mut Trial) -> bool {
+        let view = match self.inspect(name.clone()).await {
             Ok(view) => view,
             Err(refusal) => {
                 trial.steps.push(refused("sleep", Some(tier), vec![refusal.message]));
@@ -266,7 +266,7 @@ impl Worker {
             }
         }
         if tier == Tier::Archived
-            && let Ok(view) = self.inspect(name).await
+            && let Ok(view) = self.inspect(name.clone()).await
         {
             let fetched = view.last_wake.and_then(|wake| wake.fetched);
             trial.fetched = fetched.map(|fetched| fetched.store_bytes).filter(|bytes| *bytes > 0);
@@ -279,7 +279,7 @@ impl Worker {
         let until = Instant::now() + LISTENS_WITHIN;
         let begun = |exit: Option<String>| exit.map_or(Ok(()), |exit| Err(format!("its program ended: {exit}")));
         loop {
-            let view = self.inspect(name).await.map_err(|refusal| refusal.message)?;
+            let view = self.inspect(name.clone()).await.map_err(|refusal| refusal.message)?;
             begun(view.exit.clone())?;
             match connections::silent_port(&view).await {
                 None => {
@@ -300,7 +300,7 @@ impl Worker {
     async fn wait_until_quiet(&self, name: &ProcName, quiet_ms: u64) -> Option<String> {
         let until = Instant::now() + QUIET_WITHIN;
         while Instant::now() < until {
-            let view = self.inspect(name).await.ok()?;
+            let view = self.inspect(name.clone()).await.ok()?;
             if view.exit.is_some() || view.idle_ms.is_some_and(|idle| idle >= quiet_ms) {
                 return view.exit;
             }
@@ -312,7 +312,9 @@ impl Worker {
     async fn try_sleep(&self, name: &ProcName, tier: Tier) -> Result<CheckStep, Vec<String>> {
         let mut woken = None;
         for _ in 0..SLEEPS {
-            let (view, _) = self.sleep(name, tier, Some(Clock::Auto)).await.map_err(|refusal| vec![refusal.message])?;
+            let how = SleepRequest { to: tier, clock: Some(Clock::Auto) };
+            let slept = self.sleep(name.clone(), how).await;
+            let view = slept.map_err(|refusal| vec![refusal.message])?.proc;
             if view.tier == Some(tier) {
                 let slept = view.last_sleep.filter(|slept| slept.to == tier);
                 let (us, bytes) = slept.map(|slept| (slept.total_us, slept.bytes_written)).unwrap_or_default();
@@ -328,11 +330,12 @@ impl Worker {
     }
 
     async fn try_wake(&self, name: &ProcName, from: Tier, held: Held, known: &Known) -> Result<CheckStep, Vec<String>> {
-        let (view, _) = self.wake(name, None).await.map_err(|refusal| vec![refusal.message])?;
+        let woken = self.wake(name.clone(), WakeRequest::default()).await;
+        let view = woken.map_err(|refusal| vec![refusal.message])?.proc;
         let us = view.last_wake.map(|wake| wake.total_us).unwrap_or_default();
         tokio::time::sleep(AFTER_A_WAKE).await;
         let mut lost = Vec::new();
-        match self.inspect(name).await {
+        match self.inspect(name.clone()).await {
             Ok(view) => lost.extend(view.exit.map(|exit| format!("its program ended after the wake: {exit}"))),
             Err(refusal) => lost.push(refusal.message),
         }

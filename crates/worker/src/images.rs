@@ -6,9 +6,11 @@
 
 use crate::rehearse;
 use crate::worker::Worker;
+use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::host::proc::layers_of;
 use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
+use kip_service::{Feed, Images, feed};
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
 use kip_types::image::{
@@ -22,7 +24,6 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 fn refused(e: ImageError) -> Refusal {
     let code = match &e {
@@ -180,9 +181,33 @@ impl Worker {
         }
     }
 
-    /// All images, by name.
-    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageView>, Refusal> {
-        let worker = Arc::clone(self);
+    /// What must stay for procs. Refused while there is one of which nothing is known.
+    fn layers_in_use(&self) -> Result<BTreeSet<Digest>, Refusal> {
+        let users = self.image_users();
+        let known = self.procs.lock().len();
+        let dir = self.machine.data.join("procs");
+        let there = fs::read_dir(&dir)
+            .map(|d| d.flatten().filter(|e| !e.file_name().as_encoded_bytes().starts_with(b".")).count());
+        if there.is_ok_and(|there| there > known) {
+            let message = "a proc is being made or its record cannot be read: what it needs is not known".to_owned();
+            return Err(Refusal::new(Code::State, message));
+        }
+        Ok(users.into_iter().flat_map(|(_, layers)| layers).collect())
+    }
+
+    fn kept_for(&self, mut removed: ImagesRemoved) -> Result<ImagesRemoved, Refusal> {
+        let named: BTreeSet<Digest> =
+            self.machine.images.list().map_err(refused)?.into_iter().flat_map(|r| r.layers).collect();
+        let kept = |(_, layers): &(ProcName, Vec<Digest>)| layers.iter().any(|layer| !named.contains(layer));
+        removed.kept_for = self.image_users().into_iter().filter(kept).map(|(name, _)| name).collect();
+        Ok(removed)
+    }
+}
+
+#[async_trait]
+impl Images for Worker {
+    async fn images(&self) -> Result<Vec<ImageView>, Refusal> {
+        let worker = self.clone();
         blocking(move || {
             let all = worker.machine.images.list().map_err(refused)?;
             Ok(all.iter().map(|record| worker.image_view(record)).collect())
@@ -190,9 +215,8 @@ impl Worker {
         .await
     }
 
-    /// Everything about one.
-    pub async fn image(self: &Arc<Self>, reference: String) -> Result<ImageDetails, Refusal> {
-        let worker = Arc::clone(self);
+    async fn image(&self, reference: String) -> Result<ImageDetails, Refusal> {
+        let worker = self.clone();
         blocking(move || {
             let images = &worker.machine.images;
             let record = images.find(&reference).map_err(refused)?;
@@ -208,10 +232,9 @@ impl Worker {
         .await
     }
 
-    /// Pulls an image; how far it is goes to `out`, [`PullProgress::End`] or an error at last. A
-    /// caller that stops receiving ends the pull.
-    pub fn pull_image(self: &Arc<Self>, request: PullRequest, out: mpsc::Sender<Result<PullProgress, Refusal>>) {
-        let worker = Arc::clone(self);
+    async fn pull_image(&self, request: PullRequest) -> Result<Feed<PullProgress>, Refusal> {
+        let (out, feed) = feed();
+        let worker = self.clone();
         tokio::spawn(async move {
             let PullRequest { source, name, login, plain_http, ca_pem } = request;
             let login = login.map(|login| (login.user, login.password.0));
@@ -232,33 +255,11 @@ impl Worker {
             };
             let _ = out.send(end).await;
         });
+        Ok(feed)
     }
 
-    /// What must stay for procs. Refused while there is one of which nothing is known.
-    fn layers_in_use(&self) -> Result<BTreeSet<Digest>, Refusal> {
-        let users = self.image_users();
-        let known = self.names().len();
-        let dir = self.machine.data.join("procs");
-        let there = fs::read_dir(&dir)
-            .map(|d| d.flatten().filter(|e| !e.file_name().as_encoded_bytes().starts_with(b".")).count());
-        if there.is_ok_and(|there| there > known) {
-            let message = "a proc is being made or its record cannot be read: what it needs is not known".to_owned();
-            return Err(Refusal::new(Code::State, message));
-        }
-        Ok(users.into_iter().flat_map(|(_, layers)| layers).collect())
-    }
-
-    fn kept_for(&self, mut removed: ImagesRemoved) -> Result<ImagesRemoved, Refusal> {
-        let named: BTreeSet<Digest> =
-            self.machine.images.list().map_err(refused)?.into_iter().flat_map(|r| r.layers).collect();
-        let kept = |(_, layers): &(ProcName, Vec<Digest>)| layers.iter().any(|layer| !named.contains(layer));
-        removed.kept_for = self.image_users().into_iter().filter(kept).map(|(name, _)| name).collect();
-        Ok(removed)
-    }
-
-    /// Removes a name, and what only that name needed.
-    pub async fn remove_image(self: &Arc<Self>, reference: String) -> Result<ImagesRemoved, Refusal> {
-        let worker = Arc::clone(self);
+    async fn remove_image(&self, reference: String) -> Result<ImagesRemoved, Refusal> {
+        let worker = self.clone();
         blocking(move || {
             let used = worker.layers_in_use()?;
             worker.kept_for(worker.machine.images.remove(&reference, &used).map_err(refused)?)
@@ -266,9 +267,8 @@ impl Worker {
         .await
     }
 
-    /// Removes what nothing needs.
-    pub async fn collect_images(self: &Arc<Self>, request: ImagesCollectRequest) -> Result<ImagesRemoved, Refusal> {
-        let worker = Arc::clone(self);
+    async fn collect_images(&self, request: ImagesCollectRequest) -> Result<ImagesRemoved, Refusal> {
+        let worker = self.clone();
         blocking(move || {
             let used = worker.layers_in_use()?;
             let removed = worker.machine.images.collect(&used, request.all, request.dry_run).map_err(refused)?;

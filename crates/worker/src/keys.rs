@@ -1,17 +1,21 @@
 //! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload::archive`].
 
 use crate::worker::Worker;
+use async_trait::async_trait;
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
 use kip_engine::blocking::blocking;
 use kip_engine::secrets;
 use kip_offload::archive::with_wrap;
 use kip_offload::archive::{Archive, KeyChangeError};
+use kip_service::Keys;
 use kip_supervisor::task::{Handle, archived};
 use kip_sys::clock::now_ms;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
-use kip_types::keys::{DestroyedKeyView, ExportedKeys, Hex, ImportedKeysView, KeyView, KeysWrap};
+use kip_types::keys::{
+    DestroyedKeyView, ExportKeysRequest, ExportedKeys, Hex, ImportKeysRequest, ImportedKeysView, KeyView, KeysWrap,
+};
 use kip_types::{ProcName, State};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -72,8 +76,14 @@ impl Worker {
         blocking(move || handles.into_iter().filter_map(needs).collect()).await
     }
 
-    /// The realm's keys, oldest first.
-    pub async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
+    fn emit(&self, detail: String) {
+        self.machine.events.emit(None, "key", detail);
+    }
+}
+
+#[async_trait]
+impl Keys for Worker {
+    async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
         let archive = self.keyed()?;
         let needs = self.needs(&archive).await;
         let ring = archive.keys();
@@ -88,8 +98,7 @@ impl Worker {
         Ok(ring.facts().into_iter().map(view).collect())
     }
 
-    /// Adds a key, which seals from now on.
-    pub async fn rotate_keys(&self) -> Result<KeyView, Refusal> {
+    async fn rotate_keys(&self) -> Result<KeyView, Refusal> {
         let archive = self.keyed()?;
         let changing = archive.change_keys().await;
         let id = blocking(move || changing.rotate(now_ms())).await.map_err(refused)?;
@@ -100,12 +109,11 @@ impl Worker {
         Ok(KeyView { id, realm, created_at_ms, destroyed_at_ms: None, current: true, procs: Vec::new() })
     }
 
-    /// Destroys a key. Without `yes` it is refused, and told what that would cost.
-    pub async fn destroy_key(&self, key: &str, yes: bool) -> Result<DestroyedKeyView, Refusal> {
+    async fn destroy_key(&self, key: String, yes: bool) -> Result<DestroyedKeyView, Refusal> {
         let archive = self.keyed()?;
         // From here on no proc becomes archived.
         let changing = archive.change_keys().await;
-        let fact = archive.find_key(key).map_err(refused)?;
+        let fact = archive.find_key(&key).map_err(refused)?;
         archive.keys().check(fact.id).map_err(|e| refused(e.into()))?;
         if fact.is_current {
             return Err(refused(KeyChangeError::Current(fact.id)));
@@ -120,19 +128,17 @@ impl Worker {
         Ok(DestroyedKeyView { id: fact.id.to_string(), realm: archive.keys().realm().clone(), procs })
     }
 
-    /// All keys, closed.
-    pub async fn export_keys(&self, wrap: KeysWrap) -> Result<ExportedKeys, Refusal> {
+    async fn export_keys(&self, how: ExportKeysRequest) -> Result<ExportedKeys, Refusal> {
         let ring = self.keyed()?.keys();
         let (realm, facts) = (ring.realm().clone(), ring.facts());
-        let closed = blocking(move || with(&wrap, |wrap| Ok(ring.export(wrap)?))).await.map_err(refused)?;
+        let closed = blocking(move || with(&how.wrap, |wrap| Ok(ring.export(wrap)?))).await.map_err(refused)?;
         Ok(ExportedKeys { realm, keys: facts.iter().filter(|f| f.destroyed_ms.is_none()).count(), bytes: Hex(closed) })
     }
 
-    /// Takes over exported keys.
-    pub async fn import_keys(&self, wrap: KeysWrap, closed: Vec<u8>) -> Result<ImportedKeysView, Refusal> {
+    async fn import_keys(&self, what: ImportKeysRequest) -> Result<ImportedKeysView, Refusal> {
         let archive = self.keyed()?;
         let changing = archive.change_keys().await;
-        let done = blocking(move || with(&wrap, |wrap| changing.import(&closed, wrap, now_ms())));
+        let done = blocking(move || with(&what.wrap, |wrap| changing.import(&what.bytes.0, wrap, now_ms())));
         let done = done.await.map_err(refused)?;
         self.emit(format!("{} imported", count(done.added.len(), "key")));
         let ids = |keys: &[KeyId]| keys.iter().map(KeyId::to_string).collect();
@@ -142,10 +148,6 @@ impl Worker {
             destroyed: ids(&done.destroyed),
             current: done.current.map(|id| id.to_string()),
         })
-    }
-
-    fn emit(&self, detail: String) {
-        self.machine.events.emit(None, "key", detail);
     }
 }
 

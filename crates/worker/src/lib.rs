@@ -1,12 +1,14 @@
-//! The worker: what the API asks of the procs of this machine, and the machine's parts in their order.
+//! The worker: what the API asks of the procs of this machine, and the machine's parts in their order. It implements the
+//! traits of [`kip_service`].
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`worker`], [`open`] | what is asked of procs; the machine's parts in their order, and the other way round at the end |
+//! | [`worker`], [`open`] | the procs by name; the machine's parts in their order, and the other way round at the end |
+//! | [`procs`], [`node`] | what is asked of procs, and of the daemon |
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
-//! | [`view`], [`inspect`], [`why`], [`history`], [`lately`] | what people see |
+//! | [`view`], [`inspect`], [`why`], [`history`], [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`beside`] | looks that may take their time |
 //! | [`rest`] | how a daemon that ends waits for its procs |
@@ -24,8 +26,11 @@ mod images;
 mod inspect;
 mod keys;
 mod lately;
+mod logs;
 mod named_volumes;
+mod node;
 mod open;
+mod procs;
 mod rehearse;
 mod rest;
 mod snapshots;
@@ -34,7 +39,6 @@ mod why;
 mod worker;
 
 pub use backup::restore::{RestoreError, Restored, restore};
-pub use kip_engine::exec::{ExecOutput, ExecSession};
 pub use kip_engine::observe::WakeObserver;
 pub use kip_engine::pressure::{BadMarks, MemoryMarks};
 pub use kip_records::instance::InstanceError;

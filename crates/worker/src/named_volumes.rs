@@ -1,8 +1,10 @@
 //! Volumes that Kip keeps under a name, as their owner lists and removes them.
 
 use crate::worker::Worker;
+use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::volumes::{TRASH, directory, fill, size};
+use kip_service::Volumes;
 use kip_types::api::{Code, Refusal};
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, VolumeName, VolumeSource, chain};
@@ -10,7 +12,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 impl Worker {
     fn users(&self) -> BTreeMap<VolumeName, Vec<ProcName>> {
@@ -28,44 +29,6 @@ impl Worker {
             }
         }
         users
-    }
-
-    /// Named volumes, sorted by name.
-    pub async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
-        let (data, mut users) = (self.machine.data.clone(), self.users());
-        blocking(move || {
-            let entries = match fs::read_dir(directory(&data)) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                entries => entries.map_err(|e| {
-                    Refusal::new(Code::Failed, format!("{} cannot be read: {e}", directory(&data).display()))
-                })?,
-            };
-            let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<VolumeName>().ok());
-            let mut views: Vec<VolumeView> = names
-                .map(|name| {
-                    let path = directory(&data).join(name.as_str());
-                    VolumeView { bytes: size(&path), users: users.remove(&name).unwrap_or_default(), name, path }
-                })
-                .collect();
-            views.sort_by(|a, b| a.name.cmp(&b.name));
-            Ok(views)
-        })
-        .await
-    }
-
-    /// Deletes a named volume that no proc has.
-    pub async fn remove_volume(self: &Arc<Self>, name: VolumeName) -> Result<(), Refusal> {
-        let worker = Arc::clone(self);
-        blocking(move || {
-            let trash = worker.take_away(&name)?;
-            fs::remove_dir_all(&trash).map_err(|e| {
-                Refusal::new(
-                    Code::Failed,
-                    format!("volume {name} is removed, but {} is left: {}", trash.display(), chain(&e)),
-                )
-            })
-        })
-        .await
     }
 
     /// Gives the volume a name that no client can ask for.
@@ -92,5 +55,44 @@ impl Worker {
                 Ok(trash)
             }
         }
+    }
+}
+
+#[async_trait]
+impl Volumes for Worker {
+    async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
+        let (data, mut users) = (self.machine.data.clone(), self.users());
+        blocking(move || {
+            let entries = match fs::read_dir(directory(&data)) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+                entries => entries.map_err(|e| {
+                    Refusal::new(Code::Failed, format!("{} cannot be read: {e}", directory(&data).display()))
+                })?,
+            };
+            let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<VolumeName>().ok());
+            let mut views: Vec<VolumeView> = names
+                .map(|name| {
+                    let path = directory(&data).join(name.as_str());
+                    VolumeView { bytes: size(&path), users: users.remove(&name).unwrap_or_default(), name, path }
+                })
+                .collect();
+            views.sort_by(|a, b| a.name.cmp(&b.name));
+            Ok(views)
+        })
+        .await
+    }
+
+    async fn remove_volume(&self, name: VolumeName) -> Result<(), Refusal> {
+        let worker = self.clone();
+        blocking(move || {
+            let trash = worker.take_away(&name)?;
+            fs::remove_dir_all(&trash).map_err(|e| {
+                Refusal::new(
+                    Code::Failed,
+                    format!("volume {name} is removed, but {} is left: {}", trash.display(), chain(&e)),
+                )
+            })
+        })
+        .await
     }
 }

@@ -33,6 +33,7 @@ use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
+use kip_service::Procs;
 use kip_supervisor::disk;
 use kip_supervisor::outdated;
 use kip_supervisor::probe::Listeners;
@@ -41,7 +42,7 @@ use kip_supervisor::registry::Registry;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_sys::ns::Unshare;
-use kip_types::api::PortView;
+use kip_types::api::{PortView, RemoveRequest};
 use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
 use parking_lot::Mutex;
@@ -163,7 +164,7 @@ pub fn enter_private_mounts(data: &Path) -> io::Result<()> {
 
 impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
-    pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
+    pub async fn open(config: Config) -> Result<Worker, OpenError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
         let (disk, progress) = (config.disk, config.progress);
         let opened = blocking(move || assemble(&config)).await?;
@@ -173,13 +174,13 @@ impl Worker {
         machine.serve_launcher();
         // From now on it is known exactly since when a thread waits.
         kip_sys::ran::watch().expect("a thread can be started");
-        let worker = Arc::new(Worker {
+        let worker = Worker {
             machine: Arc::clone(&machine),
             registry: Arc::clone(&registry),
-            procs: Mutex::default(),
-            history: Default::default(),
-            backing_up: Mutex::default(),
-        });
+            procs: Arc::default(),
+            history: Arc::default(),
+            backing_up: Arc::default(),
+        };
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
             tracing::warn!("the keeper was not running: connections of procs that were parked are lost");
         }
@@ -206,14 +207,14 @@ impl Worker {
             let handle = worker.adopt(proc, record, None, Listeners::new());
             if let Some(name) = trial {
                 // The client that asked for the trial is gone with the last daemon.
-                let worker = Arc::clone(&worker);
+                let worker = worker.clone();
                 tokio::spawn(async move {
-                    if let Err(refusal) = worker.remove(&name, true).await {
+                    if let Err(refusal) = worker.remove(name.clone(), RemoveRequest { force: true }).await {
                         tracing::warn!(proc = %name, error = refusal.message, "a trial of the last daemon is left");
                     }
                 });
             } else if half_taken {
-                tokio::spawn(Arc::clone(&worker).finish_taking_over(handle));
+                tokio::spawn(worker.clone().finish_taking_over(handle));
             }
         }
         worker.machine.knows_names.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -8,12 +8,14 @@
 
 use crate::worker::Worker;
 use crate::worker::check_spec;
+use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::{secrets, start, stop, volumes};
 use kip_image::digest::Hasher;
 use kip_net::reserve::{self, At, ReserveError};
+use kip_service::Trials;
 use kip_supervisor::probe;
-use kip_types::api::{Code, ContentView, ContentsView, PortView, Refusal};
+use kip_types::api::{CheckRequest, CheckView, Code, ContentView, ContentsView, PortView, Refusal, RunRequest};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::life::Restart;
@@ -52,28 +54,6 @@ fn digest_of(path: &Path) -> io::Result<String> {
 }
 
 impl Worker {
-    /// Refuses what `run` would refuse. A proc of that name, and those of `instead_of`, are taken for gone by then.
-    ///
-    /// # Errors
-    /// The first reason why it could not be started.
-    pub async fn validate(
-        self: &Arc<Self>,
-        spec: Spec,
-        secrets: BTreeMap<String, Hex>,
-        mut instead_of: Vec<ProcName>,
-    ) -> Result<(), Refusal> {
-        let (spec, _in_use) = self.complete(spec).await?;
-        check_spec(&spec)?;
-        instead_of.push(spec.name.clone());
-        let worker = Arc::clone(self);
-        let spec = blocking(move || worker.ports_are_free(&spec, &instead_of).map(|()| spec)).await?;
-        let (wanted, rehearsed) = (spec.name.clone(), self.rehearsed(spec)?);
-        let own = rehearsed.name.to_string();
-        let done = self.rehearse(rehearsed, secrets).await;
-        // The client that asked knows nothing of that name.
-        done.map_err(|refusal| Refusal { message: refusal.message.replace(&own, wanted.as_str()), ..refusal })
-    }
-
     fn ports_are_free(&self, spec: &Spec, gone: &[ProcName]) -> Result<(), Refusal> {
         // Where those that go have such a port: at one address, or at all of them.
         let theirs = |proto: Protocol, port: u16| -> Vec<Option<IpAddr>> {
@@ -139,8 +119,8 @@ impl Worker {
         Ok(spec)
     }
 
-    async fn rehearse(self: &Arc<Self>, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<(), Refusal> {
-        let worker = Arc::clone(self);
+    async fn rehearse(&self, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<(), Refusal> {
+        let worker = self.clone();
         let (proc, prepared, _, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let rehearsing = Arc::clone(&proc);
         let done = blocking(move || start::rehearse(&rehearsing, prepared)).await;
@@ -150,12 +130,29 @@ impl Worker {
         }
         done
     }
+}
 
-    /// Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.
-    ///
-    /// # Errors
-    /// There is no such proc, or the tarball cannot be read.
-    pub async fn compare(&self, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<ContentsView, Refusal> {
+#[async_trait]
+impl Trials for Worker {
+    async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
+        self.try_out(request).await
+    }
+
+    async fn validate(&self, request: RunRequest, mut instead_of: Vec<ProcName>) -> Result<(), Refusal> {
+        let (spec, _in_use) = self.complete(request.spec).await?;
+        check_spec(&spec)?;
+        instead_of.push(spec.name.clone());
+        let worker = self.clone();
+        let spec = blocking(move || worker.ports_are_free(&spec, &instead_of).map(|()| spec)).await?;
+        let (wanted, rehearsed) = (spec.name.clone(), self.rehearsed(spec)?);
+        let own = rehearsed.name.to_string();
+        let done = self.rehearse(rehearsed, request.secrets).await;
+        // The client that asked knows nothing of that name.
+        done.map_err(|refusal| Refusal { message: refusal.message.replace(&own, wanted.as_str()), ..refusal })
+    }
+
+    async fn compare(&self, request: RunRequest) -> Result<ContentsView, Refusal> {
+        let RunRequest { spec, secrets, .. } = request;
         let proc = self.handle(&spec.name)?.proc;
         blocking(move || {
             let mut differ = Vec::new();

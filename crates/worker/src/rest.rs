@@ -20,7 +20,7 @@ impl Worker {
     /// Parks all procs that can be parked, and lets none wake any more: this daemon is about to
     /// end. Returns which procs sleep, and which run on and why. A proc that has not begun to be
     /// parked `within` that time is not parked.
-    pub async fn come_to_rest(&self, within: Duration) -> (Vec<ProcName>, BTreeMap<ProcName, String>) {
+    pub(crate) async fn come_to_rest(&self, within: Duration) -> (Vec<ProcName>, BTreeMap<ProcName, String>) {
         self.machine.resting.store(true, Ordering::SeqCst);
         let until = Instant::now() + within;
         let resting = futures_util::stream::iter(self.handles()).map(|handle| async move {

@@ -1,17 +1,19 @@
 //! `kip snapshot`: what the worker does for it with the store of its realm and with what lies on the local disk.
 
 use crate::worker::Worker;
+use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_offload::archive::Archive;
 use kip_offload::archive::collect::{self, CollectError};
 use kip_offload::archive::find::{self, Local, StoredGeneration, ToVerify};
 use kip_offload::archive::import::ImportError;
-use kip_offload::archive::verify::{self, Findings};
+use kip_offload::archive::verify;
+use kip_service::{Feed, Snapshots, feed};
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::{
     CarriedView, Code, CollectRequest, CollectView, ImportRequest, Refusal, SnapshotDetails, SnapshotName,
-    SnapshotsView, VerifyRequest,
+    SnapshotsView, Verified, VerifyRequest,
 };
 use kip_types::chain;
 use std::error::Error;
@@ -30,39 +32,6 @@ impl Worker {
     fn on_disk(&self) -> Vec<Local> {
         let procs = self.machine.live_procs();
         procs.iter().map(|proc| Local { name: proc.name.clone(), dir: proc.dir.clone() }).collect()
-    }
-
-    /// All generations in the store of this realm, and those on the local disk, by proc; with `only`, those of one name.
-    pub async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
-        let local = self.on_disk();
-        match &self.machine.archive {
-            Some(archive) => archive
-                .list(only.as_ref(), &local)
-                .await
-                .map_err(|e| failed("the store's snapshots cannot be listed", &e)),
-            None => Ok(blocking(move || find::all_local(only.as_ref(), &local)).await),
-        }
-    }
-
-    /// One generation in the store.
-    pub async fn snapshot(&self, which: &SnapshotName) -> Result<SnapshotDetails, Refusal> {
-        let archive = self.archive()?;
-        let found = archive.find(which, &self.on_disk()).await?;
-        archive.show(&found).await.map_err(|e| failed(&format!("{which} cannot be read"), &e))
-    }
-
-    /// Verifies that generations are what was sealed, and reports what it finds as long as the
-    /// client listens.
-    pub async fn verify(&self, request: VerifyRequest, out: Findings) -> Result<(), Refusal> {
-        let local = self.on_disk();
-        let what = match &request.which {
-            Some(which) => self.meant(which, request.all, &local).await?,
-            None if request.all => self.everything(local).await?,
-            None => return Err(Refusal::new(Code::Invalid, "which snapshots? Write NAME, NAME@GENERATION or --all")),
-        };
-        let archive = self.machine.archive.clone();
-        tokio::spawn(async move { verify::verify(archive.as_deref(), what, out).await });
-        Ok(())
     }
 
     async fn meant(&self, which: &SnapshotName, all: bool, local: &[Local]) -> Result<ToVerify, Refusal> {
@@ -91,11 +60,43 @@ impl Worker {
         };
         Ok(ToVerify { local: local.iter().flat_map(Local::each).collect(), ..stored })
     }
+}
 
-    /// Writes a generation into a file.
-    pub async fn export(&self, which: &SnapshotName, file: String) -> Result<CarriedView, Refusal> {
+#[async_trait]
+impl Snapshots for Worker {
+    async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
+        let local = self.on_disk();
+        match &self.machine.archive {
+            Some(archive) => archive
+                .list(only.as_ref(), &local)
+                .await
+                .map_err(|e| failed("the store's snapshots cannot be listed", &e)),
+            None => Ok(blocking(move || find::all_local(only.as_ref(), &local)).await),
+        }
+    }
+
+    async fn snapshot(&self, which: SnapshotName) -> Result<SnapshotDetails, Refusal> {
         let archive = self.archive()?;
-        let found = archive.find(which, &self.on_disk()).await?;
+        let found = archive.find(&which, &self.on_disk()).await?;
+        archive.show(&found).await.map_err(|e| failed(&format!("{which} cannot be read"), &e))
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<Feed<Verified>, Refusal> {
+        let local = self.on_disk();
+        let what = match &request.which {
+            Some(which) => self.meant(which, request.all, &local).await?,
+            None if request.all => self.everything(local).await?,
+            None => return Err(Refusal::new(Code::Invalid, "which snapshots? Write NAME, NAME@GENERATION or --all")),
+        };
+        let archive = self.machine.archive.clone();
+        let (out, feed) = feed();
+        tokio::spawn(async move { verify::verify(archive.as_deref(), what, out).await });
+        Ok(feed)
+    }
+
+    async fn export(&self, which: SnapshotName, file: String) -> Result<CarriedView, Refusal> {
+        let archive = self.archive()?;
+        let found = archive.find(&which, &self.on_disk()).await?;
         let exported = blocking(move || archive.export(&found, &file)).await;
         exported.map_err(|e| match e.source() {
             None => Refusal::new(Code::Invalid, format!("{which} is not exported: {e}")),
@@ -103,8 +104,7 @@ impl Worker {
         })
     }
 
-    /// Imports a generation from a file.
-    pub async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
+    async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
         let (archive, local) = (self.archive()?, self.on_disk());
         let (what, events) = (format!("{} is not imported", request.file), Arc::clone(&self.machine));
         let refused = move |e| match e {
@@ -117,8 +117,7 @@ impl Worker {
         Ok(view)
     }
 
-    /// Deletes what nothing in the store leads to any more.
-    pub async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
+    async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
         let collected = self.archive()?.collect(&request, now_ms).await;
         let view = collected.map_err(|e| match e {
             CollectError::UnderWay | CollectError::Busy(_) | CollectError::Overtaken => {

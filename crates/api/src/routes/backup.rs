@@ -3,17 +3,16 @@
 use crate::answer::{Answer, Asked};
 use crate::describe::{Routes, doc};
 use crate::feed;
-use crate::service::Service;
 use crate::state::Api;
 use axum::extract::State;
 use axum::response::Response;
 use kip_types::backup::{BackupProgress, BackupRequest};
 
 /// It.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+pub fn routes(routes: Routes) -> Routes {
     routes.post(
         "/v1/backup",
-        backup::<S>,
+        backup,
         doc(
             "backUp",
             "Writes all that the data directory keeps into a new file of the daemon's machine; ends when the client goes.",
@@ -23,6 +22,6 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
     )
 }
 
-async fn backup<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<BackupRequest>) -> Answer<Response> {
+async fn backup(State(api): State<Api>, Asked(request): Asked<BackupRequest>) -> Answer<Response> {
     Ok(feed::lines(api.service.backup(request).await?, api.ending()))
 }

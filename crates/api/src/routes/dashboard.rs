@@ -3,7 +3,6 @@
 
 use crate::answer::Answer;
 use crate::describe::{Routes, doc};
-use crate::service::Service;
 use crate::state::Api;
 use axum::extract::State;
 use axum::http::header::{
@@ -43,11 +42,11 @@ pub fn files<S: Send + Sync + Clone + 'static>(router: Router<S>) -> Router<S> {
 }
 
 /// The route of what it draws.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+pub fn routes(routes: Routes) -> Routes {
     let lately = doc("readHistory", "How procs were spread over the tiers in the last hour. Wakes none.");
-    routes.get("/v1/history", history::<S>, lately.json::<HistoryView>())
+    routes.get("/v1/history", history, lately.json::<HistoryView>())
 }
 
-async fn history<S: Service>(State(api): State<Api<S>>) -> Answer<Json<HistoryView>> {
+async fn history(State(api): State<Api>) -> Answer<Json<HistoryView>> {
     Ok(Json(api.service.history().await?))
 }

@@ -3,7 +3,6 @@
 use crate::answer::{Answer, Asked, AskedQuery, Refused};
 use crate::describe::{Routes, doc};
 use crate::feed;
-use crate::service::Service;
 use crate::state::Api;
 use axum::Json;
 use axum::extract::State;
@@ -14,49 +13,46 @@ use kip_types::image::{
 };
 
 /// Its routes. References have slashes, so they are no segment of a path.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+pub fn routes(routes: Routes) -> Routes {
     routes
-        .get("/v1/images", list::<S>, doc("listImages", "Images that are here, by name.").json::<Vec<ImageView>>())
+        .get("/v1/images", list, doc("listImages", "Images that are here, by name.").json::<Vec<ImageView>>())
         .delete(
             "/v1/images",
-            remove::<S>,
+            remove,
             doc("removeImage", "Removes an image's name, and of its layers what nothing else needs.")
                 .query::<ImageRequest>()
                 .json::<ImagesRemoved>(),
         )
         .get(
             "/v1/images/inspect",
-            inspect::<S>,
+            inspect,
             doc("inspectImage", "One image.").query::<ImageRequest>().json::<ImageDetails>(),
         )
         .post(
             "/v1/images/pull",
-            pull::<S>,
+            pull,
             doc("pullImage", "Brings an image; ends when the client goes.")
                 .body::<PullRequest>()
                 .lines::<PullProgress>(),
         )
         .post(
             "/v1/images/collect",
-            collect::<S>,
+            collect,
             doc("collectImages", "Removes what no image and no proc needs.")
                 .body::<ImagesCollectRequest>()
                 .json::<ImagesRemoved>(),
         )
 }
 
-async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<ImageView>>> {
+async fn list(State(api): State<Api>) -> Answer<Json<Vec<ImageView>>> {
     Ok(Json(api.service.images().await?))
 }
 
-async fn inspect<S: Service>(
-    State(api): State<Api<S>>,
-    AskedQuery(which): AskedQuery<ImageRequest>,
-) -> Answer<Json<ImageDetails>> {
+async fn inspect(State(api): State<Api>, AskedQuery(which): AskedQuery<ImageRequest>) -> Answer<Json<ImageDetails>> {
     Ok(Json(api.service.image(which.reference).await?))
 }
 
-async fn pull<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<PullRequest>) -> Answer<Response> {
+async fn pull(State(api): State<Api>, Asked(request): Asked<PullRequest>) -> Answer<Response> {
     if let ImageSource::Oci { path, .. } | ImageSource::DockerArchive { path, .. } = &request.source
         && !path.is_absolute()
     {
@@ -65,18 +61,12 @@ async fn pull<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<PullR
     Ok(feed::lines(api.service.pull_image(request).await?, api.ending()))
 }
 
-async fn remove<S: Service>(
-    State(api): State<Api<S>>,
-    AskedQuery(which): AskedQuery<ImageRequest>,
-) -> Answer<Json<ImagesRemoved>> {
+async fn remove(State(api): State<Api>, AskedQuery(which): AskedQuery<ImageRequest>) -> Answer<Json<ImagesRemoved>> {
     let service = api.service.clone();
     Ok(Json(api.operate(async move { service.remove_image(which.reference).await }).await?))
 }
 
-async fn collect<S: Service>(
-    State(api): State<Api<S>>,
-    Asked(request): Asked<ImagesCollectRequest>,
-) -> Answer<Json<ImagesRemoved>> {
+async fn collect(State(api): State<Api>, Asked(request): Asked<ImagesCollectRequest>) -> Answer<Json<ImagesRemoved>> {
     let service = api.service.clone();
     Ok(Json(api.operate(async move { service.collect_images(request).await }).await?))
 }

@@ -2,7 +2,6 @@
 
 use crate::answer::{Answer, AskedQuery, Name};
 use crate::describe::{Routes, doc};
-use crate::service::Service;
 use crate::state::Api;
 use axum::Json;
 use axum::extract::State;
@@ -14,31 +13,28 @@ use kip_types::api::{MeterRequest, MeterView};
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The routes of meters and metrics.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+pub fn routes(routes: Routes) -> Routes {
     let one = doc("readMeter", "What a proc has used, by tier. Does not wake it.");
     let all = doc("readMeters", "What all procs have used, by tier, sorted by name. Wakes none.");
     let numbers = doc("readMetrics", "Metrics, in Prometheus' text format; docs/metrics.md lists them. Wakes none.");
     routes
-        .get("/v1/procs/{name}/meter", meter::<S>, one.query::<MeterRequest>().json::<MeterView>())
-        .get("/v1/meters", meters::<S>, all.query::<MeterRequest>().json::<Vec<MeterView>>())
-        .get("/metrics", metrics::<S>, numbers.text("text/plain"))
+        .get("/v1/procs/{name}/meter", meter, one.query::<MeterRequest>().json::<MeterView>())
+        .get("/v1/meters", meters, all.query::<MeterRequest>().json::<Vec<MeterView>>())
+        .get("/metrics", metrics, numbers.text("text/plain"))
 }
 
-async fn metrics<S: Service>(State(api): State<Api<S>>) -> Answer<impl IntoResponse> {
+async fn metrics(State(api): State<Api>) -> Answer<impl IntoResponse> {
     Ok(([(CONTENT_TYPE, EXPOSITION)], api.service.metrics().await?))
 }
 
-async fn meter<S: Service>(
-    State(api): State<Api<S>>,
+async fn meter(
+    State(api): State<Api>,
     Name(name): Name,
     AskedQuery(asked): AskedQuery<MeterRequest>,
 ) -> Answer<Json<MeterView>> {
     Ok(Json(api.service.meter(name, asked.since_ms).await?))
 }
 
-async fn meters<S: Service>(
-    State(api): State<Api<S>>,
-    AskedQuery(asked): AskedQuery<MeterRequest>,
-) -> Answer<Json<Vec<MeterView>>> {
+async fn meters(State(api): State<Api>, AskedQuery(asked): AskedQuery<MeterRequest>) -> Answer<Json<Vec<MeterView>>> {
     Ok(Json(api.service.meters(asked.since_ms).await?))
 }

@@ -3,7 +3,6 @@
 use crate::answer::{Answer, Asked, AskedQuery, Refused};
 use crate::describe::{Routes, doc};
 use crate::feed;
-use crate::service::Service;
 use crate::state::Api;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -14,45 +13,45 @@ use kip_types::api::{
 };
 
 /// Its routes.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+pub fn routes(routes: Routes) -> Routes {
     routes
         .get(
             "/v1/snapshots",
-            list::<S>,
+            list,
             doc("listSnapshots", "Generations in the store and on the local disk, by proc.")
                 .query::<SnapshotsRequest>()
                 .json::<Vec<SnapshotsView>>(),
         )
         .post(
             "/v1/snapshots/verify",
-            verify::<S>,
+            verify,
             doc("verifySnapshots", "Looks whether generations are what was sealed.")
                 .body::<VerifyRequest>()
                 .lines::<Verified>(),
         )
         .post(
             "/v1/snapshots/import",
-            import::<S>,
+            import,
             doc("importSnapshot", "Brings a generation in from a file of the daemon's machine.")
                 .body::<ImportRequest>()
                 .json::<CarriedView>(),
         )
         .post(
             "/v1/snapshots/collect",
-            collect::<S>,
+            collect,
             doc("collectStore", "Deletes what nothing in the store leads to any more.")
                 .body::<CollectRequest>()
                 .json::<CollectView>(),
         )
         .get(
             "/v1/snapshots/{snapshot}",
-            show::<S>,
+            show,
             doc("inspectSnapshot", "One generation in the store, `NAME` or `NAME@GENERATION`.")
                 .json::<SnapshotDetails>(),
         )
         .post(
             "/v1/snapshots/{snapshot}/export",
-            export::<S>,
+            export,
             doc("exportSnapshot", "Writes a generation into a new file of the daemon's machine.")
                 .body::<ExportRequest>()
                 .json::<CarriedView>(),
@@ -63,23 +62,23 @@ fn named(text: &str) -> Answer<SnapshotName> {
     text.parse().map_err(|e| Refused::invalid(format!("{e}")))
 }
 
-async fn list<S: Service>(
-    State(api): State<Api<S>>,
+async fn list(
+    State(api): State<Api>,
     AskedQuery(which): AskedQuery<SnapshotsRequest>,
 ) -> Answer<Json<Vec<SnapshotsView>>> {
     Ok(Json(api.service.snapshots(which.name).await?))
 }
 
-async fn show<S: Service>(State(api): State<Api<S>>, Path(name): Path<String>) -> Answer<Json<SnapshotDetails>> {
+async fn show(State(api): State<Api>, Path(name): Path<String>) -> Answer<Json<SnapshotDetails>> {
     Ok(Json(api.service.snapshot(named(&name)?).await?))
 }
 
-async fn verify<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<VerifyRequest>) -> Answer<Response> {
+async fn verify(State(api): State<Api>, Asked(request): Asked<VerifyRequest>) -> Answer<Response> {
     Ok(feed::lines(api.service.verify(request).await?, api.ending()))
 }
 
-async fn export<S: Service>(
-    State(api): State<Api<S>>,
+async fn export(
+    State(api): State<Api>,
     Path(name): Path<String>,
     Asked(request): Asked<ExportRequest>,
 ) -> Answer<Json<CarriedView>> {
@@ -87,18 +86,12 @@ async fn export<S: Service>(
     Ok(Json(api.operate(async move { service.export(which, request.file).await }).await?))
 }
 
-async fn import<S: Service>(
-    State(api): State<Api<S>>,
-    Asked(request): Asked<ImportRequest>,
-) -> Answer<Json<CarriedView>> {
+async fn import(State(api): State<Api>, Asked(request): Asked<ImportRequest>) -> Answer<Json<CarriedView>> {
     let service = api.service.clone();
     Ok(Json(api.operate(async move { service.import(request).await }).await?))
 }
 
-async fn collect<S: Service>(
-    State(api): State<Api<S>>,
-    Asked(request): Asked<CollectRequest>,
-) -> Answer<Json<CollectView>> {
+async fn collect(State(api): State<Api>, Asked(request): Asked<CollectRequest>) -> Answer<Json<CollectView>> {
     let service = api.service.clone();
     Ok(Json(api.operate(async move { service.collect(request).await }).await?))
 }

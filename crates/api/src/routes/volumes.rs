@@ -2,7 +2,6 @@
 
 use crate::answer::{Answer, Refused};
 use crate::describe::{Routes, doc};
-use crate::service::Service;
 use crate::state::Api;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -11,17 +10,17 @@ use axum::http::StatusCode;
 use kip_types::volume::{VolumeName, VolumeView};
 
 /// The routes below `/v1/volumes`.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+pub fn routes(routes: Routes) -> Routes {
     routes
-        .get("/v1/volumes", list::<S>, doc("listVolumes", "Named volumes, sorted by name.").json::<Vec<VolumeView>>())
-        .delete("/v1/volumes/{name}", remove::<S>, doc("removeVolume", "Deletes a named volume with its files."))
+        .get("/v1/volumes", list, doc("listVolumes", "Named volumes, sorted by name.").json::<Vec<VolumeView>>())
+        .delete("/v1/volumes/{name}", remove, doc("removeVolume", "Deletes a named volume with its files."))
 }
 
-async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<VolumeView>>> {
+async fn list(State(api): State<Api>) -> Answer<Json<Vec<VolumeView>>> {
     Ok(Json(api.service.volumes().await?))
 }
 
-async fn remove<S: Service>(State(api): State<Api<S>>, Path(name): Path<String>) -> Answer<StatusCode> {
+async fn remove(State(api): State<Api>, Path(name): Path<String>) -> Answer<StatusCode> {
     let name: VolumeName = name.parse().map_err(|e| Refused::invalid(format!("{e}")))?;
     let service = api.service.clone();
     api.operate(async move { service.remove_volume(name).await }).await?;

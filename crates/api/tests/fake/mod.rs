@@ -6,13 +6,14 @@
 //! * `exec` knows the programs `cat`, `count`, `exit N`, `err`, `deaf` and `missing`.
 #![allow(dead_code, reason = "each test binary that includes this uses another part")]
 
-use kip_api::{Api, ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Service, Tokens};
+mod kept;
+
+use async_trait::async_trait;
+use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
+use kip_service::{ExecOutput, ExecSession, Feed, Node, Procs, Trials};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
-use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
-use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, StateName, Tier};
-use kip_types::volume::{VolumeName, VolumeView};
 use kip_types::{name::ProcName, spec::Timing};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -160,7 +161,8 @@ impl Fake {
     }
 }
 
-impl Service for Fake {
+#[async_trait]
+impl Procs for Fake {
     async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
         self.hear(&request);
         assert_eq!(request.left_open, LeftOpen::default(), "a worker sees nothing left open");
@@ -222,6 +224,70 @@ impl Service for Fake {
             Detail::Sockets => Details::Sockets(SocketsView { inspected, sockets: Vec::new() }),
             Detail::Maps => Details::Maps(MapsView { inspected, processes: Vec::new() }),
         })
+    }
+
+    async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
+        self.change(&name, |view| WhyView {
+            name: name.clone(),
+            state: view.state,
+            awake_because: vec!["a request 2 s ago".into()],
+            activity: Some(ActivityKind::Traffic),
+            quiet_ms: Some(2000),
+            parks_after_ms: Some(333),
+            seen: None,
+            cannot_sleep: vec!["descriptor 7 of pid 12 is an io_uring".into()],
+            cannot_sleep_at_ms: None,
+            next_wake: None,
+            clock: None,
+            last_sleep: view.last_sleep.clone(),
+            last_wake: view.last_wake.clone(),
+            taken_over_by: None,
+            fell_back: None,
+            pinned_by: Vec::new(),
+        })
+    }
+
+    async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
+        let all = self.meters(since_ms).await?;
+        all.into_iter().find(|meter| meter.name == name).ok_or_else(|| unknown(&name))
+    }
+
+    async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
+        let used = TierMeterView {
+            tier: Tier::Hot,
+            time_us: 5_000_000,
+            byte_seconds: 1e9,
+            cpu_us: 7,
+            connections: 2,
+            datagrams: 0,
+        };
+        let meter = |view: &ProcView| MeterView {
+            name: view.name.clone(),
+            state: view.state,
+            tier: view.tier,
+            from_ms: since_ms.unwrap_or(1),
+            to_ms: 2000,
+            held_bytes: 1 << 20,
+            tiers: vec![used],
+            cpu_us: 250_000,
+            connections: 3,
+            datagrams: 0,
+            oom_kills: 0,
+            wakes: vec![WakesView { from: Tier::Parked, trigger: "tcp".into(), count: 2 }],
+        };
+        Ok(self.procs.lock().values().map(meter).collect())
+    }
+
+    async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
+        self.hear(&which);
+        self.change(&name, |_| ())?;
+        let line = |n: u64| LogLine { at_ms: n, stream: LogStream::Stdout, text: format!("line {n}") };
+        let mut items: Vec<_> = (0..1000).map(|n| Ok(line(n))).collect();
+        if name.as_str() == "unreadable" {
+            items.push(Err(Refusal::new(Code::Failed, "the log's disk is gone")));
+        }
+        let items = items.split_off(items.len().saturating_sub(which.tail.unwrap_or(u64::MAX) as usize));
+        Ok(self.feed(items, which.follow.then_some(line)))
     }
 
     async fn start(&self, name: ProcName, _: StartRequest) -> Result<ProcView, Refusal> {
@@ -289,113 +355,6 @@ impl Service for Fake {
         })
     }
 
-    async fn validate(&self, _: RunRequest, _: Vec<ProcName>) -> Result<(), Refusal> {
-        Ok(())
-    }
-
-    async fn compare(&self, _: RunRequest) -> Result<ContentsView, Refusal> {
-        Ok(ContentsView::default())
-    }
-
-    async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
-        let refused = Vec::new();
-        let step =
-            CheckStep { step: "sleep".into(), tier: Some(request.to), us: Some(900), bytes: Some(4096), refused };
-        let untried = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["not here".to_owned()] };
-        let (moves, clones) = (untried.clone(), untried);
-        Ok(CheckView { steps: vec![step], sleeps: true, untried: vec![], moves, clones, pinned: vec![] })
-    }
-
-    async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
-        let all = self.meters(since_ms).await?;
-        all.into_iter().find(|meter| meter.name == name).ok_or_else(|| unknown(&name))
-    }
-
-    async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
-        let used = TierMeterView {
-            tier: Tier::Hot,
-            time_us: 5_000_000,
-            byte_seconds: 1e9,
-            cpu_us: 7,
-            connections: 2,
-            datagrams: 0,
-        };
-        let meter = |view: &ProcView| MeterView {
-            name: view.name.clone(),
-            state: view.state,
-            tier: view.tier,
-            from_ms: since_ms.unwrap_or(1),
-            to_ms: 2000,
-            held_bytes: 1 << 20,
-            tiers: vec![used],
-            cpu_us: 250_000,
-            connections: 3,
-            datagrams: 0,
-            oom_kills: 0,
-            wakes: vec![WakesView { from: Tier::Parked, trigger: "tcp".into(), count: 2 }],
-        };
-        Ok(self.procs.lock().values().map(meter).collect())
-    }
-
-    async fn history(&self) -> Result<HistoryView, Refusal> {
-        let hot = self.procs.lock().len() as u32;
-        Ok(HistoryView { every_ms: 10_000, samples: vec![HistorySample { hot, ..HistorySample::default() }] })
-    }
-
-    async fn metrics(&self) -> Result<String, Refusal> {
-        Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().len()))
-    }
-
-    async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
-        self.change(&name, |view| WhyView {
-            name: name.clone(),
-            state: view.state,
-            awake_because: vec!["a request 2 s ago".into()],
-            activity: Some(ActivityKind::Traffic),
-            quiet_ms: Some(2000),
-            parks_after_ms: Some(333),
-            seen: None,
-            cannot_sleep: vec!["descriptor 7 of pid 12 is an io_uring".into()],
-            cannot_sleep_at_ms: None,
-            next_wake: None,
-            clock: None,
-            last_sleep: view.last_sleep.clone(),
-            last_wake: view.last_wake.clone(),
-            taken_over_by: None,
-            fell_back: None,
-            pinned_by: Vec::new(),
-        })
-    }
-
-    async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
-        let (name, path) = ("db".parse().unwrap(), "/d/volumes/db".into());
-        Ok(vec![VolumeView { name, path, bytes: 4096, users: vec![] }])
-    }
-
-    async fn remove_volume(&self, name: VolumeName) -> Result<(), Refusal> {
-        self.hear(&name);
-        Err(Refusal::new(Code::State, format!("volume {name} is in use")))
-    }
-
-    async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
-        self.hear(&which);
-        self.change(&name, |_| ())?;
-        let line = |n: u64| LogLine { at_ms: n, stream: LogStream::Stdout, text: format!("line {n}") };
-        let mut items: Vec<_> = (0..1000).map(|n| Ok(line(n))).collect();
-        if name.as_str() == "unreadable" {
-            items.push(Err(Refusal::new(Code::Failed, "the log's disk is gone")));
-        }
-        let items = items.split_off(items.len().saturating_sub(which.tail.unwrap_or(u64::MAX) as usize));
-        Ok(self.feed(items, which.follow.then_some(line)))
-    }
-
-    async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
-        let event =
-            |at_ms| Event { id: at_ms, at_ms, name: "web".parse().ok(), kind: "parked".into(), detail: "idle".into() };
-        let ready = Event { id: 1, at_ms: 1_763_760_825_123, name: None, kind: "ready".into(), detail: "pid 7".into() };
-        Ok(self.feed(vec![Ok(ready), Ok(event(1_763_760_826_000))], which.follow.then_some(event)))
-    }
-
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
         self.change(&name, |_| ())?;
         let (stdin, input) = mpsc::channel(4);
@@ -411,106 +370,30 @@ impl Service for Fake {
         });
         Ok(ExecSession { stdin, output })
     }
+}
 
-    async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
-        let procs = self.procs.lock();
-        let wanted = procs.keys().filter(|name| only.as_ref().is_none_or(|only| only == *name));
-        Ok(wanted.map(snapshots_of).collect())
+#[async_trait]
+impl Trials for Fake {
+    async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
+        let refused = Vec::new();
+        let step =
+            CheckStep { step: "sleep".into(), tier: Some(request.to), us: Some(900), bytes: Some(4096), refused };
+        let untried = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["not here".to_owned()] };
+        let (moves, clones) = (untried.clone(), untried);
+        Ok(CheckView { steps: vec![step], sleeps: true, untried: vec![], moves, clones, pinned: vec![] })
     }
 
-    async fn images(&self) -> Result<Vec<ImageView>, Refusal> {
-        Ok(vec![])
+    async fn validate(&self, _: RunRequest, _: Vec<ProcName>) -> Result<(), Refusal> {
+        Ok(())
     }
 
-    async fn image(&self, reference: String) -> Result<ImageDetails, Refusal> {
-        Err(Refusal::new(Code::Unknown, format!("there is no image {reference} here")))
+    async fn compare(&self, _: RunRequest) -> Result<ContentsView, Refusal> {
+        Ok(ContentsView::default())
     }
+}
 
-    async fn pull_image(&self, request: PullRequest) -> Result<Feed<PullProgress>, Refusal> {
-        self.hear(&request);
-        let here = PullProgress::Here { layer: "sha256:00".into() };
-        Ok(self.feed(vec![Ok(here), Err(Refusal::new(Code::Failed, "the registry does not answer"))], None))
-    }
-
-    async fn remove_image(&self, reference: String) -> Result<ImagesRemoved, Refusal> {
-        self.hear(&reference);
-        Ok(ImagesRemoved { references: vec![reference], ..ImagesRemoved::default() })
-    }
-
-    async fn collect_images(&self, request: ImagesCollectRequest) -> Result<ImagesRemoved, Refusal> {
-        self.hear(&request);
-        Ok(ImagesRemoved::default())
-    }
-
-    async fn snapshot(&self, which: SnapshotName) -> Result<SnapshotDetails, Refusal> {
-        Err(Refusal::new(Code::Unknown, format!("there is no snapshot {which}")))
-    }
-
-    async fn verify(&self, request: VerifyRequest) -> Result<Feed<Verified>, Refusal> {
-        self.hear(&request);
-        let damaged = u64::from(request.which.is_none());
-        let mut items = vec![Ok(Verified::Progress { done: 1, of: 2, bytes: 7 })];
-        if damaged > 0 {
-            let (object, what) = ("realms/default/packs/00".into(), "the object is cut short".into());
-            items.push(Ok(Verified::Damage { object, what, snapshot: "web@1".into() }));
-        }
-        match request.which.is_some_and(|which| which.generation.is_some()) {
-            true => items.push(Err(Refusal::new(Code::Failed, "the store does not answer"))),
-            false => items.push(Ok(Verified::End { generations: 1, objects: 2, bytes: 9, damaged })),
-        }
-        Ok(self.feed(items, None::<fn(u64) -> Verified>))
-    }
-
-    async fn export(&self, which: SnapshotName, file: String) -> Result<CarriedView, Refusal> {
-        self.hear(&which);
-        Ok(carried(which.proc.parse().unwrap(), file))
-    }
-
-    async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
-        self.hear(&request);
-        Ok(carried(request.name.unwrap_or_else(|| "web".parse().unwrap()), request.file))
-    }
-
-    async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
-        self.hear(&request);
-        Ok(CollectView { dry_run: request.dry_run, used: 3, waiting: vec![], deleted: vec![] })
-    }
-
-    async fn backup(&self, request: BackupRequest) -> Result<Feed<BackupProgress>, Refusal> {
-        self.hear(&request);
-        let (file, left_out) = (request.file, vec![]);
-        let end = BackupProgress::End { file, procs: 0, volumes: 0, left_out, bytes: 1, file_bytes: 2 };
-        Ok(self.feed(vec![Ok(BackupProgress::At { part: "images".into(), bytes: 1 }), Ok(end)], None))
-    }
-
-    async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
-        let (id, realm) = ("ab".repeat(16), Default::default());
-        let procs = vec!["web".parse().unwrap()];
-        Ok(vec![KeyView { id, realm, created_at_ms: Some(1), destroyed_at_ms: None, current: true, procs }])
-    }
-
-    async fn rotate_keys(&self) -> Result<KeyView, Refusal> {
-        Ok(self.keys().await?.remove(0))
-    }
-
-    async fn destroy_key(&self, id: String, yes: bool) -> Result<DestroyedKeyView, Refusal> {
-        self.hear(("destroy", &id, yes));
-        let costs = || Refusal::new(Code::State, "web could never be woken again");
-        let procs = yes.then(Vec::new).ok_or_else(costs)?;
-        Ok(DestroyedKeyView { id, realm: Default::default(), procs })
-    }
-
-    async fn export_keys(&self, how: ExportKeysRequest) -> Result<ExportedKeys, Refusal> {
-        self.hear(&how);
-        Ok(ExportedKeys { realm: Default::default(), keys: 1, bytes: Hex(b"closed".to_vec()) })
-    }
-
-    async fn import_keys(&self, what: ImportKeysRequest) -> Result<ImportedKeysView, Refusal> {
-        self.hear(&what);
-        let added = vec![String::from_utf8(what.bytes.0).unwrap()];
-        Ok(ImportedKeysView { realm: Default::default(), added, destroyed: vec![], current: None })
-    }
-
+#[async_trait]
+impl Node for Fake {
     async fn info(&self) -> Result<Info, Refusal> {
         Ok(Info {
             version: "0".into(),
@@ -525,35 +408,33 @@ impl Service for Fake {
         })
     }
 
+    async fn history(&self) -> Result<HistoryView, Refusal> {
+        let hot = self.procs.lock().len() as u32;
+        Ok(HistoryView { every_ms: 10_000, samples: vec![HistorySample { hot, ..HistorySample::default() }] })
+    }
+
+    async fn metrics(&self) -> Result<String, Refusal> {
+        Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().len()))
+    }
+
+    async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
+        let event =
+            |at_ms| Event { id: at_ms, at_ms, name: "web".parse().ok(), kind: "parked".into(), detail: "idle".into() };
+        let ready = Event { id: 1, at_ms: 1_763_760_825_123, name: None, kind: "ready".into(), detail: "pid 7".into() };
+        Ok(self.feed(vec![Ok(ready), Ok(event(1_763_760_826_000))], which.follow.then_some(event)))
+    }
+
+    async fn backup(&self, request: BackupRequest) -> Result<Feed<BackupProgress>, Refusal> {
+        self.hear(&request);
+        let (file, left_out) = (request.file, vec![]);
+        let end = BackupProgress::End { file, procs: 0, volumes: 0, left_out, bytes: 1, file_bytes: 2 };
+        Ok(self.feed(vec![Ok(BackupProgress::At { part: "images".into(), bytes: 1 }), Ok(end)], None))
+    }
+
     async fn down(&self, _: DownRequest) -> Result<DownView, Refusal> {
         let ended = std::mem::take(&mut *self.procs.lock());
         Ok(DownView { ended: ended.into_keys().collect(), ..DownView::default() })
     }
-}
-
-fn snapshots_of(name: &ProcName) -> SnapshotsView {
-    let generation = SnapshotView {
-        generation: Generation(1),
-        place: SnapshotPlace::Current,
-        frozen_at_ms: None,
-        bytes: Some(4096),
-        format: Some(1),
-        trouble: None,
-    };
-    SnapshotsView {
-        name: Some(name.clone()),
-        proc: Some("ab".repeat(16)),
-        state: SnapshotState::Archived,
-        owner: None,
-        generations: vec![generation],
-        packs: 0,
-        pack_bytes: 0,
-        trouble: None,
-    }
-}
-
-fn carried(name: ProcName, file: String) -> CarriedView {
-    CarriedView { name, proc: "ab".repeat(16), generation: Generation(1), packs: 2, bytes: 4096, file }
 }
 
 async fn program(request: ExecRequest, mut input: mpsc::Receiver<Vec<u8>>, sender: &mpsc::Sender<ExecOutput>) {

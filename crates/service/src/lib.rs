@@ -1,0 +1,72 @@
+//! The interface between API and worker: everything the API can ask of the machine, a trait for each subject.
+//!
+//! | trait | what is asked |
+//! | --- | --- |
+//! | [`Procs`] | the life of procs, and what is seen of one |
+//! | [`Trials`] | what a run would come to |
+//! | [`Snapshots`], [`Images`], [`Keys`], [`Volumes`] | what the data directory and its store keep |
+//! | [`Node`] | the daemon itself, and all procs at once |
+//!
+//! [`Service`] is all of them. The API holds one as `dyn Service`, so that it does not depend on what is behind it.
+//! Never acts and never decides: it has no code but the types of what flows between the two.
+//!
+//! The API calls what changes something from a task of its own and lets it run to its end even when no client waits for
+//! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
+#![forbid(unsafe_code)]
+
+mod images;
+mod keys;
+mod node;
+mod procs;
+mod snapshots;
+mod trials;
+mod volumes;
+
+pub use images::Images;
+pub use keys::Keys;
+pub use node::Node;
+pub use procs::Procs;
+pub use snapshots::Snapshots;
+pub use trials::Trials;
+pub use volumes::Volumes;
+
+use kip_types::api::{ExecEnd, Refusal};
+use tokio::sync::mpsc;
+
+/// All that a worker does for the API.
+pub trait Service: Procs + Trials + Snapshots + Images + Keys + Volumes + Node {}
+
+impl<T: Procs + Trials + Snapshots + Images + Keys + Volumes + Node> Service for T {}
+
+/// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is dropped when
+/// no client wants more.
+pub type Feed<T> = mpsc::Receiver<Result<T, Refusal>>;
+
+/// Items of a feed that wait for their reader.
+const FEED: usize = 64;
+
+/// A feed and its sender.
+pub fn feed<T>() -> (mpsc::Sender<Result<T, Refusal>>, Feed<T>) {
+    mpsc::channel(FEED)
+}
+
+/// What a program under exec wrote, or how it ended.
+#[derive(Debug)]
+pub enum ExecOutput {
+    /// Bytes of its standard output, never empty.
+    Stdout(Vec<u8>),
+    /// Bytes of its standard error, never empty.
+    Stderr(Vec<u8>),
+    /// It ended; nothing follows.
+    End(ExecEnd),
+}
+
+/// A program that runs inside a proc for a client.
+#[derive(Debug)]
+pub struct ExecSession {
+    /// Bytes for its standard input. Dropped at the client's end of file.
+    pub stdin: mpsc::Sender<Vec<u8>>,
+    /// What it writes. When this is dropped before [`ExecOutput::End`] came, the client is gone and the program is
+    /// killed.
+    pub output: mpsc::Receiver<ExecOutput>,
+}

@@ -1,0 +1,64 @@
+//! The life of procs, and what is seen of one.
+
+use crate::{ExecSession, Feed};
+use async_trait::async_trait;
+use kip_types::api::{
+    Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest,
+    RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+};
+use kip_types::name::ProcName;
+
+/// Procs: made, looked at, put to sleep, woken, removed.
+#[async_trait]
+pub trait Procs: Send + Sync + 'static {
+    /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its ports listen. Nothing in
+    /// the request is left open any more. A name in use is `Code::Taken`, and so is a port.
+    async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal>;
+
+    /// All names in use. Cheap: measures nothing.
+    async fn names(&self) -> Result<Vec<ProcName>, Refusal>;
+
+    /// All procs, sorted by name.
+    async fn list(&self) -> Result<Vec<ProcView>, Refusal>;
+
+    /// One proc. Does not wake it.
+    async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal>;
+
+    /// How a proc is: its probes are asked, if it is awake and they were not a moment ago. Neither wakes it nor keeps it
+    /// awake.
+    async fn health(&self, name: ProcName) -> Result<HealthView, Refusal>;
+
+    /// A proc from within: open files, environments, sockets, maps of memory. Does not wake it, and changes nothing.
+    async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal>;
+
+    /// Why a proc is in the tier that it is in. Watches a running one for a second; touches, wakes and waits for no proc.
+    async fn why(&self, name: ProcName) -> Result<WhyView, Refusal>;
+
+    /// What a proc has used, all of it or after `since_ms`. Does not wake it.
+    async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal>;
+
+    /// What all procs have used, sorted by name.
+    async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal>;
+
+    /// What a proc wrote, oldest first. With `follow` it ends when the proc is removed.
+    async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal>;
+
+    /// Starts a stopped proc again, on its files; with `wait_ready` returns when its ports listen.
+    async fn start(&self, name: ProcName, how: StartRequest) -> Result<ProcView, Refusal>;
+
+    /// Ends a proc; keeps name, files and logs. One that is stopped already is answered as it is.
+    async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal>;
+
+    /// Removes a proc with all it has. One that is not stopped is `Code::State` unless forced.
+    async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal>;
+
+    /// Sends a proc to a lower tier and returns when it is there.
+    async fn sleep(&self, name: ProcName, how: SleepRequest) -> Result<Moved, Refusal>;
+
+    /// Wakes a proc and returns when it runs. One that is not known here is looked for in the store, by its id or by its
+    /// name there, and taken over if it runs nowhere.
+    async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal>;
+
+    /// Runs a program inside a proc, which is woken for it.
+    async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal>;
+}

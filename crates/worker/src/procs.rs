@@ -1,0 +1,164 @@
+//! The life of procs as the API asks for it: each request goes to the proc's task, and what it answers is shown.
+
+use crate::worker::{Worker, check_spec, grace_of, ready, taken};
+use crate::{inspect, logs, view, why};
+use async_trait::async_trait;
+use kip_engine::blocking::blocking;
+use kip_engine::cause::{Request, WakeCause};
+use kip_engine::exec;
+use kip_engine::stop::Network;
+use kip_service::{ExecSession, Feed, Procs, feed};
+use kip_supervisor::probe;
+use kip_supervisor::task::{By, Command};
+use kip_types::api::{
+    Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
+    RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+};
+use kip_types::spec::Clock;
+use kip_types::{ProcName, State, Tier};
+use std::time::Duration;
+
+#[async_trait]
+impl Procs for Worker {
+    async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
+        if let Some(refusal) = self.machine.rests() {
+            return Err(refusal);
+        }
+        // Its layers are kept until the proc is known, which keeps them then.
+        let (spec, _in_use) = self.complete(request.spec).await?;
+        check_spec(&spec)?;
+        let name = spec.name.clone();
+        self.machine.pressure.admit_new(&name).await?;
+        let listeners = probe::listen(&spec)?;
+        let worker = self.clone();
+        let (proc, prepared, record, claim) = blocking(move || worker.create(spec, request.secrets)).await?;
+        let handle = self.adopt(proc, record, Some(prepared), listeners);
+        self.notify_network(&handle.proc.spec).await;
+        drop(claim);
+        let started = handle.ask(|reply| Command::Start { wait_ready: request.wait_ready, reply }).await;
+        if started.is_err() {
+            self.forget(&name);
+            self.notify_network(&handle.proc.spec).await;
+        }
+        started?;
+        ready(&handle).await?;
+        Ok(blocking(move || view::proc_view(&handle)).await)
+    }
+
+    async fn names(&self) -> Result<Vec<ProcName>, Refusal> {
+        Ok(self.procs.lock().keys().cloned().collect())
+    }
+
+    async fn list(&self) -> Result<Vec<ProcView>, Refusal> {
+        let handles = self.handles();
+        let views = blocking(move || {
+            let mut views = view::proc_views(&handles);
+            for view in &mut views {
+                view.spec.asked = None;
+                view.spec.hide_values();
+            }
+            views
+        });
+        Ok(views.await)
+    }
+
+    async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal> {
+        let mut handle = self.handle(&name)?;
+        handle.wait_until_stable().await;
+        Ok(blocking(move || view::proc_view(&handle)).await)
+    }
+
+    async fn health(&self, name: ProcName) -> Result<HealthView, Refusal> {
+        let handle = self.handle(&name)?;
+        Ok(probe::health(&handle, &handle.proc.spec.probes).await)
+    }
+
+    async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {
+        inspect::details(&mut self.handle(&name)?, of).await
+    }
+
+    async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
+        let handle = self.handle(&name)?;
+        Ok(why::why(&handle).await)
+    }
+
+    async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
+        let handle = self.handle(&name)?;
+        Ok(blocking(move || view::meter_view(&handle, since_ms)).await)
+    }
+
+    async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
+        let handles = self.handles();
+        Ok(blocking(move || handles.iter().map(|handle| view::meter_view(handle, since_ms)).collect()).await)
+    }
+
+    async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
+        let dir = self.handle(&name)?.proc.dir.join("logs");
+        let (out, feed) = feed();
+        tokio::task::spawn_blocking(move || logs::read(&dir, &which, &out));
+        Ok(feed)
+    }
+
+    async fn start(&self, name: ProcName, how: StartRequest) -> Result<ProcView, Refusal> {
+        let handle = self.handle(&name)?;
+        if matches!(handle.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. }) {
+            self.machine.pressure.admit_new(&name).await?;
+        }
+        handle.ask(|reply| Command::Start { wait_ready: how.wait_ready, reply }).await?;
+        self.inspect(name).await
+    }
+
+    async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
+        let network = Network::Removed;
+        let handle = self.handle(&name)?;
+        let grace = how.grace_ms.map_or_else(|| grace_of(&handle), Duration::from_millis);
+        handle.ask(|reply| Command::Stop { grace, network, reply }).await?;
+        self.inspect(name).await
+    }
+
+    async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
+        let handle = self.handle(&name)?;
+        handle.ask(|reply| Command::Remove { force: how.force, reply }).await?;
+        self.forget(&name);
+        self.notify_network(&handle.proc.spec).await;
+        Ok(())
+    }
+
+    /// The clock of the request is the owner's word for this one sleep.
+    async fn sleep(&self, name: ProcName, how: SleepRequest) -> Result<Moved, Refusal> {
+        let SleepRequest { to, clock } = how;
+        if to == Tier::Hot {
+            return Err(Refusal::new(Code::Invalid, format!("hot is not asleep: `kip wake {name}`")));
+        }
+        if (to, clock) == (Tier::Hibernated, Some(Clock::Suspend)) {
+            let message = format!(
+                "{name} cannot be hibernated with a clock that stands: its threads stay in place, and its clocks go on; \
+                 use `--to parked`, or leave out `--clock`"
+            );
+            return Err(Refusal::new(Code::Invalid, message));
+        }
+        let already = self.handle(&name)?.ask(|reply| Command::Sleep { to, by: By::Owner(clock), reply }).await?;
+        Ok(Moved { proc: self.inspect(name).await?, already })
+    }
+
+    async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal> {
+        let name = match self.handle(&name) {
+            Err(unknown) => self.take_over(&name, how.id.as_deref(), unknown).await?,
+            Ok(_) if how.id.is_some() => return Err(taken(&name)),
+            Ok(handle) => {
+                self.take_over_again(&handle).await?;
+                name
+            }
+        };
+        let cause = WakeCause::Request(Request::Wake);
+        let already = self.handle(&name)?.ask(|reply| Command::Wake { cause, reply }).await?;
+        Ok(Moved { proc: self.inspect(name).await?, already })
+    }
+
+    async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
+        let handle = self.handle(&name)?;
+        let cause = WakeCause::Request(Request::Exec);
+        let ticket = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
+        exec::exec(handle.proc, request, ticket).await
+    }
+}
