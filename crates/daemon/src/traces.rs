@@ -4,7 +4,6 @@
 //! library's (<https://opentelemetry.io/docs/specs/otel/protocol/exporter>). A collector that does not answer costs no caller
 //! anything: spans are dropped, and one line says so.
 
-use anyhow::Context as _;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
 use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder};
@@ -16,7 +15,7 @@ use kip_worker::WakeObserver;
 use opentelemetry::trace::{Span as _, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_http::{HttpClient, HttpError, Request, Response};
-use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_otlp::{ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use std::path::Path;
@@ -32,6 +31,23 @@ const PATH: &str = "v1/traces";
 /// A collector that has not answered by then is not waited for.
 const WITHIN: Duration = Duration::from_secs(5);
 
+/// Traces cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum TracesError {
+    /// An endpoint that cannot be read.
+    #[error("--traces {0}: this is no URL")]
+    NoUrl(String),
+    /// An endpoint that is no collector's.
+    #[error("--traces {0}: write http://HOST:PORT or https://HOST:PORT, of a collector that takes OTLP")]
+    NoCollector(String),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+    /// The library's way to the collector.
+    #[error("the collector of traces")]
+    Exporter(#[from] ExporterBuildError),
+}
+
 /// Sends a span for each wake and each of its steps.
 #[derive(Debug)]
 pub struct Traces {
@@ -41,7 +57,7 @@ pub struct Traces {
 
 impl Traces {
     /// To the collector at `url`, or where the variables say; none if neither says. To be called in a runtime.
-    pub fn open(url: Option<&str>, data: &Path) -> anyhow::Result<Option<Arc<Traces>>> {
+    pub fn open(url: Option<&str>, data: &Path) -> Result<Option<Arc<Traces>>, TracesError> {
         let by_variable = || VARIABLES.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         if url.is_none() && !by_variable() {
             return Ok(None);
@@ -51,7 +67,7 @@ impl Traces {
         if let Some(url) = url {
             exporter = exporter.with_endpoint(endpoint(url)?);
         }
-        let exporter = exporter.build().context("the collector of traces")?;
+        let exporter = exporter.build()?;
         let resource = Resource::builder().with_attributes([
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
             KeyValue::new("host.name", rustix::system::uname().nodename().to_string_lossy().into_owned()),
@@ -75,13 +91,12 @@ impl Traces {
 }
 
 /// An endpoint is where paths for all kinds of data begin, unless it has one.
-fn endpoint(url: &str) -> anyhow::Result<String> {
-    let uri: hyper::Uri = url.parse().ok().with_context(|| format!("--traces {url}: this is no URL"))?;
+fn endpoint(url: &str) -> Result<String, TracesError> {
+    let uri: hyper::Uri = url.parse().map_err(|_| TracesError::NoUrl(url.to_owned()))?;
     let known = matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
-    anyhow::ensure!(
-        known,
-        "--traces {url}: write http://HOST:PORT or https://HOST:PORT, of a collector that takes OTLP"
-    );
+    if !known {
+        return Err(TracesError::NoCollector(url.to_owned()));
+    }
     Ok(match uri.path() {
         "" | "/" => format!("{}/{PATH}", url.trim_end_matches('/')),
         _ => url.to_owned(),
@@ -137,7 +152,7 @@ struct Wire {
 }
 
 impl Wire {
-    fn new() -> anyhow::Result<Wire> {
+    fn new() -> Result<Wire, TracesError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         // A machine that trusts no authority can still send to its own collector.
@@ -176,7 +191,8 @@ impl HttpClient for Wire {
             Err(e) if !self.lost.swap(true, Ordering::Relaxed) => {
                 let causes = std::iter::successors(e.source(), |cause| cause.source());
                 let why = causes.fold(e.to_string(), |why, cause| format!("{why}: {cause}"));
-                let why = crate::text::one_line(&why);
+                // The log has it on one line.
+                let why: String = why.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
                 tracing::warn!(to, error = why, "traces are lost until the collector takes them again");
             }
             Ok(_) if self.lost.swap(false, Ordering::Relaxed) => tracing::info!(to, "traces arrive again"),
