@@ -200,6 +200,19 @@ fn io_at(path: &Path) -> impl FnOnce(io::Error) -> ArchiveError + '_ {
     move |source| ArchiveError::Io { path: path.to_owned(), source }
 }
 
+/// What the cache takes, and what it was good for since the daemon's start.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheUse {
+    /// What it takes on the disk, bytes.
+    pub bytes: u64,
+    /// What it may take, bytes.
+    pub limit_bytes: u64,
+    /// Reads that it answered.
+    pub hits: u64,
+    /// Reads that it could not answer.
+    pub misses: u64,
+}
+
 impl Archive {
     /// Opens the store of a data directory; makes its identity and the realm's keys the first time. Asks nothing of the
     /// store. To be called within a runtime.
@@ -258,10 +271,10 @@ impl Archive {
     }
 
     /// The cache, with how many reads it answered and how many it could not.
-    pub fn cache_use(&self) -> Option<(kip_types::api::CacheView, u64, u64)> {
+    pub fn cache_use(&self) -> Option<CacheUse> {
         let cache = self.cache.as_ref()?;
         let ((bytes, limit_bytes), (hits, misses)) = (cache.held(), cache.answers());
-        Some((kip_types::api::CacheView { bytes, limit_bytes }, hits, misses))
+        Some(CacheUse { bytes, limit_bytes, hits, misses })
     }
 
     /// What was done in the store since the daemon's start.

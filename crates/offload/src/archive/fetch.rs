@@ -11,7 +11,7 @@ use kip_archive::front::{Manifest, Sets};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_archive::seal::OpenError;
-use kip_archive::table::{Home, PageTable, Remote, Space};
+use kip_archive::table::{Home, PageTable, Remote, RemoteRun, Space};
 use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_snapshot::{Contents, Part, SnapshotError};
@@ -146,9 +146,9 @@ impl Coming<'_> {
         let number = self.map.file(&self.name);
         self.map.files[number as usize].remote = Some(pages);
         let remote = Remote::new(&table, number);
-        let zeros = remote.runs().filter(|(.., run)| run.home == Home::Zeros).map(|(first, _, run)| (first, run.pages));
+        let zeros = remote.runs().filter(|of| of.run.home == Home::Zeros).map(|of| (of.first, of.run.pages));
         file.begin_with_zeros(zeros).map_err(self.io_at(&self.name))?;
-        for (first, space, run) in remote.runs() {
+        for RemoteRun { first, space, run } in remote.runs() {
             if let Space::Process(inside) = space {
                 let runs = &mut self.map.processes.entry(inside).or_default().runs;
                 match runs.last_mut().filter(|last| last.end() == run.start && last.first + last.pages == first) {
@@ -203,14 +203,13 @@ impl Archive {
         beside: impl Fn(&Path) -> T + Sync,
     ) -> Result<(PathBuf, T), FetchError> {
         let account = self.open_account(dir);
-        let which = (front, number);
         let mut stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
-        let mut fetched = self.fetch_from(&mut stream, which, dir, &account, &beside);
+        let mut fetched = self.fetch_from(&mut stream, front, number, dir, &account, &beside);
         if matches!(fetched, Err(FetchError::Open { .. })) && stream.is_from_cache() {
             // It is not what the store has: without it, from there.
             kip_snapshot::sweep(dir, None)?;
             stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
-            fetched = self.fetch_from(&mut stream, which, dir, &account, &beside);
+            fetched = self.fetch_from(&mut stream, front, number, dir, &account, &beside);
         }
         let (path, filling, checked) = fetched?;
         if let Some(filling) = filling {
@@ -224,7 +223,8 @@ impl Archive {
     fn fetch_from<T: Send>(
         &self,
         stream: &mut FrontStream,
-        (front, generation): (FrontRef, Generation),
+        front: FrontRef,
+        generation: Generation,
         dir: &Path,
         account: &Arc<Account>,
         beside: &(impl Fn(&Path) -> T + Sync),

@@ -10,7 +10,7 @@ use kip_archive::keys::Keyring;
 use kip_archive::memory::left_out;
 use kip_archive::names::ObjectName;
 use kip_archive::pack::{BlockRef, PackReader};
-use kip_archive::table::{Home, PageTable, Remote, Space};
+use kip_archive::table::{Home, PageTable, Remote, RemoteRun, Space};
 use kip_snapshot::pages::{PAGE, PageMap};
 use kip_snapshot::remote::RemoteFile;
 use parking_lot::{Mutex, MutexGuard};
@@ -36,12 +36,12 @@ pub(super) struct Filling {
     pub(super) path: PathBuf,
     pub(super) file: RemoteFile,
     table: PageTable,
-    /// All runs by space and address: whose, start, pages, first page.
-    places: Vec<(Space, u64, u32, u32)>,
+    /// All runs by space and address.
+    places: Vec<Place>,
     /// Runs of pages that are in the front only, by page: first page, pages.
     in_front: Vec<(u32, u32)>,
     /// Runs of pages that lie in blocks, by page: first page, pages, block, first page in the block.
-    runs: Vec<(u32, u32, u32, u32)>,
+    runs: Vec<BlockRun>,
     /// Places in `runs`, by block.
     of_blocks: Vec<(u32, u32)>,
     /// Blocks by pack and offset, and of each block its place there.
@@ -68,6 +68,42 @@ pub(super) struct Coming {
     pub(super) told: Option<Instant>,
     /// The damage has been told: the proc that waited is ended once.
     pub(super) damaged: bool,
+}
+
+/// A run of pages by whose memory it is.
+#[derive(Clone, Copy)]
+struct Place {
+    space: Space,
+    start: u64,
+    pages: u32,
+    /// The number of its first page.
+    first: u32,
+}
+
+impl Place {
+    fn of(of: RemoteRun<'_>) -> Place {
+        Place { space: of.space, start: of.run.start, pages: of.run.pages, first: of.first }
+    }
+}
+
+/// A run of pages that lie in a block.
+#[derive(Clone, Copy)]
+pub(super) struct BlockRun {
+    /// The number of its first page.
+    pub(super) first: u32,
+    pub(super) pages: u32,
+    pub(super) block: u32,
+    /// The page of the block where it begins.
+    pub(super) at: u32,
+}
+
+impl BlockRun {
+    fn of(of: RemoteRun<'_>) -> Option<BlockRun> {
+        match of.run.home {
+            Home::Block { block, first: at } => Some(BlockRun { first: of.first, pages: of.run.pages, block, at }),
+            Home::Front | Home::Zeros => None,
+        }
+    }
 }
 
 /// Misses in quick succession, wherever they are.
@@ -124,15 +160,11 @@ impl Drop for Filling {
 impl Filling {
     pub(super) fn new(path: PathBuf, file: RemoteFile, table: PageTable, account: Arc<Account>) -> Filling {
         let remote = Remote::new(&table, 0);
-        let places = remote.runs().map(|(first, of, run)| (of, run.start, run.pages, first)).collect();
-        let in_front = remote.runs().filter(|(.., run)| run.home == Home::Front);
-        let in_front = in_front.map(|(first, _, run)| (first, run.pages)).collect();
-        let in_block = |(first, _, run): (u32, _, &kip_archive::table::TableRun)| match run.home {
-            Home::Block { block, first: at } => Some((first, run.pages, block, at)),
-            Home::Front | Home::Zeros => None,
-        };
-        let runs: Vec<_> = remote.runs().filter_map(in_block).collect();
-        let mut of_blocks: Vec<(u32, u32)> = (0..).zip(&runs).map(|(place, run)| (run.2, place)).collect();
+        let places = remote.runs().map(Place::of).collect();
+        let in_front = remote.runs().filter(|of| of.run.home == Home::Front);
+        let in_front = in_front.map(|of| (of.first, of.run.pages)).collect();
+        let runs: Vec<BlockRun> = remote.runs().filter_map(BlockRun::of).collect();
+        let mut of_blocks: Vec<(u32, u32)> = (0..).zip(&runs).map(|(place, run)| (run.block, place)).collect();
         of_blocks.sort_unstable();
         let mut in_packs: Vec<u32> = (0..table.blocks.len() as u32).collect();
         in_packs.sort_unstable_by_key(|number| {
@@ -143,7 +175,7 @@ impl Filling {
         (0..).zip(&in_packs).for_each(|(rank, number)| ranks[*number as usize] = rank);
         let mut in_memory = Vec::new();
         let mut places_there = vec![u32::MAX; in_packs.len()];
-        for (_, _, block, _) in &runs {
+        for BlockRun { block, .. } in &runs {
             if places_there[*block as usize] == u32::MAX {
                 places_there[*block as usize] = in_memory.len() as u32;
                 in_memory.push(*block);
@@ -170,8 +202,8 @@ impl Filling {
 
     /// The number of a page.
     fn number(&self, space: Space, address: u64) -> Option<u32> {
-        let next = self.places.partition_point(|(of, start, ..)| (*of, *start) <= (space, address));
-        let (of, start, pages, first) = *self.places.get(next.checked_sub(1)?)?;
+        let next = self.places.partition_point(|place| (place.space, place.start) <= (space, address));
+        let Place { space: of, start, pages, first } = *self.places.get(next.checked_sub(1)?)?;
         let index = (address - start) / PAGE as u64;
         (of == space && index < u64::from(pages)).then(|| first + index as u32)
     }
@@ -243,7 +275,7 @@ impl Filling {
         self.state.lock()
     }
 
-    fn runs_of(&self, block: u32) -> impl Iterator<Item = (u32, u32, u32, u32)> + '_ {
+    fn runs_of(&self, block: u32) -> impl Iterator<Item = BlockRun> + '_ {
         let from = self.of_blocks.partition_point(|(of, _)| *of < block);
         let places = self.of_blocks[from..].iter().take_while(move |(of, _)| *of == block);
         places.map(|(_, place)| self.runs[*place as usize])
@@ -252,9 +284,11 @@ impl Filling {
     /// The blocks of pages which are not here, and do not come with the front. Returns whether some
     /// do.
     pub(super) fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<bool> {
-        let from = self.runs.partition_point(|(first, count, ..)| first + count <= pages.start);
+        let from = self.runs.partition_point(|run| run.first + run.pages <= pages.start);
         let mut come = self.front_lacks(&pages)?;
-        for (first, count, block, _) in self.runs[from..].iter().take_while(|(first, ..)| *first < pages.end) {
+        for BlockRun { first, pages: count, block, .. } in
+            self.runs[from..].iter().take_while(|run| run.first < pages.end)
+        {
             let (start, end) = (pages.start.max(*first), pages.end.min(first + count));
             let here = self.file.here(start, end - start)?;
             let state = self.state();
@@ -293,7 +327,7 @@ impl Filling {
 
     /// Whether some page of a block is not here.
     pub(super) fn lacks(&self, block: u32) -> io::Result<bool> {
-        for (first, pages, ..) in self.runs_of(block) {
+        for BlockRun { first, pages, .. } in self.runs_of(block) {
             if !self.file.here(first, pages)?.iter().all(|here| *here) {
                 return Ok(true);
             }
@@ -328,7 +362,7 @@ impl Filling {
     pub(super) fn lacking(&self) -> io::Result<(Vec<u32>, u64)> {
         let here = self.file.here(0, self.file.pages())?;
         let mut blocks = BTreeSet::new();
-        for (first, pages, block, _) in &self.runs {
+        for BlockRun { first, pages, block, .. } in &self.runs {
             if !here[*first as usize..(first + pages) as usize].iter().all(|here| *here) {
                 blocks.insert(*block);
             }
@@ -377,12 +411,12 @@ impl Filling {
     /// Whether a fault needed something of a block, by its place in memory.
     fn was_needed(&self, place: u32) -> bool {
         let block = self.in_memory[place as usize];
-        self.runs_of(block).any(|(first, pages, ..)| self.file.needed(first, pages).unwrap_or(false))
+        self.runs_of(block).any(|run| self.file.needed(run.first, run.pages).unwrap_or(false))
     }
 
     /// Puts the pages of a block where they belong.
     pub(super) fn put(&self, block: u32, bytes: &[u8]) -> Result<(), DemandError> {
-        for (first, pages, _, at) in self.runs_of(block) {
+        for BlockRun { first, pages, at, .. } in self.runs_of(block) {
             let bytes = &bytes[at as usize * PAGE..(at + pages) as usize * PAGE];
             let put = self.file.put(first, bytes);
             put.map_err(|source| DemandError::Io { path: self.path.clone(), source })?;

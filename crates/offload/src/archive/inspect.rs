@@ -10,7 +10,7 @@ use kip_archive::front::read::Event;
 use kip_archive::ids::ProcId;
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::pack::{BlockRef, PackReader};
-use kip_archive::table::{Found, Home, PageTable, Remote, Space};
+use kip_archive::table::{Found, Home, PageTable, Remote, RemoteRun, Space};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::images::Images;
 use kip_checkpoint::look::is_wanted;
@@ -70,8 +70,8 @@ impl Archive {
         let table = self.table_of(directory, file)?;
         let remote = Remote::new(&table, 0);
         let mut runs = remote.runs();
-        match runs.find(|(first, _, run)| (*first..first + run.pages).contains(&page)) {
-            Some((first, space, run)) => match run.home {
+        match runs.find(|of| (of.first..of.first + of.run.pages).contains(&page)) {
+            Some(RemoteRun { first, space, run }) => match run.home {
                 Home::Block { block, first: at } => {
                     self.answered(self.block_page(&table.blocks[block as usize], at + page - first))
                 }

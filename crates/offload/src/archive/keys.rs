@@ -13,7 +13,7 @@ use super::{ASIDE, Archive, DemandError, ENDED, ID};
 use kip_archive::ids::KeyId;
 use kip_archive::index::Index;
 use kip_archive::keys::{KeyFact, KeyFileError, Keyring, NoKey, Wrap, WrapError};
-use kip_archive::table::{Home, Remote};
+use kip_archive::table::{Home, Remote, RemoteRun};
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::remote::RemoteFile;
 use kip_types::Realm;
@@ -128,7 +128,7 @@ impl Archive {
         let mut keys = BTreeSet::new();
         for file in PageMap::load(directory)?.files.iter().filter(|file| file.remote.is_some()) {
             let (remote, table) = (RemoteFile::open(directory, file)?, self.table_of(directory, file)?);
-            for (first, _, run) in Remote::new(&table, 0).runs() {
+            for RemoteRun { first, run, .. } in Remote::new(&table, 0).runs() {
                 let here = remote.here(first, run.pages);
                 let here = here.map_err(|source| DemandError::Io { path: directory.join(&file.name), source })?;
                 if here.iter().all(|here| *here) {

@@ -120,6 +120,26 @@ impl UploadError {
     }
 }
 
+/// A generation that is to be stored.
+struct SealedGeneration<'a> {
+    proc: ProcId,
+    directory: &'a Path,
+    local: &'a kip_snapshot::Manifest<serde_json::Value>,
+    map: &'a PageMap,
+    spec: &'a serde_json::Value,
+    /// The generation before it in the store.
+    parent: Option<Generation>,
+}
+
+/// A generation whose packs are stored; its front is not yet.
+struct PackedGeneration {
+    front: FrontRef,
+    /// The front.
+    bytes: Vec<u8>,
+    /// What was stored in packs.
+    pack_bytes: u64,
+}
+
 impl Archive {
     /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the runtime.
     pub fn store(
@@ -144,15 +164,22 @@ impl Archive {
             let (keys, held_bytes) = self.runtime.block_on(self.read_front_back(&ring, proc, front))?;
             return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0, held_bytes, keys, ring });
         }
-        let told = (spec, newest.map(|front| front.generation));
-        let with = (&begun.writing, own, &ring);
-        let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), with) {
+        let sealed = SealedGeneration {
+            proc,
+            directory,
+            local: &local,
+            map: &map,
+            spec: &spec,
+            parent: newest.map(|front| front.generation),
+        };
+        let packed = match self.pack(&sealed, &begun.writing, own, &ring) {
             Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
                 self.fetch_pages(directory, None)?;
-                self.pack(proc, directory, &local, &map, told, with)?
+                self.pack(&sealed, &begun.writing, own, &ring)?
             }
             packed => packed?,
         };
+        let PackedGeneration { front, bytes, pack_bytes } = packed;
         let front_bytes = bytes.len() as u64;
         let summary = read::summary(&ring, Some(proc), Some(front), &bytes);
         let written = summary.ok().flatten().expect("it was just written");
@@ -225,13 +252,12 @@ impl Archive {
     /// Packs what is new, stores it and reads it back; gives the front.
     fn pack(
         &self,
-        proc: ProcId,
-        directory: &Path,
-        local: &kip_snapshot::Manifest<serde_json::Value>,
-        map: &PageMap,
-        (spec, parent): (serde_json::Value, Option<Generation>),
-        (writing, own, ring): (&Writing, &Own, &Arc<Keyring>),
-    ) -> Result<(FrontRef, Vec<u8>, u64), UploadError> {
+        sealed: &SealedGeneration<'_>,
+        writing: &Writing,
+        own: &Own,
+        ring: &Arc<Keyring>,
+    ) -> Result<PackedGeneration, UploadError> {
+        let SealedGeneration { proc, directory, local, map, spec, parent } = *sealed;
         let at = |path: &Path| {
             let path = path.to_owned();
             move |source| UploadError::Io { path, source }
@@ -293,7 +319,7 @@ impl Archive {
             engine: local.engine.clone(),
             kernel: local.kernel.clone(),
             cpu_features: processor::features(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
-            spec,
+            spec: spec.clone(),
             body: local.body.clone(),
             metadata: metadata.iter().map(|p| MetadataFile { name: p.name.clone(), size: p.size }).collect(),
             packs: packed.refers.keys().copied().collect(),
@@ -312,7 +338,7 @@ impl Archive {
             front.metadata(&fs::read(&path).map_err(at(&path))?)?;
         }
         front.pages_of(&archived, &mut pages)?;
-        let (which, bytes) = (front.front(), front.end()?);
+        let (front, bytes) = (front.front(), front.end()?);
         // What was stored with another key than that of the moment is not used again.
         if ring.current() == self.keys().current() {
             self.index.lock().merge(&packed.added);
@@ -320,7 +346,7 @@ impl Archive {
             known_files.keep(self);
             self.save_index();
         }
-        Ok((which, bytes, packed.bytes))
+        Ok(PackedGeneration { front, bytes, pack_bytes: packed.bytes })
     }
 
     /// Reads all of it; gives the keys that it needs.
