@@ -1,9 +1,11 @@
 //! The house's own rules (STYLE.md), as far as a program can see them.
 //!
 //! Reads every file git would commit and hands it to the rules: [`source`] looks at one source file, [`documents`] at
-//! what the documents promise, [`words`] at the public surface's sentences. Each finding is one line, `path:line: what is wrong`.
+//! what the documents promise, [`words`] at the public surface's sentences,
+//! [`parameters`] at what functions take. Each finding is one line, `path:line: what is wrong`.
 
 mod documents;
+mod parameters;
 mod source;
 mod words;
 
@@ -46,6 +48,7 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<File>> {
 pub fn run(root: &Path) -> anyhow::Result<Outcome> {
     let files = files(root)?;
     let mut findings: Vec<String> = files.iter().flat_map(source::findings).collect();
+    findings.extend(files.iter().flat_map(parameters::findings));
     findings.extend(files.iter().flat_map(words::findings));
     findings.extend(documents::findings(&files, &|path| root.join(path).exists()));
     findings.extend(spec::findings(&files));
