@@ -31,7 +31,7 @@ use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stag
 use kip_checkpoint::resume;
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
-use kip_offload::archive::DemandError;
+use kip_offload::DemandError;
 use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_sandbox::cgroup::CgroupError;

@@ -24,7 +24,7 @@ use kip_logs::LogPump;
 use kip_net::nat::{Forward, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
-use kip_offload::archive::{Archive, ArchiveError, collect};
+use kip_offload::{Archive, ArchiveError, collect};
 use kip_pager::client::Pager;
 use kip_records::instance::{self, InstanceError};
 use kip_records::record::{self, Records};

@@ -1,7 +1,7 @@
 //! What is, at the moment of a scrape.
 
 use super::{Process, seconds, word};
-use kip_offload::archive::CacheUse;
+use kip_offload::CacheUse;
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};
 use kip_types::Tier;
 use kip_types::api::{MeterView, RoomView};

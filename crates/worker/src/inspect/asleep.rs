@@ -8,7 +8,7 @@ use kip_checkpoint::image::ImageError;
 use kip_checkpoint::images::Images;
 use kip_checkpoint::look::{self, Process};
 use kip_engine::host::Proc;
-use kip_offload::archive::Stored;
+use kip_offload::Stored;
 use kip_records::body::Body;
 use kip_snapshot::pages::{PAGE, PageMap, damaged};
 use kip_snapshot::remote::RemoteFile;

@@ -1,8 +1,8 @@
 //! A stored generation, looked at.
 
 use super::*;
-use crate::archive::Archive;
-use crate::archive::tests::{contents, generation, own};
+use crate::Archive;
+use crate::tests::{contents, generation, own};
 use kip_snapshot::pages::PageMap;
 use std::fs;
 
@@ -33,8 +33,8 @@ fn pages_are_seen_where_they_lie_and_stay_there() {
     assert_eq!(seen.table.pages(), archive.peek(proc, front, |_| Ok(Wanted::new())).unwrap().table.pages());
     // Back on the disk, with what did not come still in the store; pages of the front may be coming meanwhile.
     fs::remove_dir_all(&path).unwrap();
-    fs::write(data.join(crate::archive::ID), proc.to_string()).unwrap();
-    fs::write(data.join(crate::archive::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
+    fs::write(data.join(crate::ID), proc.to_string()).unwrap();
+    fs::write(data.join(crate::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
     let path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
     let map = PageMap::load(&path).unwrap();
     let (number, file) = (0..).zip(&map.files).find(|(_, file)| file.remote.is_some()).unwrap();

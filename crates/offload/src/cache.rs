@@ -41,7 +41,7 @@ const GRAIN: u64 = 4096;
 
 /// The cache of a data directory.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(crate) struct Cache {
     directory: PathBuf,
     limit: u64,
     state: Mutex<CacheState>,
@@ -135,7 +135,7 @@ impl CacheState {
 impl Cache {
     /// Opens the one of a data directory, or makes it. `limit`: what its files may take, bytes; none for a share of the disk.
     /// With 0 there is none, and what an earlier daemon left goes. Blocking.
-    pub(super) fn open(data: &Path, limit: Option<u64>) -> Option<Arc<Cache>> {
+    pub(crate) fn open(data: &Path, limit: Option<u64>) -> Option<Arc<Cache>> {
         let directory = data.join(DIRECTORY);
         if limit == Some(0) {
             if let Err(error) = fs::remove_dir_all(&directory)
@@ -201,12 +201,12 @@ impl Cache {
     }
 
     /// What its files take, and what they may, bytes.
-    pub(super) fn held(&self) -> (u64, u64) {
+    pub(crate) fn held(&self) -> (u64, u64) {
         (self.state().bytes, self.limit)
     }
 
     /// How often it was asked for what it has, and for what it has not.
-    pub(super) fn answers(&self) -> (u64, u64) {
+    pub(crate) fn answers(&self) -> (u64, u64) {
         (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
     }
 
@@ -216,14 +216,14 @@ impl Cache {
     }
 
     /// Whether all of a range is here.
-    pub(super) fn has(&self, object: &str, range: &Range<u64>) -> bool {
+    pub(crate) fn has(&self, object: &str, range: &Range<u64>) -> bool {
         let has = self.state().covering(object, range).is_some();
         self.count(has);
         has
     }
 
     /// A range of an object, if all of it is here. Blocking.
-    pub(super) fn read(&self, object: &str, range: &Range<u64>) -> Option<Bytes> {
+    pub(crate) fn read(&self, object: &str, range: &Range<u64>) -> Option<Bytes> {
         let pieces = self.state().covering(object, range)?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         for piece in pieces {
@@ -239,7 +239,7 @@ impl Cache {
     }
 
     /// An object that was put in as a whole. Blocking.
-    pub(super) fn whole(&self, object: &str) -> Option<File> {
+    pub(crate) fn whole(&self, object: &str) -> Option<File> {
         let end = self.state().entries.get(object).and_then(|entries| entries.get(&0)).map(|entry| entry.end);
         self.count(end.is_some());
         let end = end?;
@@ -271,7 +271,7 @@ impl Cache {
     }
 
     /// What was read here cannot be opened: it goes, and that is told.
-    pub(super) fn damaged(&self, object: &str, range: &Range<u64>) {
+    pub(crate) fn damaged(&self, object: &str, range: &Range<u64>) {
         let mut state = self.state();
         let starts = state.entries.get(object).into_iter().flatten();
         let bad: Vec<u64> = starts.filter(|(s, e)| **s < range.end && range.start < e.end).map(|(s, _)| *s).collect();
@@ -284,7 +284,7 @@ impl Cache {
     }
 
     /// Puts bytes of an object in, from `start` on. Blocking.
-    pub(super) fn keep(&self, object: &str, start: u64, bytes: &[u8]) {
+    pub(crate) fn keep(&self, object: &str, start: u64, bytes: &[u8]) {
         let mut at = start;
         for piece in bytes.chunks(PIECE) {
             let Some(mut writing) = self.begin(object, at, piece.len() as u64) else { return };
@@ -296,7 +296,7 @@ impl Cache {
     }
 
     /// Puts an object in as a whole. Blocking.
-    pub(super) fn keep_whole(&self, object: &str, bytes: &[u8]) {
+    pub(crate) fn keep_whole(&self, object: &str, bytes: &[u8]) {
         if let Some(mut writing) = self.begin(object, 0, bytes.len() as u64)
             && writing.write(bytes)
         {
@@ -305,7 +305,7 @@ impl Cache {
     }
 
     /// Begins to put in an object, from `start` on and as one entry. Blocking.
-    pub(super) fn begin(&self, object: &str, start: u64, bytes: u64) -> Option<Writing<'_>> {
+    pub(crate) fn begin(&self, object: &str, start: u64, bytes: u64) -> Option<Writing<'_>> {
         let (number, there) = {
             let mut state = self.state();
             state.begun += 1;
@@ -365,7 +365,7 @@ impl Cache {
     }
 
     /// Lets go of all of the objects of which that is true.
-    pub(super) fn forget(&self, which: impl Fn(&str) -> bool) {
+    pub(crate) fn forget(&self, which: impl Fn(&str) -> bool) {
         let mut state = self.state();
         let objects: Vec<Arc<str>> = state.entries.keys().filter(|object| which(object)).cloned().collect();
         for object in objects {
@@ -388,14 +388,14 @@ impl Cache {
 }
 
 /// Bytes that are left of the file system of a path.
-pub(super) fn free(path: &Path) -> io::Result<u64> {
+pub(crate) fn free(path: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(path)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// An entry that is written; dropped before it is finished it leaves nothing.
 #[derive(Debug)]
-pub(super) struct Writing<'a> {
+pub(crate) struct Writing<'a> {
     cache: &'a Cache,
     object: Arc<str>,
     start: u64,
@@ -406,7 +406,7 @@ pub(super) struct Writing<'a> {
 
 impl Writing<'_> {
     /// The next bytes; whether they could be written. If not, there will be no entry.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> bool {
         let Some(file) = &mut self.file else { return false };
         self.length += bytes.len() as u64;
         if let Err(error) = file.write_all(bytes) {
@@ -418,7 +418,7 @@ impl Writing<'_> {
     }
 
     /// It is whole.
-    pub(super) fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         if self.file.take().is_none() || self.length == 0 {
             return;
         }

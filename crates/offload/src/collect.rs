@@ -13,8 +13,8 @@
 //! collection and the uploads of this daemon exclude each other; another's upload looks once more
 //! before it publishes ([`Archive::begin_writing`]).
 
-use super::survey::{SummaryError, Survey};
-use super::{Archive, HeadFailure};
+use crate::survey::{SummaryError, Survey};
+use crate::{Archive, HeadFailure};
 use futures_util::StreamExt as _;
 use kip_archive::gc::{Busy, Candidates, Collection, CollectionError, GRACE_MS, Mark, Object, Stored, plan};
 use kip_archive::head::Head;
@@ -81,7 +81,7 @@ impl Archive {
     }
 
     /// What collectors have noted, and which version of it that is.
-    pub(super) async fn collection(&self) -> Result<(Collection, Option<Version>), CollectError> {
+    pub(crate) async fn collection(&self) -> Result<(Collection, Option<Version>), CollectError> {
         let key = self.collection_key();
         match self.store.read_reference(&key).await? {
             None => Ok((Collection::default(), None)),
@@ -132,7 +132,7 @@ impl Archive {
     }
 
     /// Keeps other data directories from collecting, if none does now.
-    pub(super) async fn lease(
+    pub(crate) async fn lease(
         &self,
         grace_ms: u64,
         now_ms: fn() -> u64,
@@ -143,7 +143,7 @@ impl Archive {
         Ok((begun, version))
     }
 
-    pub(super) async fn note(
+    pub(crate) async fn note(
         &self,
         collection: &Collection,
         version: Option<&Version>,

@@ -1,8 +1,8 @@
 //! All about one generation in the store, for people. Only reads.
 
-use super::Archive;
-use super::find::StoredGeneration;
-use super::read_front::{FrontReadError, WholeFront};
+use crate::Archive;
+use crate::find::StoredGeneration;
+use crate::read_front::{FrontReadError, WholeFront};
 use kip_archive::front::SUMMARY;
 use kip_archive::pack::PackRef;
 use kip_archive::table::Home;

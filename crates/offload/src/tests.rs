@@ -1,4 +1,4 @@
-use super::*;
+use crate::*;
 use kip_sandbox::quota::OwnFilesPlace;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_snapshot::{Contents, Manifest};
@@ -6,7 +6,7 @@ use kip_types::Generation;
 use std::collections::BTreeMap;
 
 /// A generation as parking leaves it: two page files, one process in both, zeros and duplicates among the pages.
-pub(super) fn generation(dir: &Path, number: u64) -> PathBuf {
+pub(crate) fn generation(dir: &Path, number: u64) -> PathBuf {
     let growing = kip_snapshot::begin(dir, Generation(number)).unwrap();
     let page = |seed: u64, n: u64| -> Vec<u8> {
         let mut bytes = vec![0; PAGE];
@@ -34,10 +34,10 @@ pub(super) fn generation(dir: &Path, number: u64) -> PathBuf {
     kip_snapshot::seal(&growing, Generation(number), contents).unwrap().path
 }
 
-pub(super) type PagesOf = BTreeMap<(u32, u64), Vec<u8>>;
+pub(crate) type PagesOf = BTreeMap<(u32, u64), Vec<u8>>;
 
 /// Every page that is not zeros, and all that is beside the pages.
-pub(super) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
+pub(crate) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
     let manifest: Manifest<serde_json::Value> = kip_snapshot::open(path).unwrap();
     kip_snapshot::verify(path, &manifest.parts).unwrap();
     let map = PageMap::load(path).unwrap();
@@ -60,7 +60,7 @@ pub(super) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, Stri
 }
 
 /// Of a proc with that directory.
-pub(super) fn own(dir: &Path) -> Own {
+pub(crate) fn own(dir: &Path) -> Own {
     Own {
         dir: dir.to_owned(),
         place: OwnFilesPlace::unlimited(dir),
@@ -363,7 +363,7 @@ fn a_front_that_breaks_off_is_read_again() {
     let path = generation(&data, 1);
     let before = contents(&path);
     let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
-    fs::write(data.join(crate::archive::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
+    fs::write(data.join(crate::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
     let object = store.join(archive.front_key(proc, front).as_str());
     let whole = fs::read(&object).unwrap();
     // The last page of the set is missing.
@@ -399,7 +399,7 @@ fn what_a_proc_was_in_the_store_is_forgotten_whole() {
         let dir = tempfile::tempdir().unwrap();
         parted(dir.path()).expect("it never was there");
         fs::write(dir.path().join(ID), "its id").unwrap();
-        fs::write(dir.path().join(crate::archive::ARCHIVED), "of which its generations are numbered").unwrap();
+        fs::write(dir.path().join(crate::ARCHIVED), "of which its generations are numbered").unwrap();
         parted(dir.path()).unwrap();
         let [left] = &fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>()[..] else {
             panic!("more than the note is left");

@@ -2,7 +2,7 @@
 //!
 //! What cannot be read is told of each head and front by itself; only a store that does not answer ends it.
 
-use super::{Archive, HeadFailure};
+use crate::{Archive, HeadFailure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::front::{Manifest, SUMMARY, read};
 use kip_archive::gc::{Object, Stored};
@@ -21,21 +21,21 @@ const AT_ONCE: usize = 16;
 const FORMAT_AT: usize = 8;
 
 /// One look at a realm's part of the store. A head is at least as new as the listing.
-pub(super) struct Survey {
+pub(crate) struct Survey {
     /// What can be deleted, and when it was written.
-    pub(super) stored: Vec<Stored>,
+    pub(crate) stored: Vec<Stored>,
     /// Bytes of each.
-    pub(super) bytes: HashMap<Object, u64>,
+    pub(crate) bytes: HashMap<Object, u64>,
     /// The fronts that were listed, by proc.
-    pub(super) fronts: BTreeMap<ProcId, BTreeSet<FrontRef>>,
+    pub(crate) fronts: BTreeMap<ProcId, BTreeSet<FrontRef>>,
     /// The heads of all procs that have a head or a front.
-    pub(super) heads: BTreeMap<ProcId, Result<Head, HeadFailure>>,
+    pub(crate) heads: BTreeMap<ProcId, Result<Head, HeadFailure>>,
 }
 
 /// The beginning of a front.
-pub(super) struct Summary {
-    pub(super) manifest: Manifest,
-    pub(super) format: u32,
+pub(crate) struct Summary {
+    pub(crate) manifest: Manifest,
+    pub(crate) format: u32,
 }
 
 /// The beginning of a front cannot be read.
@@ -50,21 +50,21 @@ pub enum SummaryError {
 
 impl SummaryError {
     /// Whether it can never be read, for its key was destroyed.
-    pub(super) fn is_destroyed(&self) -> bool {
+    pub(crate) fn is_destroyed(&self) -> bool {
         matches!(self, SummaryError::Open(OpenError::Key(NoKey::Destroyed { .. })))
     }
 }
 
 impl HeadFailure {
     /// Whether it can never be read, for its key was destroyed.
-    pub(super) fn is_destroyed(&self) -> bool {
+    pub(crate) fn is_destroyed(&self) -> bool {
         matches!(self, HeadFailure::Head(HeadError::Open(OpenError::Key(NoKey::Destroyed { .. }))))
     }
 }
 
 impl Archive {
     /// Surveys the realm. The listing is made first, then heads are read.
-    pub(super) async fn survey(&self, store: &Store) -> Result<Survey, Failure> {
+    pub(crate) async fn survey(&self, store: &Store) -> Result<Survey, Failure> {
         let all = Key::new(ObjectName::of_realm(&self.realm)).expect("a realm is letters");
         let (mut stored, mut bytes, mut fronts) = (Vec::new(), HashMap::new(), BTreeMap::<_, BTreeSet<_>>::new());
         let mut procs = BTreeSet::new();
@@ -98,7 +98,7 @@ impl Archive {
     }
 
     /// The beginnings of fronts, several at once; in no order.
-    pub(super) async fn summaries(
+    pub(crate) async fn summaries(
         &self,
         store: &Store,
         fronts: impl IntoIterator<Item = (ProcId, FrontRef)>,
@@ -108,7 +108,7 @@ impl Archive {
     }
 
     /// The beginning of a front: one request of 64 KiB, as a rule.
-    pub(super) async fn summary(&self, store: &Store, proc: ProcId, front: FrontRef) -> Result<Summary, SummaryError> {
+    pub(crate) async fn summary(&self, store: &Store, proc: ProcId, front: FrontRef) -> Result<Summary, SummaryError> {
         let key = self.front_key(proc, front);
         let size = store.size(&key).await?;
         let mut end = SUMMARY.min(size);
@@ -126,7 +126,7 @@ impl Archive {
     }
 
     /// The packs that are there.
-    pub(super) async fn packs_there(&self) -> Result<BTreeSet<PackId>, Failure> {
+    pub(crate) async fn packs_there(&self) -> Result<BTreeSet<PackId>, Failure> {
         let packs = Key::new(format!("{}/packs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
         let mut listed = self.store.list(Some(&packs));
         let mut there = BTreeSet::new();

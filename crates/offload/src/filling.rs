@@ -1,10 +1,10 @@
 //! A remote page file that is filled ([`kip_snapshot::remote`]): where its pages lie in the store, what of it is on its way, and how far is
 //! read ahead. Asks no store.
 
-use super::account::Account;
-use super::ahead::Streams;
-use super::cache::free;
-use super::demand::{BEHIND, DemandError};
+use crate::account::Account;
+use crate::ahead::Streams;
+use crate::cache::free;
+use crate::errors::DemandError;
 use kip_archive::front::Sets;
 use kip_archive::keys::Keyring;
 use kip_archive::memory::left_out;
@@ -22,6 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
+/// What is missing is fetched behind a wake if it is no more than this, bytes.
+pub(crate) const BEHIND: u64 = 8 << 20;
 /// The most sealed bytes of one request: as long as its first byte takes on a link of 100 MB/s.
 const REQUEST_BYTES: u64 = 2 << 20;
 /// After so many misses it is judged whether they cost too much.
@@ -32,9 +34,9 @@ const APART: Duration = Duration::from_secs(1);
 const TOGETHER: u32 = 4;
 
 /// A remote page file that is filled.
-pub(super) struct Filling {
-    pub(super) path: PathBuf,
-    pub(super) file: RemoteFile,
+pub(crate) struct Filling {
+    pub(crate) path: PathBuf,
+    pub(crate) file: RemoteFile,
     table: PageTable,
     /// All runs by space and address.
     places: Vec<Place>,
@@ -52,22 +54,22 @@ pub(super) struct Filling {
     in_memory: Vec<u32>,
     places_there: Vec<u32>,
     /// Of the proc.
-    pub(super) account: Arc<Account>,
+    pub(crate) account: Arc<Account>,
     state: Mutex<Coming>,
     /// Some have come, or will not.
-    pub(super) came: Notify,
+    pub(crate) came: Notify,
 }
 
 #[derive(Default)]
-pub(super) struct Coming {
-    pub(super) blocks: HashSet<u32>,
+pub(crate) struct Coming {
+    pub(crate) blocks: HashSet<u32>,
     /// Pages that come with the front, as long as that comes.
     front: Option<HashSet<u32>>,
     streams: Streams,
     rush: Rush,
-    pub(super) told: Option<Instant>,
+    pub(crate) told: Option<Instant>,
     /// The damage has been told: the proc that waited is ended once.
-    pub(super) damaged: bool,
+    pub(crate) damaged: bool,
 }
 
 /// A run of pages by whose memory it is.
@@ -88,13 +90,13 @@ impl Place {
 
 /// A run of pages that lie in a block.
 #[derive(Clone, Copy)]
-pub(super) struct BlockRun {
+pub(crate) struct BlockRun {
     /// The number of its first page.
-    pub(super) first: u32,
-    pub(super) pages: u32,
-    pub(super) block: u32,
+    pub(crate) first: u32,
+    pub(crate) pages: u32,
+    pub(crate) block: u32,
     /// The page of the block where it begins.
-    pub(super) at: u32,
+    pub(crate) at: u32,
 }
 
 impl BlockRun {
@@ -125,7 +127,7 @@ fn transfer(bytes: u64) -> Duration {
 }
 
 /// A thread waits for a request; since then, if no other thread waited.
-pub(super) struct Waits<'a>(&'a Filling, Option<Instant>);
+pub(crate) struct Waits<'a>(&'a Filling, Option<Instant>);
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
@@ -158,7 +160,7 @@ impl Drop for Filling {
 }
 
 impl Filling {
-    pub(super) fn new(path: PathBuf, file: RemoteFile, table: PageTable, account: Arc<Account>) -> Filling {
+    pub(crate) fn new(path: PathBuf, file: RemoteFile, table: PageTable, account: Arc<Account>) -> Filling {
         let remote = Remote::new(&table, 0);
         let places = remote.runs().map(Place::of).collect();
         let in_front = remote.runs().filter(|of| of.run.home == Home::Front);
@@ -209,7 +211,7 @@ impl Filling {
     }
 
     /// Puts pages there by whose they are.
-    pub(super) fn put_pages(&self, space: Space, pages: &[(u64, Vec<u8>)]) -> io::Result<()> {
+    pub(crate) fn put_pages(&self, space: Space, pages: &[(u64, Vec<u8>)]) -> io::Result<()> {
         let mut numbered: Vec<(u32, &[u8])> =
             pages.iter().filter_map(|(address, bytes)| Some((self.number(space, *address)?, &bytes[..]))).collect();
         numbered.sort_unstable_by_key(|(number, _)| *number);
@@ -222,7 +224,7 @@ impl Filling {
 
     /// From now on what the sets have comes with the front; what does not is waited for until that has come. Not if it comes
     /// already.
-    pub(super) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
+    pub(crate) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
         let mut awaited = HashSet::new();
         for (process, sets) in sets {
             let left = left_out(sets);
@@ -241,13 +243,13 @@ impl Filling {
     }
 
     /// It has come, or does not come any more.
-    pub(super) fn front_ended(&self) {
+    pub(crate) fn front_ended(&self) {
         self.state().front = None;
         self.came.notify_waiters();
     }
 
     /// Waits until it comes no more.
-    pub(super) async fn front_came(&self) {
+    pub(crate) async fn front_came(&self) {
         loop {
             let came = self.came.notified();
             tokio::pin!(came);
@@ -260,7 +262,7 @@ impl Filling {
     }
 
     /// Whether it has some of these pages, and nothing else does.
-    pub(super) fn front_lacks(&self, pages: &Range<u32>) -> io::Result<bool> {
+    pub(crate) fn front_lacks(&self, pages: &Range<u32>) -> io::Result<bool> {
         let from = self.in_front.partition_point(|(first, count)| first + count <= pages.start);
         for (first, count) in self.in_front[from..].iter().take_while(|(first, _)| *first < pages.end) {
             let (start, end) = (pages.start.max(*first), pages.end.min(first + count));
@@ -271,7 +273,7 @@ impl Filling {
         Ok(false)
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, Coming> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, Coming> {
         self.state.lock()
     }
 
@@ -283,7 +285,7 @@ impl Filling {
 
     /// The blocks of pages which are not here, and do not come with the front. Returns whether some
     /// do.
-    pub(super) fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<bool> {
+    pub(crate) fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<bool> {
         let from = self.runs.partition_point(|run| run.first + run.pages <= pages.start);
         let mut come = self.front_lacks(&pages)?;
         for BlockRun { first, pages: count, block, .. } in
@@ -306,7 +308,7 @@ impl Filling {
     }
 
     /// The blocks of pages of sets which are not here, as many as are fetched behind a wake.
-    pub(super) fn blocks_of_sets(&self, map: &PageMap) -> Result<BTreeSet<u32>, DemandError> {
+    pub(crate) fn blocks_of_sets(&self, map: &PageMap) -> Result<BTreeSet<u32>, DemandError> {
         let mut blocks = BTreeSet::new();
         let mut bytes = 0;
         for (process, of) in &map.processes {
@@ -326,7 +328,7 @@ impl Filling {
     }
 
     /// Whether some page of a block is not here.
-    pub(super) fn lacks(&self, block: u32) -> io::Result<bool> {
+    pub(crate) fn lacks(&self, block: u32) -> io::Result<bool> {
         for BlockRun { first, pages, .. } in self.runs_of(block) {
             if !self.file.here(first, pages)?.iter().all(|here| *here) {
                 return Ok(true);
@@ -336,7 +338,7 @@ impl Filling {
     }
 
     /// Those that will probably be needed next, now that some are waited for. Few are added to these instead.
-    pub(super) fn ahead(&self, blocks: &mut BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+    pub(crate) fn ahead(&self, blocks: &mut BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
         let places = || blocks.iter().map(|block| self.places_there[*block as usize]);
         let (Some(first), Some(last)) = (places().min(), places().max()) else { return Ok(BTreeSet::new()) };
         let total = self.in_memory.len() as u32;
@@ -359,7 +361,7 @@ impl Filling {
     }
 
     /// All blocks of which something is not here, with their sealed bytes.
-    pub(super) fn lacking(&self) -> io::Result<(Vec<u32>, u64)> {
+    pub(crate) fn lacking(&self) -> io::Result<(Vec<u32>, u64)> {
         let here = self.file.here(0, self.file.pages())?;
         let mut blocks = BTreeSet::new();
         for BlockRun { first, pages, block, .. } in &self.runs {
@@ -373,7 +375,7 @@ impl Filling {
 
     /// A request to the store is waited for, until what this gives is dropped. With it come the blocks that are to be fetched now because of it:
     /// once requests that followed each other closely took twice as long as all that is missing would take, that is what comes.
-    pub(super) fn waits(&self) -> io::Result<(Waits<'_>, Vec<u32>)> {
+    pub(crate) fn waits(&self) -> io::Result<(Waits<'_>, Vec<u32>)> {
         let now = Instant::now();
         let (alone, due) = {
             let rush = &mut self.state().rush;
@@ -395,13 +397,13 @@ impl Filling {
     }
 
     /// Whether all of it takes no more than half of what is left of the disk.
-    pub(super) fn has_room(&self) -> io::Result<bool> {
+    pub(crate) fn has_room(&self) -> io::Result<bool> {
         let bytes = u64::from(self.file.pages()) * PAGE as u64;
         Ok(free(self.path.parent().unwrap_or(&self.path))? / 2 >= bytes)
     }
 
     /// All that is missing, so many bytes, is asked for now. False if it was already.
-    pub(super) fn comes_whole(&self, bytes: u64) -> bool {
+    pub(crate) fn comes_whole(&self, bytes: u64) -> bool {
         let mut state = self.state();
         let begins = state.rush.whole.is_none();
         state.rush.whole.get_or_insert(bytes);
@@ -415,7 +417,7 @@ impl Filling {
     }
 
     /// Puts the pages of a block where they belong.
-    pub(super) fn put(&self, block: u32, bytes: &[u8]) -> Result<(), DemandError> {
+    pub(crate) fn put(&self, block: u32, bytes: &[u8]) -> Result<(), DemandError> {
         for BlockRun { first, pages, at, .. } in self.runs_of(block) {
             let bytes = &bytes[at as usize * PAGE..(at + pages) as usize * PAGE];
             let put = self.file.put(first, bytes);
@@ -425,7 +427,7 @@ impl Filling {
     }
 
     /// Blocks as ranges of packs, each one request.
-    pub(super) fn requests(&self, blocks: &[u32]) -> Vec<Vec<u32>> {
+    pub(crate) fn requests(&self, blocks: &[u32]) -> Vec<Vec<u32>> {
         let mut ranks: Vec<u32> = blocks.iter().map(|block| self.ranks[*block as usize]).collect();
         ranks.sort_unstable();
         let mut requests: Vec<Vec<u32>> = Vec::new();
@@ -445,12 +447,12 @@ impl Filling {
     }
 
     /// Where blocks lie that follow each other in a pack.
-    pub(super) fn range(&self, blocks: &[u32]) -> Range<u64> {
+    pub(crate) fn range(&self, blocks: &[u32]) -> Range<u64> {
         self.block(blocks[0]).range().start..self.block(blocks[blocks.len() - 1]).range().end
     }
 
     /// Opens such blocks and puts their pages where they belong.
-    pub(super) fn open(&self, keys: &Keyring, blocks: &[u32], sealed: &[u8]) -> Result<(), DemandError> {
+    pub(crate) fn open(&self, keys: &Keyring, blocks: &[u32], sealed: &[u8]) -> Result<(), DemandError> {
         let start = self.range(blocks).start;
         let mut reader = PackReader::new(keys);
         for number in blocks {
@@ -463,7 +465,7 @@ impl Filling {
         Ok(())
     }
 
-    pub(super) fn block(&self, number: u32) -> &BlockRef {
+    pub(crate) fn block(&self, number: u32) -> &BlockRef {
         &self.table.blocks[number as usize]
     }
 }

@@ -1,10 +1,10 @@
 //! Collection, verifying, export and import over a directory.
 
-use super::collect::CollectError;
-use super::find::{Local, StoredGeneration, ToVerify};
-use super::tests::{contents, generation, own};
-use super::upload::UploadError;
-use super::*;
+use crate::collect::CollectError;
+use crate::find::{Local, StoredGeneration, ToVerify};
+use crate::tests::{contents, generation, own};
+use crate::upload::UploadError;
+use crate::*;
 use kip_types::Generation;
 use kip_types::api::{
     CollectRequest, CollectView, ImportRequest, SnapshotName, SnapshotPlace, SnapshotState, Verified,
@@ -101,7 +101,7 @@ impl Lab {
         let (out, mut feed) = tokio::sync::mpsc::channel(1000);
         self.runtime.block_on(async {
             let what: ToVerify = archive.all_kept().await.unwrap();
-            super::verify::verify(Some(archive), what, out).await;
+            crate::verify::verify(Some(archive), what, out).await;
         });
         let mut damage = Vec::new();
         while let Some(item) = feed.blocking_recv() {
@@ -185,7 +185,7 @@ fn the_wait_is_kept_and_the_removed_lose_everything_but_their_head() {
 // promise snapshots: one collects at a time; nothing is deleted if any head or front cannot be
 //   read, but for those whose key was destroyed
 // held by: this, `kip_archive::gc::record::tests::one_collects_at_a_time`; destroyed keys:
-//   `kip_offload::archive::snapshot_tests::destroyed_keys_keep_nobody_from_collecting`
+//   `kip_offload::snapshot_tests::destroyed_keys_keep_nobody_from_collecting`
 #[test]
 fn one_collects_at_a_time_and_only_if_all_can_be_read() {
     let lab = Lab::new();

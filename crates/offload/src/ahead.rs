@@ -20,9 +20,9 @@ const REMEMBERED: u32 = 512;
 
 /// What became of what was read ahead of a proc, blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Benefit {
-    pub(super) used: u32,
-    pub(super) unused: u32,
+pub(crate) struct Benefit {
+    pub(crate) used: u32,
+    pub(crate) unused: u32,
 }
 
 impl Benefit {
@@ -103,12 +103,12 @@ impl Stream {
 
 /// The last streams of a proc, the newest first.
 #[derive(Debug, Default)]
-pub(super) struct Streams([Stream; STREAMS]);
+pub(crate) struct Streams([Stream; STREAMS]);
 
 impl Streams {
     /// What is to be read ahead, now that `missed` is waited for. `total`: how many blocks there are. `used` says whether a block
     /// that is here was used.
-    pub(super) fn miss(
+    pub(crate) fn miss(
         &mut self,
         missed: Range<u32>,
         total: u32,
@@ -155,7 +155,7 @@ impl Streams {
     }
 
     /// At the end: what was not used by now was not of use.
-    pub(super) fn end(&mut self, benefit: &mut Benefit, used: impl Fn(u32) -> bool) {
+    pub(crate) fn end(&mut self, benefit: &mut Benefit, used: impl Fn(u32) -> bool) {
         for stream in &mut self.0 {
             let (good, bad) = stream.judge(|_| true, &used);
             benefit.add(good, bad);

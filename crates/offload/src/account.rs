@@ -1,7 +1,7 @@
 //! What came of a proc's memory since it was fetched, and from where; what reading ahead of it was good for. In memory only.
 
-use super::ahead::Benefit;
-use super::{Archive, ID};
+use crate::ahead::Benefit;
+use crate::{Archive, ID};
 use kip_store::Store;
 use kip_types::api::FetchedView;
 use parking_lot::{Mutex, MutexGuard};
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// By the proc's directory.
-pub(super) type Accounts = Mutex<HashMap<PathBuf, Arc<Account>>>;
+pub(crate) type Accounts = Mutex<HashMap<PathBuf, Arc<Account>>>;
 
 /// Of one proc, since it was fetched last.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(crate) struct Account {
     /// Counts apart what is read for it.
-    pub(super) store: Store,
+    pub(crate) store: Store,
     cached: AtomicU64,
     benefit: Mutex<Benefit>,
     /// If it needs parts of its memory all over, so many that all of it comes sooner than these one by one: how long it waited for each.
@@ -36,20 +36,20 @@ impl Account {
     }
 
     /// Whether it will need so much, all over, that all of its memory is fetched with a wake: how long it waited for each piece.
-    pub(super) fn needs_all(&self, miss: Option<Duration>) {
+    pub(crate) fn needs_all(&self, miss: Option<Duration>) {
         *self.miss.lock() = miss;
     }
 
-    pub(super) fn miss(&self) -> Option<Duration> {
+    pub(crate) fn miss(&self) -> Option<Duration> {
         *self.miss.lock()
     }
 
     /// So many bytes came from the local disk.
-    pub(super) fn cached(&self, bytes: u64) {
+    pub(crate) fn cached(&self, bytes: u64) {
         self.cached.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn benefit(&self) -> MutexGuard<'_, Benefit> {
+    pub(crate) fn benefit(&self) -> MutexGuard<'_, Benefit> {
         self.benefit.lock()
     }
 
@@ -72,7 +72,7 @@ impl Archive {
     }
 
     /// A new one, for a proc that is fetched now. What was of use is known from the last time.
-    pub(super) fn open_account(&self, dir: &Path) -> Arc<Account> {
+    pub(crate) fn open_account(&self, dir: &Path) -> Arc<Account> {
         // Files that are not filled any more say what reading ahead was good for.
         self.forget_gone();
         let mut accounts = self.accounts();
@@ -84,7 +84,7 @@ impl Archive {
     }
 
     /// That of the proc whose generation, or what the pager keeps of one, is in a directory.
-    pub(super) fn account_of(&self, directory: &Path) -> Arc<Account> {
+    pub(crate) fn account_of(&self, directory: &Path) -> Arc<Account> {
         let above = || directory.ancestors().skip(1).take(2);
         let dir = above().find(|dir| dir.join(ID).exists()).or(directory.parent()).unwrap_or(directory);
         let mut accounts = self.accounts();
@@ -93,7 +93,7 @@ impl Archive {
         Arc::clone(account)
     }
 
-    pub(super) fn close_account(&self, dir: &Path) {
+    pub(crate) fn close_account(&self, dir: &Path) {
         self.accounts().remove(dir);
     }
 

@@ -1,14 +1,14 @@
-//! A front as it comes: what a wake cannot do without is taken by [`super::fetch`], and then the wake begins, while the pages of
+//! A front as it comes: what a wake cannot do without is taken by [`crate::fetch`], and then the wake begins, while the pages of
 //! working sets follow into the remote page file.
 //!
 //! A request that waits for pages that broke off asks for them again: for pages that lie in blocks
 //! too by a range, for others by the front once more. Nothing here is durable.
 
-use super::account::Account;
-use super::cache::Cache;
-use super::demand::DemandError;
-use super::filling::Filling;
-use super::{Archive, FetchError};
+use crate::Archive;
+use crate::account::Account;
+use crate::cache::Cache;
+use crate::errors::{DemandError, FetchError};
+use crate::filling::Filling;
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
@@ -18,6 +18,7 @@ use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_archive::seal::OpenError;
 use kip_store::{GetError, Object};
+use kip_types::Generation;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -35,7 +36,7 @@ enum Source {
 }
 
 /// A front that is read.
-pub(super) struct FrontStream {
+pub(crate) struct FrontStream {
     proc: ProcId,
     front: FrontRef,
     source: Source,
@@ -53,7 +54,7 @@ pub(super) struct FrontStream {
 
 impl FrontStream {
     /// What came next; `None` at its end.
-    pub(super) async fn next(&mut self) -> Result<Option<Event>, FetchError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Event>, FetchError> {
         loop {
             let mut rest = &self.rest[..];
             let event = self.reader.next(&mut rest);
@@ -73,7 +74,7 @@ impl FrontStream {
     }
 
     /// What the generation is, which comes first.
-    pub(super) async fn manifest(&mut self) -> Result<Manifest, FetchError> {
+    pub(crate) async fn manifest(&mut self) -> Result<Manifest, FetchError> {
         match self.next().await? {
             Some(Event::Manifest(manifest)) => Ok(*manifest),
             _ => unreachable!("a front that can be opened begins with its manifest"),
@@ -81,7 +82,7 @@ impl FrontStream {
     }
 
     /// The files that it lists, which come before all pages.
-    pub(super) async fn files(&mut self) -> Result<Files, FetchError> {
+    pub(crate) async fn files(&mut self) -> Result<Files, FetchError> {
         loop {
             match self.next().await? {
                 Some(Event::Files(files)) => return Ok(files),
@@ -122,7 +123,7 @@ impl FrontStream {
     }
 
     /// Whether the cache had it.
-    pub(super) fn is_from_cache(&self) -> bool {
+    pub(crate) fn is_from_cache(&self) -> bool {
         matches!(self.source, Source::Here(_))
     }
 
@@ -152,7 +153,7 @@ impl FrontStream {
     }
 
     /// The same beside the wake.
-    pub(super) fn follow(mut self, runtime: &tokio::runtime::Handle, filling: Arc<Filling>) {
+    pub(crate) fn follow(mut self, runtime: &tokio::runtime::Handle, filling: Arc<Filling>) {
         let own = runtime.clone();
         runtime.spawn_blocking(move || {
             let result = own.block_on(self.drain(&filling));
@@ -166,24 +167,29 @@ impl FrontStream {
 
 /// What `archived.json` says of where a generation came from.
 #[derive(serde::Deserialize)]
-pub(super) struct Origin {
-    pub(super) front: FrontRef,
+pub(crate) struct Origin {
+    pub(crate) front: FrontRef,
     /// The keys that all of it takes.
     #[serde(default)]
-    pub(super) keys: BTreeSet<KeyId>,
+    pub(crate) keys: BTreeSet<KeyId>,
+}
+
+/// Name of the remote page file of a generation that was fetched.
+pub(crate) fn remote_name(generation: Generation) -> String {
+    format!("g{generation}-remote")
 }
 
 /// Where a remote page file in one of a proc's directories came from, if that is still known.
-pub(super) fn origin_of(directory: &Path, name: &str) -> Option<(ProcId, Origin)> {
-    let dir = directory.ancestors().take(3).find(|dir| dir.join(crate::archive::ARCHIVED).exists())?;
-    let origin: Origin = serde_json::from_slice(&std::fs::read(dir.join(crate::archive::ARCHIVED)).ok()?).ok()?;
-    let id = std::fs::read_to_string(dir.join(super::ID)).ok()?.trim().parse().ok()?;
-    (name == super::fetch::remote_name(origin.front.generation)).then_some((id, origin))
+pub(crate) fn origin_of(directory: &Path, name: &str) -> Option<(ProcId, Origin)> {
+    let dir = directory.ancestors().take(3).find(|dir| dir.join(crate::ARCHIVED).exists())?;
+    let origin: Origin = serde_json::from_slice(&std::fs::read(dir.join(crate::ARCHIVED)).ok()?).ok()?;
+    let id = std::fs::read_to_string(dir.join(crate::ID)).ok()?.trim().parse().ok()?;
+    (name == remote_name(origin.front.generation)).then_some((id, origin))
 }
 
 impl Archive {
     /// Begins to read a front, from the cache if that has it.
-    pub(super) async fn front_stream(
+    pub(crate) async fn front_stream(
         &self,
         proc: ProcId,
         front: FrontRef,
@@ -193,7 +199,7 @@ impl Archive {
     }
 
     /// The same, for a caller that does not wake the proc: nothing of the front is counted or kept.
-    pub(super) async fn front_to_inspect(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
+    pub(crate) async fn front_to_inspect(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
         self.front_stream_for(proc, front, None).await
     }
 
@@ -225,7 +231,7 @@ impl Archive {
 
     /// Reads a front for the pages that did not come with it the first time; once more if what came
     /// cannot be opened. A caller that wants the same meanwhile waits for it.
-    pub(super) async fn front_again(&self, filling: &Arc<Filling>, directory: &Path) -> Result<(), DemandError> {
+    pub(crate) async fn front_again(&self, filling: &Arc<Filling>, directory: &Path) -> Result<(), DemandError> {
         let path = || filling.path.clone();
         let io_at = |source: io::Error| DemandError::Io { path: path(), source };
         loop {

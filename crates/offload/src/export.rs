@@ -9,9 +9,9 @@
 //! Everything is authenticated on the way. The file gets its name when it is whole and on the disk; nothing is replaced. A crash
 //! leaves `.NAME.kip-export` beside it, which the next export to that name writes anew.
 
-use super::Archive;
-use super::find::{StoredGeneration, absolute};
-use super::read_front::FrontReadError;
+use crate::Archive;
+use crate::find::{StoredGeneration, absolute};
+use crate::read_front::FrontReadError;
 use kip_archive::head::{Head, HeadRefused, HeadSealError};
 use kip_archive::pack::{PackReader, PackRef};
 use kip_archive::seal::OpenError;

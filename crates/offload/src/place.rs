@@ -3,7 +3,7 @@
 //! What is archived in a store wakes from there only, so the choice is remembered beside the keys, in `archive/store`: a daemon that is
 //! started without a word finds its procs again. The directory of its own is not written down: it moves with the data directory.
 
-use super::{Archive, ArchiveError, DIRECTORY, io_at};
+use crate::{Archive, ArchiveError, DIRECTORY, io_at};
 use kip_types::Realm;
 use std::fs;
 use std::io;

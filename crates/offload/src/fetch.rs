@@ -1,21 +1,19 @@
 //! Objects back into a generation directory.
 
-use super::account::Account;
-use super::filling::Filling;
-use super::processor::{self, Lacking};
-use super::stream::FrontStream;
-use super::{Archive, HeadFailure, engine};
-use kip_archive::files::restore::RestoreError;
+use crate::Archive;
+use crate::account::Account;
+use crate::errors::FetchError;
+use crate::filling::Filling;
+use crate::processor;
+use crate::stream::{FrontStream, remote_name};
 use kip_archive::front::read::Event;
 use kip_archive::front::{Manifest, Sets};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
-use kip_archive::seal::OpenError;
 use kip_archive::table::{Home, PageTable, Remote, RemoteRun, Space};
 use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
-use kip_snapshot::{Contents, Part, SnapshotError};
-use kip_store::GetError;
+use kip_snapshot::{Contents, Part};
 use kip_sys::fault;
 use kip_types::Generation;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,54 +21,6 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// A generation did not come back; what the store has is as it was.
-#[allow(missing_docs, reason = "the text of each is what it means")]
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    #[error(transparent)]
-    Head(#[from] HeadFailure),
-    #[error(transparent)]
-    Get(#[from] GetError),
-    #[error("the archived {front} of proc {proc} cannot be opened")]
-    Open {
-        proc: ProcId,
-        front: FrontRef,
-        #[source]
-        source: OpenError,
-    },
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    #[error(transparent)]
-    Processor(#[from] Lacking),
-    #[error(transparent)]
-    Engine(#[from] engine::Unreadable),
-    #[error("its files have a part {name:?}, which this Kip does not know: upgrade Kip")]
-    Files { name: String },
-    #[error("{path} of its own files cannot be restored")]
-    Restore {
-        path: PathBuf,
-        #[source]
-        source: Box<RestoreError>,
-    },
-    #[error("{path}")]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl FetchError {
-    /// The store answers, and what it has is not what was stored: waiting does not help.
-    pub fn is_damage(&self) -> bool {
-        match self {
-            FetchError::Get(e) => matches!(e, GetError::Missing { .. }),
-            FetchError::Open { source, .. } => source.is_damage(),
-            _ => false,
-        }
-    }
-}
 
 /// A front that comes.
 struct Coming<'a> {
@@ -96,11 +46,6 @@ struct Sealed {
     path: PathBuf,
     filling: Option<Arc<Filling>>,
     sets: Sets,
-}
-
-/// Name of the remote page file of a generation that was fetched.
-pub(super) fn remote_name(generation: Generation) -> String {
-    format!("g{generation}-remote")
 }
 
 impl Coming<'_> {

@@ -97,7 +97,7 @@ const USED: [&str; 88] = [
 ];
 
 /// All that the processor can do, from /proc/cpuinfo.
-pub(super) fn features(cpuinfo: &str) -> Vec<String> {
+pub(crate) fn features(cpuinfo: &str) -> Vec<String> {
     let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
     flags.map_or_else(Vec::new, |(_, flags)| flags.split_whitespace().map(str::to_owned).collect())
 }

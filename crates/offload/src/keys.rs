@@ -8,8 +8,8 @@
 //! copy of anything. A task that lets go of a local copy looks at the ring while no change can
 //! happen ([`Archive::hold_keys`], [`HeldKeys::still_open`]).
 
-use super::stream::origin_of;
-use super::{ASIDE, Archive, DemandError, ENDED, ID};
+use crate::stream::origin_of;
+use crate::{ASIDE, Archive, DemandError, ENDED, ID};
 use kip_archive::ids::KeyId;
 use kip_archive::index::Index;
 use kip_archive::keys::{KeyFact, KeyFileError, Keyring, NoKey, Wrap, WrapError};

@@ -1,6 +1,6 @@
 //! Which proc of the store is this data directory's, and which may be taken over.
 
-use super::{Archive, HeadFailure};
+use crate::{Archive, HeadFailure};
 use futures_util::TryStreamExt as _;
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{OwnerId, ProcId};

@@ -1,23 +1,21 @@
 //! Pages that come from the store when they are needed, into remote page files ([`kip_snapshot::remote`]).
 //!
 //! Owns the order of requests: none for what is on its way already, none for what the cache has, and what is waited for goes before
-//! what is read ahead ([`super::ahead`] says how far). What comes with the front anyway ([`super::stream`]) is waited for, as long
+//! what is read ahead ([`crate::ahead`] says how far). What comes with the front anyway ([`crate::stream`]) is waited for, as long
 //! as it comes. What came stays on the local disk as long as the generation does.
 //! Nothing here is durable.
 
-use super::filling::Filling;
-use super::{Archive, FetchError};
+use crate::Archive;
+use crate::errors::DemandError;
+use crate::filling::{BEHIND, Filling};
 use kip_archive::pack::BlockRef;
-use kip_archive::seal::OpenError;
 use kip_archive::table::PageTable;
-use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PageFile, PageMap};
 use kip_snapshot::remote::{RemoteFile, TABLE};
-use kip_store::{GetError, Key, Store};
+use kip_store::{Key, Store};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -29,79 +27,8 @@ const REQUESTS: usize = 8;
 /// Requests at once for blocks that no thread waits for: those on their way are not to fill the
 /// link for long.
 const BEHIND_REQUESTS: usize = 4;
-/// What is missing is fetched behind a wake if it is no more than this, bytes.
-pub(super) const BEHIND: u64 = 8 << 20;
 /// That pages do not come is told no more often.
 const TOLD_EVERY: Duration = Duration::from_secs(30);
-
-/// Pages do not come; a thread that needs them waits.
-#[allow(missing_docs, reason = "the text of each is what it means")]
-#[derive(Debug, thiserror::Error)]
-pub enum DemandError {
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    #[error("{path}")]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{path} is damaged: it says where pages are fetched from")]
-    Table { path: PathBuf },
-    #[error(transparent)]
-    Get(#[from] GetError),
-    #[error("{object} cannot be opened")]
-    Open {
-        object: String,
-        #[source]
-        source: OpenError,
-    },
-    #[error(transparent)]
-    Front(Box<FetchError>),
-    #[error("pages of {path} are in a front of which nothing is known here any more")]
-    NoFront { path: PathBuf },
-}
-
-impl DemandError {
-    /// The store does not give what it has, or not yet; or it cannot be opened as long as a key or a newer Kip is missing.
-    pub fn is_the_stores(&self) -> bool {
-        match self {
-            DemandError::Get(_) => !self.is_missing(),
-            DemandError::Open { source, .. } => !source.is_damage(),
-            DemandError::Front(e) => match &**e {
-                FetchError::Get(_) => !self.is_missing(),
-                FetchError::Open { source, .. } => !source.is_damage(),
-                _ => false,
-            },
-            _ => false,
-        }
-    }
-
-    /// An object is not in the store, if that is there.
-    pub fn is_missing(&self) -> bool {
-        let get = match self {
-            DemandError::Get(e) => Some(e),
-            DemandError::Front(e) => {
-                if let FetchError::Get(e) = &**e {
-                    Some(e)
-                } else {
-                    None
-                }
-            }
-            _ => None,
-        };
-        matches!(get, Some(GetError::Missing { .. }))
-    }
-
-    /// What the store has is not what was stored.
-    fn is_damage(&self) -> bool {
-        match self {
-            DemandError::Open { source, .. } => source.is_damage(),
-            DemandError::Front(e) => matches!(&**e, FetchError::Open { source, .. } if source.is_damage()),
-            _ => false,
-        }
-    }
-}
 
 /// Outcome of fetching pages that a running proc waits for.
 #[derive(Debug, PartialEq, Eq)]
@@ -118,7 +45,7 @@ pub enum Fetched {
 }
 
 /// The remote page files that pages are fetched for, by device and inode.
-pub(super) type Open = Mutex<HashMap<(u64, u64), Arc<Filling>>>;
+pub(crate) type Open = Mutex<HashMap<(u64, u64), Arc<Filling>>>;
 
 fn is_at(path: &Path, file: (u64, u64)) -> bool {
     fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == file)
@@ -176,12 +103,12 @@ impl Archive {
     }
 
     /// Forgets those whose files are gone.
-    pub(super) fn forget_gone(&self) {
+    pub(crate) fn forget_gone(&self) {
         self.fetched.lock().retain(|key, filling| is_at(&filling.path, *key));
     }
 
     /// Makes known what fills a file that is there under its path.
-    pub(super) fn fills(&self, filling: &Arc<Filling>) {
+    pub(crate) fn fills(&self, filling: &Arc<Filling>) {
         if let Ok(found) = fs::metadata(&filling.path) {
             let mut open = self.fetched.lock();
             open.insert((found.dev(), found.ino()), Arc::clone(filling));
@@ -189,7 +116,7 @@ impl Archive {
     }
 
     /// The page table of a remote page file.
-    pub(super) fn table_of(&self, directory: &Path, file: &PageFile) -> Result<PageTable, DemandError> {
+    pub(crate) fn table_of(&self, directory: &Path, file: &PageFile) -> Result<PageTable, DemandError> {
         let path = directory.join(format!("{}{TABLE}", file.name));
         let bytes = fs::read(&path).map_err(|source| DemandError::Io { path: path.clone(), source })?;
         PageTable::load(&bytes, &self.realm).ok_or(DemandError::Table { path })

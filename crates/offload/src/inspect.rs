@@ -4,8 +4,8 @@
 //! pages are wanted that are in it. What is read is authentic, section by section, as in a wake;
 //! whether the rest is whole is not checked.
 
-use super::stream::origin_of;
-use super::{Archive, DemandError, FetchError};
+use crate::stream::origin_of;
+use crate::{Archive, DemandError, FetchError};
 use kip_archive::front::read::Event;
 use kip_archive::ids::ProcId;
 use kip_archive::names::{FrontRef, ObjectName};

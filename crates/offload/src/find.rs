@@ -2,8 +2,8 @@
 //!
 //! A head or front that cannot be opened is told of by itself and is not the end of the list.
 
-use super::survey::{Summary, SummaryError, Survey};
-use super::{Archive, HeadFailure, ID};
+use crate::survey::{Summary, SummaryError, Survey};
+use crate::{Archive, HeadFailure, ID};
 use kip_archive::gc::Object;
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{PackId, ProcId};
@@ -59,11 +59,11 @@ pub struct StoredGeneration {
 
 impl StoredGeneration {
     /// `NAME@GENERATION`
-    pub(super) fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         format!("{}@{}", self.head.name, self.front.generation)
     }
 
-    pub(super) fn place(&self) -> SnapshotPlace {
+    pub(crate) fn place(&self) -> SnapshotPlace {
         place(&self.head, self.front)
     }
 }
@@ -76,7 +76,7 @@ fn place(head: &Head, front: FrontRef) -> SnapshotPlace {
     }
 }
 
-pub(super) fn unknown(which: &SnapshotName) -> Refusal {
+pub(crate) fn unknown(which: &SnapshotName) -> Refusal {
     Refusal::new(
         Code::Unknown,
         format!("there is no snapshot {which} in the store: `kip snapshot ls` shows what there is"),
@@ -84,7 +84,7 @@ pub(super) fn unknown(which: &SnapshotName) -> Refusal {
 }
 
 impl Archive {
-    pub(super) fn state_of(&self, head: &Head) -> SnapshotState {
+    pub(crate) fn state_of(&self, head: &Head) -> SnapshotState {
         match head.state {
             HeadState::Owned if head.owner.id == self.owner => SnapshotState::OwnedHere,
             HeadState::Owned => SnapshotState::OwnedElsewhere,
@@ -238,7 +238,7 @@ fn local_views(one: &Local) -> Vec<SnapshotView> {
         SnapshotView {
             generation,
             place: SnapshotPlace::Local,
-            frozen_at_ms: Some(super::upload::sealed_at_ms(&path)).filter(|at| *at > 0),
+            frozen_at_ms: Some(crate::upload::sealed_at_ms(&path)).filter(|at| *at > 0),
             bytes: manifest.as_ref().ok().map(|manifest| manifest.parts.iter().map(|part| part.size).sum()),
             format: manifest.as_ref().ok().map(|manifest| manifest.format),
             trouble: manifest.err().map(|e| chain(&e)),

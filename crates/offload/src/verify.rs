@@ -4,10 +4,10 @@
 //! Each object is read once, however many generations lead to it. What is damaged or missing is told by one line; a store
 //! that does not answer ends it, for that says nothing of the objects.
 
-use super::Archive;
-use super::blocking;
-use super::find::{Local, StoredGeneration, ToVerify};
-use super::read_front::FrontReadError;
+use crate::Archive;
+use crate::blocking;
+use crate::find::{Local, StoredGeneration, ToVerify};
+use crate::read_front::FrontReadError;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
@@ -176,7 +176,7 @@ impl Archive {
     }
 
     /// All of a pack, or what is wrong with it.
-    pub(super) async fn whole_pack(&self, pack: PackRef) -> Result<Result<Vec<u8>, String>, GetError> {
+    pub(crate) async fn whole_pack(&self, pack: PackRef) -> Result<Result<Vec<u8>, String>, GetError> {
         let object = self.store.get(&self.pack_key(pack.id)).await?;
         if object.size() > PACK_MAX as u64 {
             return Ok(Err(format!("it has {} bytes, a pack has {PACK_MAX} at most", object.size())));

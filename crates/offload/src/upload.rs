@@ -1,8 +1,8 @@
 //! A generation directory into objects.
 
-use super::collect::CollectError;
-use super::files::{FilesError, Own};
-use super::{Archive, DemandError, HeadFailure, processor};
+use crate::collect::CollectError;
+use crate::files::{FilesError, Own};
+use crate::{Archive, DemandError, HeadFailure, processor};
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
 use kip_archive::front::read::{Event, FrontReader};
@@ -104,8 +104,8 @@ pub enum UploadError {
 }
 
 /// What a generation that is stored now may refer to, and of which version of what collectors have noted that is.
-pub(super) struct Begun {
-    pub(super) writing: Writing,
+pub(crate) struct Begun {
+    pub(crate) writing: Writing,
     version: Option<Version>,
 }
 
@@ -195,7 +195,7 @@ impl Archive {
             fault::reach("archive-front-read");
             let held = self.hold_keys().await;
             held.still_open(&ring).map_err(HeadFailure::KeyGone)?;
-            self.publish(proc, name, front, last, || writing.may_publish(super::boot_ms())).await?;
+            self.publish(proc, name, front, last, || writing.may_publish(crate::boot_ms())).await?;
             fault::reach("archive-head");
             Ok::<_, UploadError>(keys)
         })?;
@@ -208,8 +208,8 @@ impl Archive {
     }
 
     /// What a generation that is stored now may refer to: the candidates are read, then the list of packs.
-    pub(super) async fn begin_writing(&self) -> Result<Begun, UploadError> {
-        let now = super::boot_ms();
+    pub(crate) async fn begin_writing(&self) -> Result<Begun, UploadError> {
+        let now = crate::boot_ms();
         let (noted, version) = self.collection().await?;
         let mut writing = Writing::begin(now, noted.candidates.clone(), noted.grace_for(self.owner, now_ms()));
         writing.saw(self.packs_there().await?);
@@ -219,13 +219,13 @@ impl Archive {
     /// Until when the head may be published. What was noted as a candidate since the upload began
     /// stays for the usual wait; if a collector has not waited, or is about not to, that is found
     /// here.
-    pub(super) async fn still_there(
+    pub(crate) async fn still_there(
         &self,
         mut begun: Begun,
         front: &Key,
         packs: &[PackId],
     ) -> Result<Writing, UploadError> {
-        for _ in 0..super::TRIES {
+        for _ in 0..crate::TRIES {
             let (noted, version) = self.collection().await?;
             if version == begun.version {
                 return Ok(begun.writing);
@@ -414,7 +414,7 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
 }
 
 /// Stores a pack and reads it back: its bytes.
-pub(super) async fn store_pack(
+pub(crate) async fn store_pack(
     store: kip_store::Store,
     key: kip_store::Key,
     keys: Arc<Keyring>,
@@ -434,7 +434,7 @@ pub(super) async fn store_pack(
 }
 
 /// When a generation was sealed, some milliseconds after its processes were frozen: Unix time in milliseconds.
-pub(super) fn sealed_at_ms(directory: &Path) -> u64 {
+pub(crate) fn sealed_at_ms(directory: &Path) -> u64 {
     let made = fs::metadata(directory).and_then(|found| found.modified());
     let since = made.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(0, |since| since.as_millis() as u64)

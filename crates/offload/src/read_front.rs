@@ -1,6 +1,6 @@
 //! A front from the store, all of it, without keeping its pages.
 
-use super::{Archive, FetchError};
+use crate::{Archive, FetchError};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
 use kip_archive::front::read::{Event, FrontReader};
@@ -16,15 +16,15 @@ use std::collections::BTreeSet;
 
 /// What a whole front says.
 #[derive(Default)]
-pub(super) struct WholeFront {
-    pub(super) manifest: Option<Manifest>,
-    pub(super) sets: Sets,
-    pub(super) table: PageTable,
-    pub(super) files: Files,
+pub(crate) struct WholeFront {
+    pub(crate) manifest: Option<Manifest>,
+    pub(crate) sets: Sets,
+    pub(crate) table: PageTable,
+    pub(crate) files: Files,
     /// Sealed bytes of each section.
-    pub(super) sections: Vec<SectionView>,
-    pub(super) key: Option<KeyId>,
-    pub(super) bytes: u64,
+    pub(crate) sections: Vec<SectionView>,
+    pub(crate) key: Option<KeyId>,
+    pub(crate) bytes: u64,
 }
 
 /// What has to be known of a generation before its proc is taken over.
@@ -49,7 +49,7 @@ pub enum FrontReadError {
 
 impl WholeFront {
     /// Every block that it leads to.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
         self.table.blocks.iter().chain(self.files.roots.values().flat_map(|tree| &tree.blocks))
     }
 
@@ -108,7 +108,7 @@ impl Archive {
     }
 
     /// Reads a front and authenticates all of it; `each` gets its bytes as they come.
-    pub(super) async fn whole_front(
+    pub(crate) async fn whole_front(
         &self,
         proc: ProcId,
         front: FrontRef,

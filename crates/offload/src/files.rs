@@ -10,9 +10,9 @@
 //! Back: everything into one staging directory, synced, then each root renamed to its place. A crash leaves a staging
 //! directory, or some of the roots, which [`Archive::restore_files`] replaces when it is called again.
 
-use super::Archive;
-use super::fetch::FetchError;
-use super::stream::FrontStream;
+use crate::Archive;
+use crate::errors::FetchError;
+use crate::stream::FrontStream;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::{Files, Node, Tree};
@@ -88,7 +88,7 @@ pub enum FilesError {
 
 /// What is known of them now; to be kept once their packs are stored.
 #[derive(Debug, Default)]
-pub(super) struct KnownFiles(Vec<(PathBuf, Seen)>);
+pub(crate) struct KnownFiles(Vec<(PathBuf, Seen)>);
 
 fn extents(tree: &Tree) -> u64 {
     let bytes = |node: &Node| {
@@ -105,7 +105,7 @@ fn below<'a>(root: &str, inside: &'a [PathBuf]) -> Vec<&'a Path> {
 
 impl Own {
     /// Packs what is not stored already; unchanged files are not read.
-    pub(super) fn pack(&self, archive: &Archive, packing: &mut Packing<'_>) -> Result<(Files, KnownFiles), FilesError> {
+    pub(crate) fn pack(&self, archive: &Archive, packing: &mut Packing<'_>) -> Result<(Files, KnownFiles), FilesError> {
         let mut files = Files::default();
         let mut known = KnownFiles::default();
         for (name, path, own) in ROOTS {
@@ -148,7 +148,7 @@ impl Own {
 }
 
 impl KnownFiles {
-    pub(super) fn keep(&self, archive: &Archive) {
+    pub(crate) fn keep(&self, archive: &Archive) {
         for (path, seen) in &self.0 {
             // A cache.
             if let Err(error) = fs::write(path, seen.save(&archive.realm)) {

@@ -5,10 +5,10 @@
 //! collection, for objects that it refers to may be candidates. A crash leaves objects that no head leads to, and a lease
 //! that ends by itself.
 
-use super::collect::CollectError;
-use super::find::{Local, absolute};
-use super::upload::{UploadError, store_pack};
-use super::{Archive, HeadFailure};
+use crate::collect::CollectError;
+use crate::find::{Local, absolute};
+use crate::upload::{UploadError, store_pack};
+use crate::{Archive, HeadFailure};
 use bytes::Bytes;
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::gc::GRACE_MS;
