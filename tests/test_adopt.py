@@ -107,7 +107,7 @@ def look(proc: Proc) -> str:
 #   times, attributes, links and holes; unchanged ones are neither read nor stored again; one that
 #   no proc may have is named, and the proc stays parked
 # held by: this, `tests/test_adopt.py::test_a_file_that_cannot_be_archived_is_named`,
-#   `kip_offload::archive::tests::the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again`
+#   `kip_offload::tests::the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again`
 def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> None:
     """Every file that it had, with owner, mode, times, attributes, links and holes; none that it had removed."""
     server = servers.lighttpd()

@@ -31,7 +31,7 @@ def archive(proc: Proc) -> None:
 #   back, and nothing of them stays on the local disk; a client that connects brings the proc back
 #   as it was
 # held by: this, `tests/test_archive.py::test_much_memory`, `tests/test_archive.py::test_torture`,
-#   `kip_offload::archive::tests::a_generation_comes_back_from_a_store`
+#   `kip_offload::tests::a_generation_comes_back_from_a_store`
 @pytest.mark.smoke
 def test_a_web_server(archiving: Kip, tmp_path: Path) -> None:
     server = servers.lighttpd()
@@ -198,7 +198,7 @@ def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
 # promise archive: without `--store` it is that of the last time, at first a directory of the data
 #   directory's own; `none` is none
 # held by: this,
-#   `kip_offload::archive::place::tests::the_last_one_is_remembered_and_the_own_one_is_not`
+#   `kip_offload::place::tests::the_last_one_is_remembered_and_the_own_one_is_not`
 def test_without_a_word_the_store_is_its_own_or_that_of_the_last_time(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """A directory in the data directory; what a daemon was told once the next one knows."""
     kip = fresh_kip()
@@ -394,14 +394,14 @@ def test_damaged_memory_is_found_when_it_is_needed(archiving: Kip, store: Path) 
 
 
 # promise K6: one GET: the first object holds all up to the first reply
-# held by: this, `kip_offload::archive::tests::a_front_that_breaks_off_is_read_again`
+# held by: this, `kip_offload::tests::a_front_that_breaks_off_is_read_again`
 # promise P8: lazily from a store, blocks of 32 pages, more as long as what is read ahead is needed,
 #   all once the pieces cost more waiting than that
 # held by: this, `tests/test_cache.py::test_what_is_needed_all_over_comes_whole`,
-#   `kip_offload::archive::tests::what_is_needed_is_fetched_and_the_rest_is_taken_over`
+#   `kip_offload::tests::what_is_needed_is_fetched_and_the_rest_is_taken_over`
 # promise P9: the working set comes with the first object, and the wake begins before all of it has
 #   come
-# held by: this, `kip_offload::archive::tests::a_front_that_breaks_off_is_read_again`
+# held by: this, `kip_offload::tests::a_front_that_breaks_off_is_read_again`
 # promise archive: memory that a wake does not need first stays in the store; what is touched comes,
 #   and is checked; what never came is not stored again
 # held by: this, `kip_snapshot::remote::tests::pages_are_here_once_they_came`,

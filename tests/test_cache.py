@@ -98,8 +98,8 @@ def told(kip: Kip, what: str) -> int:
 # promise archive: `kip up --cache`: what was stored or fetched lately is kept on the local disk,
 #   sealed, and the next wake reads nothing of that from the store; `kip inspect` says what came
 #   from where
-# held by: this, `kip_offload::archive::tests::what_the_cache_has_is_not_fetched`,
-#   `kip_offload::archive::cache::tests::what_was_put_in_is_read_in_any_ranges`
+# held by: this, `kip_offload::tests::what_the_cache_has_is_not_fetched`,
+#   `kip_offload::cache::tests::what_was_put_in_is_read_in_any_ranges`
 def test_a_wake_asks_the_store_for_nothing_that_is_here(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """What this machine stored is here, and what it fetched; nothing of a proc can be read there. Without a cache all is fetched."""
     url, proxy = bucket
@@ -176,7 +176,7 @@ def test_a_front_is_read_once_by_whoever_takes_over(bucket: tuple[str, Proxy], f
 #   written, a full disk, a directory that is taken away: a line, and it goes on without
 # held by: this, `tests/test_cache.py::test_without_room_or_a_directory_it_goes_on`,
 #   `tests/test_cache.py::test_a_full_disk_has_no_room_for_it`,
-#   `kip_offload::archive::cache::tests::what_cannot_be_read_or_opened_is_dropped`
+#   `kip_offload::cache::tests::what_cannot_be_read_or_opened_is_dropped`
 def test_what_is_damaged_here_comes_from_the_store(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """A flipped bit, which is told, a file that is cut, one that is gone: the proc has all that it had."""
     kip = fresh_kip("--store", bucket[0], "--cache", "200M")
@@ -246,7 +246,7 @@ def test_a_full_disk_has_no_room_for_it(
 # promise archive: it keeps to its limit, least recently used first; fronts of the removed, what
 #   this directory collects and all when a key is destroyed go from it
 # held by: this, `tests/test_cache.py::test_what_is_over_goes`,
-#   `kip_offload::archive::cache::tests::what_was_unused_the_longest_goes_first`
+#   `kip_offload::cache::tests::what_was_unused_the_longest_goes_first`
 def test_it_keeps_to_its_limit(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """With two procs of which one alone is more than that."""
     kip = fresh_kip("--store", bucket[0], "--cache", "12M")
@@ -327,7 +327,7 @@ class Reader:
 #   80 times at most (it has 256 blocks) and gets 1.6 times that at most, who reads pages anywhere
 #   gets 1.8 times their blocks at most; faults of several threads are served at once
 # held by: this,
-#   `kip_offload::archive::ahead::tests::what_was_of_no_use_is_given_up_and_for_the_next_wake_too`
+#   `kip_offload::ahead::tests::what_was_of_no_use_is_given_up_and_for_the_next_wake_too`
 def test_reading_ahead_pays(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """A program that reads through much waits for few requests; one that reads here and there gets little that it does not
     need, also if reading ahead was of use before; faults of several threads are served at once."""

@@ -225,7 +225,7 @@ def test_killed_while_it_falls_back(archiving: Kip, store: Path, step: str) -> N
 # promise archive: what a newer engine wrote, or another, is neither woken nor taken over, by one
 #   line, and stays free for others
 # held by: this,
-#   `kip_offload::archive::engine::tests::the_same_or_a_newer_one_of_the_same_name_reads_it`
+#   `kip_offload::engine::tests::the_same_or_a_newer_one_of_the_same_name_reads_it`
 def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Path) -> None:
     """What a newer CRIU has written is refused before anything is done, by the machine that has an older one, and left to others."""
     tree = Path("/usr/local/lib/kip/criu")

@@ -312,7 +312,7 @@ def test_memory_that_never_came_from_the_store(archiving: Kip) -> None:
 
 # promise command-line: of an archived proc no more is fetched than is needed, by ranges what lies
 #   in packs, and nothing of it is kept
-# held by: this, `kip_offload::archive::inspect::tests::pages_are_seen_where_they_lie_and_stay_there`,
+# held by: this, `kip_offload::inspect::tests::pages_are_seen_where_they_lie_and_stay_there`,
 #   `tests/test_inspect.py::test_memory_that_never_came_from_the_store`
 # promise command-line: a proc that is stopped or elsewhere, a store that is gone, a damaged front:
 #   one clear line

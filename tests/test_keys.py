@@ -44,7 +44,7 @@ def check(name: str, client: Redis) -> None:
 # promise archive: `kip key rotate`: a new key seals from then on, old ones open; what sleeps anew
 #   needs only the new one
 # held by: this,
-#   `kip_offload::archive::keys::tests::what_a_key_sealed_that_is_destroyed_meanwhile_is_no_only_copy`
+#   `kip_offload::keys::tests::what_a_key_sealed_that_is_destroyed_meanwhile_is_no_only_copy`
 # promise archive: `kip key destroy`: says which procs would be lost, archived or with memory in the
 #   store only, needs `--yes`, never the key that seals; who slept under it says when it was
 #   destroyed, stays as it is and can be removed
@@ -130,7 +130,7 @@ def test_one_that_is_awake_when_its_key_goes(fresh_kip: Callable[..., Kip], stor
 #   wrong has a line of its own and changes nothing; keys made apart take only the place of unused
 #   ones
 # held by: this,
-#   `kip_offload::archive::keys::tests::keys_made_apart_take_the_place_of_unused_ones_only`
+#   `kip_offload::keys::tests::keys_made_apart_take_the_place_of_unused_ones_only`
 def test_keys_travel(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
     """Exported and imported by passphrase and by key file; each thing that is wrong has a line of its own."""
     kip, other = fresh_kip("--store", str(store)), fresh_kip("--store", str(store))

@@ -92,7 +92,7 @@ def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
 # promise install: the systemd unit is a valid one; readiness, each proc that is taken up, and end
 #   are told as sd_notify(3) has it
 # held by: this, `tests/test_packages.py::test_a_service_manager_is_told`,
-#   `kip_cli::notify::tests::paths_and_abstract_names_are_reached`
+#   `kip_daemon::notify::tests::paths_and_abstract_names_are_reached`
 def test_the_unit_is_a_good_one(tmp_path: Path) -> None:
     text = (ROOT / "packaging/kip.service").read_text().replace("@bindir@", str(PROGRAM.parent))
     unit = tmp_path / "kip.service"

@@ -70,7 +70,7 @@ def test_what_asks_for_more_is_refused(fresh_kip: Callable[..., Kip], store: Pat
 # promise archive: a generation from a processor that has what this one lacks, and a program can
 #   use, is neither woken nor taken over, and stays free for another machine
 # held by: this,
-#   `kip_offload::archive::processor::tests::what_a_program_may_use_must_be_there_and_what_is_the_kernels_need_not`
+#   `kip_offload::processor::tests::what_a_program_may_use_must_be_there_and_what_is_the_kernels_need_not`
 def test_another_processor(fresh_kip: Callable[..., Kip], store: Path) -> None:
     """A program may use all that the processor had on which it was archived. One that lacks some of it neither wakes nor adopts it,
     and says what it lacks."""

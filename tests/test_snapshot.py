@@ -80,9 +80,9 @@ def generations(kip: Kip, name: str) -> list[tuple[int, str]]:
 # promise snapshots: `ls`: all generations of the realm in the store and on the local disk, whose
 #   they are, when they were made, how large; what cannot be read is told and the list goes on
 # held by: this, `tests/test_snapshot.py::test_without_a_store`,
-#   `kip_offload::archive::snapshot_tests::a_list_goes_on_behind_what_cannot_be_read`
+#   `kip_offload::snapshot_tests::a_list_goes_on_behind_what_cannot_be_read`
 # promise snapshots: `show`: what a generation is made of
-# held by: this, `kip_offload::archive::snapshot_tests::what_a_generation_is_made_of_is_shown`
+# held by: this, `kip_offload::snapshot_tests::what_a_generation_is_made_of_is_shown`
 def test_what_there_is(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip("--store", where[0])
     assert kip.cli("snapshot", "ls").stdout == "there are no snapshots\n"
@@ -146,7 +146,7 @@ def damage(kip: Kip, *words: str) -> list[dict[str, str]]:
 # promise snapshots: `verify`: a flipped bit, a cut, a missing object is found and named, in fronts,
 #   packs, heads and on the local disk; exit code 1; a terminal sees how far it is
 # held by: this, `tests/test_snapshot.py::test_a_flipped_bit_is_found`,
-#   `kip_offload::archive::snapshot_tests::a_flipped_bit_is_found_and_named`
+#   `kip_offload::snapshot_tests::a_flipped_bit_is_found_and_named`
 def test_a_terminal_sees_how_far_it_is(fresh_kip: Callable[..., Kip], store: Path) -> None:
     kip = fresh_kip("--store", str(store))
     proc, client = run_redis(kip)
@@ -200,8 +200,8 @@ def test_a_flipped_bit_is_found(where: tuple[str, Path], fresh_kip: Callable[...
 # promise snapshots: `gc`: what nothing leads to is deleted once it was known as such for the grace
 #   time; the newest generation and two older ones stay whole; of the removed their heads only
 # held by: this, `tests/test_snapshot.py::test_the_grace_time_is_kept`,
-#   `kip_offload::archive::snapshot_tests::what_nothing_leads_to_goes_and_what_is_kept_wakes`,
-#   `kip_offload::archive::snapshot_tests::the_wait_is_kept_and_the_removed_lose_everything_but_their_head`
+#   `kip_offload::snapshot_tests::what_nothing_leads_to_goes_and_what_is_kept_wakes`,
+#   `kip_offload::snapshot_tests::the_wait_is_kept_and_the_removed_lose_everything_but_their_head`
 def test_what_is_unused_goes(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -> None:
     """The last generations stay, whole; what only older ones led to is deleted, and the proc wakes as before."""
     url, files = where
@@ -245,7 +245,7 @@ def test_the_grace_time_is_kept(fresh_kip: Callable[..., Kip], store: Path) -> N
 
 # promise snapshots: safe beside wakes and uploads: of this data directory however short the grace
 #   time is, of others with the usual one, and else but for the moment of publishing
-# held by: this, `kip_offload::archive::snapshot_tests::who_stores_meanwhile_hears_of_it`; two
+# held by: this, `kip_offload::snapshot_tests::who_stores_meanwhile_hears_of_it`; two
 #   daemons at once: `tests/test_snapshot.py::test_one_collects_while_another_wakes`
 def test_beside_wakes_and_uploads(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -> None:
     """Collections without any wait, one after the other, while a proc is archived and woken: nothing that it needs goes."""
@@ -367,7 +367,7 @@ def test_by_itself(fresh_kip: Callable[..., Kip], store: Path) -> None:
 #   other keys, damage and what lives there are refused; it is free to adopt, wakes there, sleeps
 #   there and goes on to a third
 # held by: this,
-#   `kip_offload::archive::snapshot_tests::an_export_comes_back_elsewhere_with_the_same_keys_only`,
+#   `kip_offload::snapshot_tests::an_export_comes_back_elsewhere_with_the_same_keys_only`,
 #   `kip_archive::head::tests::what_is_brought_in_is_free_to_adopt_and_replaces_nothing_that_lives`
 def test_export_and_import(where: tuple[str, Path], fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Into another data directory with another store: only where the keys are, and never over what lives."""

@@ -220,7 +220,7 @@ def test_a_collector_that_is_gone_costs_nobody_anything(fresh_kip: Callable[...,
 
 
 # promise meters: an endpoint that is no URL is refused
-# held by: this, `kip_cli::traces::tests::an_endpoint_is_a_url_with_or_without_a_path`
+# held by: this, `kip_daemon::traces::tests::an_endpoint_is_a_url_with_or_without_a_path`
 def test_what_is_no_collector_is_refused(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip(start=False)
     assert "http://HOST:PORT" in kip.refused("up", "--traces", "127.0.0.1:4318")

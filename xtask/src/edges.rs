@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 24] = [
+const ALLOWED: [(&str, &[&str]); 25] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -116,27 +116,13 @@ const ALLOWED: [(&str, &[&str]); 24] = [
     ),
     // The edge: knows a worker only by that interface.
     ("kip-api", &[TYPES, "kip-service"]),
+    // What `kip up` is: wires API and worker together.
+    ("kip-daemon", &[TYPES, SYS, "kip-service", "kip-api", "kip-worker"]),
     ("kip-client", &[TYPES]),
     // Files that describe procs: text to requests and back.
     ("kip-describe", &[TYPES]),
-    // The program: wires everything, is depended on by nothing.
-    (
-        "kip-cli",
-        &[
-            TYPES,
-            SYS,
-            "kip-keeper",
-            "kip-net",
-            "kip-sandbox",
-            "kip-checkpoint",
-            "kip-snapshot",
-            "kip-worker",
-            "kip-service",
-            "kip-api",
-            "kip-client",
-            "kip-describe",
-        ],
-    ),
+    // The program: is depended on by nothing. `kip doctor` looks for CRIU where the daemon does.
+    ("kip-cli", &[TYPES, SYS, "kip-checkpoint", "kip-daemon", "kip-client", "kip-describe"]),
     ("xtask", &[]),
 ];
 

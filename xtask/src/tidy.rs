@@ -1,11 +1,12 @@
 //! The house's own rules (STYLE.md), as far as a program can see them.
 //!
 //! Reads every file git would commit and hands it to the rules: [`source`] judges one source file, [`crates`] a whole crate,
-//! [`documents`] what the documents promise, [`words`] the public surface's sentences. Each finding is one line,
-//! `path:line: what is wrong`.
+//! [`documents`] what the documents promise, [`words`] the public surface's sentences, [`parameters`] what functions take. Each
+//! finding is one line, `path:line: what is wrong`.
 
 mod crates;
 mod documents;
+mod parameters;
 mod source;
 mod words;
 
@@ -48,6 +49,7 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<File>> {
 pub fn run(root: &Path) -> anyhow::Result<Outcome> {
     let files = files(root)?;
     let mut findings: Vec<String> = files.iter().flat_map(source::findings).collect();
+    findings.extend(files.iter().flat_map(parameters::findings));
     findings.extend(files.iter().flat_map(words::findings));
     findings.extend(documents::findings(&files, &|path| root.join(path).exists()));
     findings.extend(crates::findings(&files));

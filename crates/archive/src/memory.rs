@@ -187,11 +187,11 @@ pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) 
     let mut work = Work { blocks: Blocks::default(), open: Open::default(), out: Archived::default() };
     let (map, shared) = (pages.map, pages.shared);
     for (number, process) in &map.processes {
-        let sets = (order_of_need(process), left_out(&process.sets));
+        let sets = Sets { order: order_of_need(process), left_out: left_out(&process.sets) };
         work.space(pages, Space::Process(*number), &process.runs, sets, known, packing)?;
     }
     for (number, runs) in shared {
-        work.space(pages, Space::Shared(*number), runs, Default::default(), known, packing)?;
+        work.space(pages, Space::Shared(*number), runs, Sets::default(), known, packing)?;
     }
     work.out.table.blocks = work.blocks.list;
     Ok(work.out)
@@ -207,14 +207,22 @@ enum Spot {
     Coming(usize, u32),
 }
 
+/// A page of a page file.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    file: FileKey,
+    page: u32,
+    sum: u32,
+}
+
 /// The block that is being filled.
 #[derive(Debug, Default)]
 struct Open {
     bytes: Vec<u8>,
     start: u64,
     contents: HashMap<ContentHash, u32>,
-    /// Pages of page files that lie in it: file, page, checksum, page in the block.
-    from: Vec<(FileKey, u32, u32, u32)>,
+    /// Pages of page files that lie in it, and which of its pages they are.
+    from: Vec<(Origin, u32)>,
     /// Blocks that were written before it, in the order of writing.
     written: Vec<ContentPlace>,
 }
@@ -223,6 +231,15 @@ struct Work {
     blocks: Blocks,
     open: Open,
     out: Archived,
+}
+
+/// The pages of the working sets of a space.
+#[derive(Default)]
+struct Sets {
+    /// All of them, in order of need.
+    order: Vec<u64>,
+    /// Those that do not come with the front if they lie in blocks.
+    left_out: HashSet<u64>,
 }
 
 /// What is to be done with the pages of a space.
@@ -250,10 +267,11 @@ impl Work {
         pages: &mut Pages<'_>,
         space: Space,
         runs: &[Run],
-        (order, left_out): (Vec<u64>, HashSet<u64>),
+        sets: Sets,
         known: &Known,
         packing: &mut Packing<'_>,
     ) -> Result<(), MemoryError> {
+        let Sets { order, left_out } = sets;
         let wishes = Wishes { space, areas: pages.areas, set: order.iter().copied().collect() };
         let mut homes: Vec<(u64, Spot)> = Vec::new();
         for run in runs {
@@ -326,7 +344,7 @@ impl Work {
             }
             for (index, place) in (0..count).zip(places) {
                 let ((page, address), sum) = (at(index), pages.sum(run.file, at(index).0));
-                let origin = key.zip(sum).map(|(key, sum)| (key, page, sum));
+                let origin = key.zip(sum).map(|(file, sum)| Origin { file, page, sum });
                 let spot = match place {
                     Some(place) => Some(Spot::Placed(place)),
                     None => {
@@ -334,8 +352,8 @@ impl Work {
                         self.page(bytes, address, origin, wishes, packing)?
                     }
                 };
-                if let (Some(Spot::Placed(place)), Some((key, page, sum))) = (spot, origin) {
-                    self.out.known.insert(key, page, sum, place);
+                if let (Some(Spot::Placed(place)), Some(Origin { file, page, sum })) = (spot, origin) {
+                    self.out.known.insert(file, page, sum, place);
                 }
                 homes.extend(spot.map(|spot| (address, spot)));
             }
@@ -379,7 +397,7 @@ impl Work {
         &mut self,
         bytes: &[u8],
         address: u64,
-        origin: Option<(FileKey, u32, u32)>,
+        origin: Option<Origin>,
         wishes: &Wishes<'_>,
         packing: &mut Packing<'_>,
     ) -> Result<Option<Spot>, MemoryError> {
@@ -413,7 +431,7 @@ impl Work {
             open.bytes.extend_from_slice(bytes);
             self.out.stored += 1;
         }
-        open.from.extend(origin.map(|(key, number, sum)| (key, number, sum, page)));
+        open.from.extend(origin.map(|origin| (origin, page)));
         Ok(Some(Spot::Coming(open.written.len(), page)))
     }
 
@@ -428,8 +446,8 @@ impl Work {
         for (hash, page) in open.contents.drain() {
             packing.add(hash, place(page));
         }
-        for (key, number, sum, page) in open.from.drain(..) {
-            self.out.known.insert(key, number, sum, place(page));
+        for (origin, at) in open.from.drain(..) {
+            self.out.known.insert(origin.file, origin.page, origin.sum, place(at));
         }
         open.written.push(place(0));
         open.bytes.clear();

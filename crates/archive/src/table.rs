@@ -263,14 +263,25 @@ impl PageTable {
     }
 }
 
+/// A run of a [`Remote`].
+#[derive(Debug, Clone, Copy)]
+pub struct RemoteRun<'a> {
+    /// The number of its first page.
+    pub first: u32,
+    /// Whose memory it is.
+    pub space: Space,
+    /// What the table says.
+    pub run: &'a TableRun,
+}
+
 /// The pages of an archived generation as a page file most of which is nowhere on the local disk: its page `n` is the `n`th
 /// page of the table. So the page map of a proc that was woken from the store says of what it never fetched where it lies,
 /// also after the program has moved it to another address. See [`kip_snapshot::remote`].
 pub struct Remote<'a> {
     table: &'a PageTable,
     file: u32,
-    /// The runs of all processes, and the number of each one's first page.
-    runs: Vec<(u32, Space, &'a TableRun)>,
+    /// The runs of all processes.
+    runs: Vec<RemoteRun<'a>>,
     here: &'a dyn Fn(u32) -> bool,
 }
 
@@ -292,7 +303,7 @@ impl<'a> Remote<'a> {
         let mut runs = Vec::new();
         for (space, list) in &table.spaces {
             for run in list {
-                runs.push((next, *space, run));
+                runs.push(RemoteRun { first: next, space: *space, run });
                 next += run.pages;
             }
         }
@@ -314,22 +325,22 @@ impl<'a> Remote<'a> {
         (self.here)(page)
     }
 
-    /// Its runs: the number of the first page, whose memory it is, what the table says.
-    pub fn runs(&self) -> impl Iterator<Item = (u32, Space, &'a TableRun)> + '_ {
+    /// Its runs.
+    pub fn runs(&self) -> impl Iterator<Item = RemoteRun<'a>> + '_ {
         self.runs.iter().copied()
     }
 
     /// The number of a page.
     pub fn number(&self, space: Space, address: u64) -> Option<u32> {
-        let next = self.runs.partition_point(|(_, of, run)| (*of, run.start) <= (space, address));
-        let (first, of, run) = *self.runs.get(next.checked_sub(1)?)?;
+        let next = self.runs.partition_point(|of| (of.space, of.run.start) <= (space, address));
+        let RemoteRun { first, space: of, run } = *self.runs.get(next.checked_sub(1)?)?;
         (of == space && address < run.end()).then(|| first + ((address - run.start) / PAGE as u64) as u32)
     }
 
     /// Where all memory lies when nothing of it was fetched.
     pub fn map(&self) -> BTreeMap<Space, Vec<Run>> {
         let mut map: BTreeMap<Space, Vec<Run>> = BTreeMap::new();
-        for (first, space, run) in self.runs() {
+        for RemoteRun { first, space, run } in self.runs() {
             map.entry(space).or_default().push(Run { start: run.start, pages: run.pages, file: self.file, first });
         }
         map
@@ -337,10 +348,10 @@ impl<'a> Remote<'a> {
 
     /// Where a page of it lies.
     pub fn find(&self, page: u32) -> Found {
-        let Some(index) = self.runs.partition_point(|(first, ..)| *first <= page).checked_sub(1) else {
+        let Some(index) = self.runs.partition_point(|run| run.first <= page).checked_sub(1) else {
             return Found::Absent;
         };
-        let (start, _, run) = self.runs[index];
+        let RemoteRun { first: start, run, .. } = self.runs[index];
         if page - start < run.pages { self.table.found(run, page - start) } else { Found::Absent }
     }
 }

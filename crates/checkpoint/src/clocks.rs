@@ -421,10 +421,17 @@ pub fn finalize(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_
     Ok(clocks)
 }
 
-fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, (left_ns, every_ns): (i64, i64), monotonic: bool) {
-    if left_ns > 0 {
-        let at_ns = now.monotonic_ns.saturating_add(left_ns);
-        dues.push(Due { source, at_ns, every_ns: (every_ns > 0).then_some(every_ns), monotonic });
+/// What is left until something is due, and after how long it is due again, nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    ns: i64,
+    every_ns: i64,
+}
+
+fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, left: Left, monotonic: bool) {
+    if left.ns > 0 {
+        let at_ns = now.monotonic_ns.saturating_add(left.ns);
+        dues.push(Due { source, at_ns, every_ns: (left.every_ns > 0).then_some(left.every_ns), monotonic });
     }
 }
 

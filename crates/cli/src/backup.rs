@@ -6,7 +6,6 @@ use crate::text;
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use kip_api::DataLock;
 use kip_client::Client;
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
 use serde::Serialize;
@@ -114,11 +113,10 @@ pub fn restore(data: &Path, args: &RestoreArgs, json: bool) -> anyhow::Result<Ex
     let file = &args.file.file;
     let length = std::fs::metadata(file).with_context(|| file.display().to_string())?.len();
     let wrap = args.file.wrap(false)?;
-    let _lock = DataLock::take(data, None)?;
     let bar = bar("{bar:30} {bytes} of {total_bytes} ({bytes_per_sec})", Some(length));
-    let restored = kip_worker::restore(data, file, &wrap, |bytes| bar.set_position(bytes));
+    let restored = kip_daemon::restore(data, file, &wrap, |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
-    let restored = restored.context("nothing was restored")?;
+    let restored = restored?;
     let view = RestoredView {
         data: data.display().to_string(),
         of: restored.of.display().to_string(),

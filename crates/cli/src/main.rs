@@ -1,6 +1,6 @@
 //! The `kip` command.
 //!
-//! Parses, wires and shows; decides nothing. Every command but `up`, `restore`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`. Exit
+//! Parses, asks a daemon or runs one, and shows; decides nothing. Every command but `up`, `restore`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`. Exit
 //! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,6 @@ mod life;
 mod manual;
 mod meter;
 mod names;
-mod notify;
 mod output;
 mod profiles;
 mod remote;
@@ -30,8 +29,6 @@ mod terminal;
 mod text;
 mod token;
 mod top;
-#[cfg(feature = "otel")]
-mod traces;
 mod up;
 mod view;
 mod volume;
@@ -40,12 +37,11 @@ mod wait;
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use kip_worker::MemoryMarks;
+use kip_daemon::MemoryMarks;
 use output::StdoutGone;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 fn main() -> ExitCode {
     manual::complete();
@@ -74,12 +70,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Up(args) => {
             let memory = MemoryMarks::new(args.memory, args.memory_high, args.memory_low)
                 .unwrap_or_else(|e| Cli::command().error(ErrorKind::ValueValidation, e).exit());
-            let lock = up::prepare(&data, &args)?;
-            let runtime = tokio::runtime::Runtime::new()?;
-            let done = runtime.block_on(up::up(lock, *args, memory, json));
-            // What still runs is a client that hangs on or a blocking call; the next daemon recovers from either.
-            runtime.shutdown_timeout(Duration::from_secs(2));
-            done
+            up::up(data, *args, memory, json)
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::{Client, Remote};
+use kip_daemon::{Certificate, Listen};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -39,11 +40,10 @@ pub struct ListenArgs {
 }
 
 impl ListenArgs {
-    /// Listens, if that is asked for.
-    pub async fn bind(&self) -> anyhow::Result<Option<kip_api::Remote>> {
-        let Some(address) = self.listen else { return Ok(None) };
-        let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
-        Ok(Some(kip_api::Remote::bind(address, tls).await?))
+    /// Where the API is offered by TCP, if that is asked for.
+    pub fn wanted(self) -> Option<Listen> {
+        let tls = self.tls_cert.zip(self.tls_key).map(|(chain, key)| Certificate { chain, key });
+        Some(Listen { address: self.listen?, tls })
     }
 }
 

@@ -131,7 +131,7 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
             document.left_out.push(proc);
             continue;
         }
-        wanted.push(Service::read(context, name, proc, (place, node), root.get("x-kip")));
+        wanted.push(Service::read(context, name, proc, place, node, root.get("x-kip")));
         lacking::unread(context, &format!("services.{name}"), node);
     }
     wanted
@@ -175,7 +175,7 @@ fn procs(context: &mut Context<'_>, services: Vec<Service>) -> Vec<crate::Descri
     for service in services {
         let awaited = awaited.contains(&service.name);
         let mine = links.iter().filter(|(of, _)| *of == service.name).map(|(_, name)| name.clone()).collect();
-        procs.extend(service.described(context, &names, (awaited, mine)));
+        procs.extend(service.described(context, &names, awaited, mine));
     }
     procs
 }

@@ -22,7 +22,7 @@ use kip_keeper::Keeper;
 use kip_logs::{LogPump, Rotation};
 use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
-use kip_offload::archive::Archive;
+use kip_offload::Archive;
 use kip_pager::client::Pager;
 use kip_records::instance;
 use kip_records::record::Records;

@@ -4,7 +4,7 @@
 //! mounts the pins above the base only when the base has changed, so that an unchanged machine keeps the same layers.
 //! Crash: a pin too many is harmless and replaced at the next sleep.
 
-use kip_records::body::Pin;
+use kip_records::body::{Pin, PinId};
 use kip_sandbox::init;
 use std::fs;
 use std::io;
@@ -40,12 +40,13 @@ pub struct PinError {
     source: io::Error,
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64, u64, i64)> {
+fn identity(path: &Path) -> io::Result<PinId> {
     let m = fs::symlink_metadata(path)?;
     if !m.is_file() {
         return Err(io::ErrorKind::NotFound.into());
     }
-    Ok((m.dev(), m.ino(), m.size(), m.mtime() * 1_000_000_000 + m.mtime_nsec()))
+    let stamp = m.mtime() * 1_000_000_000 + m.mtime_nsec();
+    Ok(PinId { dev: m.dev(), ino: m.ino(), size: m.size(), stamp })
 }
 
 /// Pins those of `paths` that come from the host's /usr, that is, are in none of `above` (directories that lie over /usr).
@@ -67,7 +68,7 @@ pub fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Vec<Pin>,
         let failed = |source| PinError { path: host.to_owned(), source };
         let target = pins.join("usr").join(below);
         match identity(&target) {
-            Ok(have) if (have.2, have.3) == (id.2, id.3) => {
+            Ok(have) if (have.size, have.stamp) == (id.size, id.stamp) => {
                 made.push(Pin { path: path.clone(), id });
                 continue;
             }
@@ -90,8 +91,8 @@ pub fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Vec<Pin>,
     Ok(made)
 }
 
-fn init_id(init: &[u8]) -> (u64, u64, u64, i64) {
-    (0, 0, init.len() as u64, crc32fast::hash(init).into())
+fn init_id(init: &[u8]) -> PinId {
+    PinId { dev: 0, ino: 0, size: init.len() as u64, stamp: crc32fast::hash(init).into() }
 }
 
 /// Pins the sandbox's init, which pid 1 has mapped: another Kip has another. `base` is what the proc has below its own files.
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(fs::read(pins.join("usr/bin/true")).unwrap(), fs::read("/usr/bin/true").unwrap());
         assert!(!base_changed(&made));
         let mut other = made.clone();
-        other[0].id.1 += 1;
+        other[0].id.ino += 1;
         assert!(base_changed(&other));
         fs::create_dir_all(dir.path().join("base/.kip")).unwrap();
         fs::write(dir.path().join("base/.kip/init"), init::BINARY).unwrap();

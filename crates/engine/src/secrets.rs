@@ -83,7 +83,7 @@ fn open(proc: &Proc) -> Result<Secrets, SecretsLost> {
 }
 
 /// The file system for a start or a wake, its files owned by a user and a group of the inside.
-pub fn mount(proc: &Proc, target: &str, (uid, gid): (u32, u32)) -> Result<Volume, SecretsLost> {
+pub fn mount(proc: &Proc, target: &str, uid: u32, gid: u32) -> Result<Volume, SecretsLost> {
     let secrets = open(proc)?;
     let first = proc.first_id();
     volume::in_memory(secrets.files(), target, first, (first + uid, first + gid)).map_err(SecretsLost::Mount)

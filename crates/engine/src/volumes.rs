@@ -143,7 +143,7 @@ pub fn for_start(
     }
     let mount = |v: &VolumeSpec| {
         Ok(match &v.source {
-            VolumeSource::Secrets => secrets::mount(proc, &v.target, owner)?,
+            VolumeSource::Secrets => secrets::mount(proc, &v.target, owner.0, owner.1)?,
             source => volume::mount(&path_of(&proc.shared.data, source), &v.target, user, v.read_only)?,
         })
     };

@@ -28,7 +28,7 @@ use kip_checkpoint::sockets::inherit_key;
 use kip_checkpoint::{Held, bars_criu, hold_threads, is_for_criu, make_whole, move_id_block, stopped_threads};
 use kip_criu_images::{ImageError, Images};
 use kip_net::custody;
-use kip_offload::archive::DemandError;
+use kip_offload::DemandError;
 use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_sandbox::cgroup::CgroupError;

@@ -3,12 +3,12 @@
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::{Images, LayerRecord, sync_parent};
-use kip_sandbox::archive::{Limits, UnpackError, Unpacked, unpack_layer};
+use kip_sandbox::archive::{Limits, Packed, UnpackError, Unpacked, unpack_layer};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A directory that goes away unless it has been renamed.
@@ -21,7 +21,7 @@ impl Drop for Fresh {
 }
 
 impl Images {
-    /// Unpacks a layer, from `packed` which `name` is the name of, unless it is here already. Two at the same time are no harm.
+    /// Unpacks a layer unless it is here already. Two at the same time are no harm.
     ///
     /// # Errors
     /// Nothing of it is here then.
@@ -29,7 +29,7 @@ impl Images {
         &self,
         reference: &str,
         layer: &Digest,
-        (name, packed): (&Path, impl Read),
+        packed: Packed<'_, impl Read>,
     ) -> Result<(), ImageError> {
         static TURN: AtomicU64 = AtomicU64::new(0);
         let place = self.layer_dir(layer);
@@ -41,7 +41,7 @@ impl Images {
         fs::create_dir(&fresh.0).map_err(ImageError::io("create", &fresh.0))?;
         let mut hasher = Hasher::default();
         let files = fresh.0.join("files");
-        let unpacked = unpack_layer((name, packed), &files, &Limits::default(), &mut |bytes| hasher.update(bytes));
+        let unpacked = unpack_layer(packed, &files, &Limits::default(), &mut |bytes| hasher.update(bytes));
         let unpacked = unpacked.map_err(|e| match e {
             // The name of the temporary directory tells the user nothing.
             UnpackError::Destination { source, .. } => {

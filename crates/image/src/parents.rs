@@ -8,6 +8,7 @@
 use crate::digest::Digest;
 use crate::error::ImageError;
 use crate::images::{Images, LayerRecord};
+use kip_sandbox::archive::Packed;
 use kip_sandbox::rootfs::OPAQUE;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, getxattr};
 use rustix::io::Errno;
@@ -62,7 +63,7 @@ impl Images {
         }
         let tar = tar_of(&wrong).map_err(ImageError::io("write", &self.dir))?;
         let digest = Digest::of(&tar);
-        self.install(reference, &digest, (Path::new("directories"), &tar[..]))?;
+        self.install(reference, &digest, Packed { name: Path::new("directories"), bytes: &tar[..] })?;
         layers.push(digest);
         Ok(())
     }
@@ -161,7 +162,7 @@ mod tests {
         for names in layers {
             let tar = layer(names);
             digests.push(Digest::of(&tar));
-            images.install("x", digests.last().unwrap(), (Path::new("x"), &tar[..])).unwrap();
+            images.install("x", digests.last().unwrap(), Packed { name: Path::new("x"), bytes: &tar[..] }).unwrap();
         }
         let (before, again) = (digests.len(), digests.clone());
         images.add_parents("x", &mut digests).unwrap();

@@ -11,9 +11,11 @@ use crate::origin::Origin;
 use crate::registry::Registry;
 use crate::request::{Pull, blocking};
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use kip_sandbox::archive::Packed;
 use kip_types::image::PullProgress;
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -47,11 +49,16 @@ impl Images {
         let each: Vec<(Digest, Blob)> =
             layers.iter().cloned().zip(found.layers).filter(|(layer, _)| known.insert(layer.clone())).collect();
         let pulls = each.into_iter().map(|(layer, blob)| {
-            let (images, origin, report, reference) =
-                (Arc::clone(self), origin.clone(), Arc::clone(&report), &reference);
-            // What cannot be called off any more keeps it.
-            let in_use = Arc::clone(&in_use);
-            async move { images.get_layer(reference, &origin, (layer, blob), (&report, in_use)).await }
+            let coming = ComingLayer {
+                images: Arc::clone(self),
+                reference: reference.clone(),
+                layer,
+                report: Arc::clone(&report),
+                // What cannot be called off any more keeps it.
+                _in_use: Arc::clone(&in_use),
+            };
+            let origin = origin.clone();
+            async move { coming.get(&origin, blob).await }
         });
         futures_util::stream::iter(pulls).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         let id = Digest::of(&found.config);
@@ -69,32 +76,34 @@ impl Images {
         .await?;
         Ok(record)
     }
+}
 
-    async fn get_layer(
-        self: &Arc<Self>,
-        reference: &str,
-        origin: &Origin,
-        (layer, blob): (Digest, Blob),
-        (report, in_use): (&ReportProgress, Arc<InUse>),
-    ) -> Result<(), ImageError> {
-        let name = layer.to_string();
-        if self.layer_dir(&layer).is_dir() {
+/// A layer of an image on its way.
+struct ComingLayer {
+    images: Arc<Images>,
+    /// The image's name.
+    reference: String,
+    layer: Digest,
+    report: ReportProgress,
+    _in_use: Arc<InUse>,
+}
+
+impl ComingLayer {
+    /// Fetches and unpacks it, unless it is here.
+    async fn get(self, origin: &Origin, blob: Blob) -> Result<(), ImageError> {
+        let (name, report) = (self.layer.to_string(), Arc::clone(&self.report));
+        if self.images.layer_dir(&self.layer).is_dir() {
             report(PullProgress::Here { layer: name });
             return Ok(());
         }
         match (origin, blob) {
-            (Origin::Registry(registry), Blob::Named(blob)) => {
-                self.fetch_layer(registry, reference, (&layer, &blob), (report, in_use)).await?;
-            }
+            (Origin::Registry(registry), Blob::Named(blob)) => self.fetch(registry, &blob).await?,
             (Origin::Registry(_), Blob::File(_)) => unreachable!("registries have no files"),
             (Origin::Local(local), blob) => {
-                let (images, local, report) = (Arc::clone(self), Arc::clone(local), Arc::clone(report));
-                let (reference, layer) = (reference.to_owned(), layer.clone());
+                let local = Arc::clone(local);
                 blocking(move || {
-                    let _in_use = in_use;
-                    let (path, packed) = local.layer(&blob, &progress(&layer, &report))?;
-                    report(PullProgress::Unpacking { layer: layer.to_string() });
-                    images.install(&reference, &layer, (&path, packed))
+                    let (path, bytes) = local.layer(&blob, &progress(&self.layer, &self.report))?;
+                    self.unpack(Packed { name: &path, bytes })
                 })
                 .await?;
             }
@@ -103,32 +112,28 @@ impl Images {
         Ok(())
     }
 
-    async fn fetch_layer(
-        self: &Arc<Self>,
-        registry: &Registry,
-        reference: &str,
-        (layer, blob): (&Digest, &Descriptor),
-        (report, in_use): (&ReportProgress, Arc<InUse>),
-    ) -> Result<(), ImageError> {
-        let lock = self.lock_of(&blob.digest);
+    async fn fetch(self, registry: &Registry, blob: &Descriptor) -> Result<(), ImageError> {
+        let lock = self.images.lock_of(&blob.digest);
         let _alone = lock.lock().await;
-        if self.layer_dir(layer).is_dir() {
+        if self.images.layer_dir(&self.layer).is_dir() {
             return Ok(());
         }
-        let part = self.part(&blob.digest);
-        registry.fetch(blob, &part, &progress(layer, report)).await?;
-        report(PullProgress::Unpacking { layer: layer.to_string() });
-        let (images, reference, layer) = (Arc::clone(self), reference.to_owned(), layer.clone());
+        let part = self.images.part(&blob.digest);
+        registry.fetch(blob, &part, &progress(&self.layer, &self.report)).await?;
         blocking(move || {
-            let _in_use = in_use;
-            let file = File::open(&part).map_err(ImageError::io("open", &part))?;
-            let installed = images.install(&reference, &layer, (&part, file));
+            let bytes = File::open(&part).map_err(ImageError::io("open", &part))?;
+            let installed = self.unpack(Packed { name: &part, bytes });
             // It is what its digest says: to fetch it again would change nothing. A full disk needs
             // the room.
             let _ = std::fs::remove_file(&part);
             installed
         })
         .await
+    }
+
+    fn unpack(&self, packed: Packed<'_, impl Read>) -> Result<(), ImageError> {
+        (self.report)(PullProgress::Unpacking { layer: self.layer.to_string() });
+        self.images.install(&self.reference, &self.layer, packed)
     }
 }
 

@@ -190,12 +190,12 @@ impl Registry {
     ) -> Result<(), ImageError> {
         let mut pause = PAUSE;
         let mut attempt = 1;
-        let (mut hasher, mut done) = resume(part, blob.size).await?;
-        while done < blob.size {
-            let before = done;
-            match self.go_on(blob, part, (&mut hasher, &mut done), progress).await {
-                Ok(()) if done >= blob.size => break,
-                Ok(()) | Err(Broken::Off(_)) if done > before => attempt = 1,
+        let mut got = resume(part, blob.size).await?;
+        while got.bytes < blob.size {
+            let before = got.bytes;
+            match self.go_on(blob, part, &mut got, progress).await {
+                Ok(()) if got.bytes >= blob.size => break,
+                Ok(()) | Err(Broken::Off(_)) if got.bytes > before => attempt = 1,
                 Ok(()) if attempt >= ATTEMPTS => return Err(self.broken("a layer ends too early".to_owned())),
                 Err(Broken::Off(why)) if attempt >= ATTEMPTS => return Err(self.broken(why)),
                 Err(Broken::Final(e)) => {
@@ -210,8 +210,8 @@ impl Registry {
             tokio::time::sleep(pause).await;
             (pause, attempt) = (pause * 2, attempt + 1);
         }
-        let found = hasher.finish();
-        if done == blob.size && found == blob.digest {
+        let found = got.hasher.finish();
+        if got.bytes == blob.size && found == blob.digest {
             return Ok(());
         }
         let _ = tokio::fs::remove_file(part).await;
@@ -223,17 +223,17 @@ impl Registry {
         &self,
         blob: &Descriptor,
         part: &Path,
-        (hasher, done): (&mut Hasher, &mut u64),
+        got: &mut Got,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<(), Broken> {
         let digest = blob.digest.to_string();
         let layer = LayerDescriptor { digest: &digest, urls: &None };
-        let opened = self.client.pull_blob_stream_partial(&self.image, &layer, *done, None).await;
+        let opened = self.client.pull_blob_stream_partial(&self.image, &layer, got.bytes, None).await;
         let mut stream = match opened {
             Ok(BlobResponse::Partial(stream)) => stream,
             Ok(BlobResponse::Full(stream)) => {
                 // It knows no ranges: from the beginning.
-                (*hasher, *done) = (Hasher::default(), 0);
+                *got = Got::default();
                 stream
             }
             Err(e @ OciDistributionError::RequestError(_)) => return Err(Broken::Off(self.explain(e).to_string())),
@@ -245,26 +245,26 @@ impl Registry {
         let disk = |e: io::Error| Broken::Final(ImageError::io("write", part)(e));
         let file =
             tokio::fs::OpenOptions::new().create(true).write(true).truncate(false).open(part).await.map_err(disk)?;
-        file.set_len(*done).await.map_err(disk)?;
+        file.set_len(got.bytes).await.map_err(disk)?;
         let mut file = file;
-        tokio::io::AsyncSeekExt::seek(&mut file, io::SeekFrom::Start(*done)).await.map_err(disk)?;
+        tokio::io::AsyncSeekExt::seek(&mut file, io::SeekFrom::Start(got.bytes)).await.map_err(disk)?;
         while let Some(piece) = stream.next().await {
             let piece = match piece {
                 Ok(piece) => piece,
                 Err(e) => {
                     file.flush().await.map_err(disk)?;
                     // The client's own word about the digest comes last; ours follows.
-                    return if *done >= blob.size { Ok(()) } else { Err(Broken::Off(innermost(&e))) };
+                    return if got.bytes >= blob.size { Ok(()) } else { Err(Broken::Off(innermost(&e))) };
                 }
             };
-            *done += piece.len() as u64;
-            hasher.update(&piece);
-            if *done > blob.size {
+            got.bytes += piece.len() as u64;
+            got.hasher.update(&piece);
+            if got.bytes > blob.size {
                 // Too long: it cannot be the blob that is wanted, and it may never end.
                 return Ok(());
             }
             file.write_all(&piece).await.map_err(disk)?;
-            progress(*done, blob.size);
+            progress(got.bytes, blob.size);
         }
         file.flush().await.map_err(disk)
     }
@@ -278,24 +278,31 @@ enum Broken {
     Final(ImageError),
 }
 
+/// What has come of a blob.
+#[derive(Default)]
+struct Got {
+    hasher: Hasher,
+    bytes: u64,
+}
+
 /// What has come before.
-async fn resume(part: &Path, size: u64) -> Result<(Hasher, u64), ImageError> {
+async fn resume(part: &Path, size: u64) -> Result<Got, ImageError> {
     let part = part.to_owned();
     blocking(move || {
-        let mut hasher = Hasher::default();
+        let mut got = Got::default();
         let mut file = match File::open(&part) {
             Ok(file) => file.take(size),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((hasher, 0)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(got),
             Err(e) => return Err(ImageError::io("open", &part)(e)),
         };
-        let (mut buffer, mut done) = (vec![0; 1 << 20], 0);
+        let mut buffer = vec![0; 1 << 20];
         loop {
             let n = file.read(&mut buffer).map_err(ImageError::io("read", &part))?;
             if n == 0 {
-                return Ok((hasher, done));
+                return Ok(got);
             }
-            hasher.update(&buffer[..n]);
-            done += n as u64;
+            got.hasher.update(&buffer[..n]);
+            got.bytes += n as u64;
         }
     })
     .await

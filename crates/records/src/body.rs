@@ -149,6 +149,33 @@ pub struct SleepingInotify {
 pub struct Pin {
     /// Path on the host and inside, below /usr; or that of the sandbox's own init inside.
     pub path: String,
-    /// Device, inode, size in bytes, modification time in nanoseconds since the epoch. Of init 0, 0, size, CRC-32.
-    pub id: (u64, u64, u64, i64),
+    /// What the file was known by.
+    pub id: PinId,
+}
+
+/// What a base file is known by. On disk it is a list of its four numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(u64, u64, u64, i64)", into = "(u64, u64, u64, i64)")]
+pub struct PinId {
+    /// Device; of init 0.
+    pub dev: u64,
+    /// Inode; of init 0.
+    pub ino: u64,
+    /// Size, bytes.
+    pub size: u64,
+    /// Modification time in nanoseconds since the epoch; of init the CRC-32 of its bytes.
+    pub stamp: i64,
+}
+
+impl From<(u64, u64, u64, i64)> for PinId {
+    fn from(numbers: (u64, u64, u64, i64)) -> PinId {
+        let (dev, ino, size, stamp) = numbers;
+        PinId { dev, ino, size, stamp }
+    }
+}
+
+impl From<PinId> for (u64, u64, u64, i64) {
+    fn from(id: PinId) -> Self {
+        (id.dev, id.ino, id.size, id.stamp)
+    }
 }

@@ -142,30 +142,39 @@ pub fn unpack(archive: &Path, destination: &Path, limits: &Limits) -> Result<Unp
     if !file.metadata().map_err(bad_archive)?.is_file() {
         return Err(bad_archive(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
-    unpack_as(Form::Tarball, (archive, file), destination, limits, &mut |_| {})
+    unpack_as(Form::Tarball, Packed { name: archive, bytes: file }, destination, limits, &mut |_| {})
 }
 
-/// Unpacks a layer of an image, likewise. `packed` are its bytes as they are stored, `name` what they are called in errors;
-/// `plain` sees every byte of the archive inside, to its end.
+/// An archive as it is stored.
+#[derive(Debug)]
+pub struct Packed<'a, R> {
+    /// What it is called in errors.
+    pub name: &'a Path,
+    /// Its bytes.
+    pub bytes: R,
+}
+
+/// Unpacks a layer of an image, likewise. `plain` sees every byte of the archive inside, to its end.
 ///
 /// # Errors
 /// See [`UnpackError`]. The destination does not exist then.
 pub fn unpack_layer(
-    (name, packed): (&Path, impl Read),
+    packed: Packed<'_, impl Read>,
     destination: &Path,
     limits: &Limits,
     plain: &mut dyn FnMut(&[u8]),
 ) -> Result<Unpacked, UnpackError> {
-    unpack_as(Form::Layer, (name, packed), destination, limits, plain)
+    unpack_as(Form::Layer, packed, destination, limits, plain)
 }
 
 fn unpack_as(
     form: Form,
-    (archive, packed): (&Path, impl Read),
+    packed: Packed<'_, impl Read>,
     destination: &Path,
     limits: &Limits,
     plain: &mut dyn FnMut(&[u8]),
 ) -> Result<Unpacked, UnpackError> {
+    let Packed { name: archive, bytes: packed } = packed;
     let bad_archive = |source| UnpackError::Archive { archive: archive.to_owned(), source };
     let bad_destination = |source| UnpackError::Destination { path: destination.to_owned(), source };
     let count = Rc::new(Cell::new(0));

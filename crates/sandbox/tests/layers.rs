@@ -1,6 +1,6 @@
 //! Hostile and honest layers of images. Kernel test: needs root, for owners, deletions and attributes.
 
-use kip_sandbox::archive::{Limits, UnpackError, Unpacked, unpack_layer};
+use kip_sandbox::archive::{Limits, Packed, UnpackError, Unpacked, unpack_layer};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
@@ -24,8 +24,9 @@ impl Try {
     fn unpack(&self, bytes: &[u8]) -> Result<Unpacked, UnpackError> {
         let limits = Limits { bytes: 1 << 30, ..Limits::default() };
         let mut seen = Vec::new();
-        let done =
-            unpack_layer((Path::new("a layer"), bytes), &self.dest(), &limits, &mut |b| seen.extend_from_slice(b));
+        let done = unpack_layer(Packed { name: Path::new("a layer"), bytes }, &self.dest(), &limits, &mut |b| {
+            seen.extend_from_slice(b)
+        });
         assert!(done.is_err() || seen == bytes, "every byte is seen, to the end");
         done
     }

@@ -124,8 +124,15 @@ enum Moved {
 struct Copies<'a> {
     growing: &'a Path,
     name: String,
-    /// With its number, and the pages in it.
-    open: Option<(File, u32, u32)>,
+    open: Option<Copied>,
+}
+
+struct Copied {
+    file: File,
+    /// Which of the page map's files it is.
+    number: u32,
+    /// Pages in it.
+    pages: u32,
 }
 
 impl Copies<'_> {
@@ -138,9 +145,9 @@ impl Copies<'_> {
     ) -> io::Result<Run> {
         if self.open.is_none() {
             let file = OpenOptions::new().write(true).create_new(true).open(self.growing.join(&self.name))?;
-            self.open = Some((file, map.file(&self.name), 0));
+            self.open = Some(Copied { file, number: map.file(&self.name), pages: 0 });
         }
-        let (file, number, next) = self.open.as_mut().expect("just made");
+        let Copied { file, number, pages: next } = self.open.as_mut().expect("just made");
         let first = *next;
         let mut buffer = vec![0; CHUNK.min(run.pages) as usize * PAGE];
         let mut done = 0;

@@ -6,7 +6,7 @@ use kip_engine::hibernate;
 use kip_engine::host::{Host, Proc};
 use kip_engine::pressure::Grant;
 use kip_net::Slot;
-use kip_offload::archive::Fetched;
+use kip_offload::Fetched;
 use kip_pager::protocol::Event;
 use kip_types::State;
 use kip_types::chain;

@@ -99,7 +99,12 @@ fn gives_back(candidate: &Candidate<Handle, Step>) -> u64 {
     candidate.key.proc.cgroup.held_bytes().saturating_add(sets)
 }
 
-type Ended = (Slot, Option<Result<Relieved, Refusal>>);
+/// A proc was asked to give memory back.
+struct Ended {
+    slot: Slot,
+    /// None if it went another way meanwhile.
+    answer: Option<Result<Relieved, Refusal>>,
+}
 
 struct Relief {
     pressure: Arc<Pressure>,
@@ -237,11 +242,12 @@ impl Relief {
                 answer = victim.ask(|reply| Command::Relieve { to, cause, reply }) => Some(answer),
                 _ = gone_on => None,
             };
-            (slot, answer)
+            Ended { slot, answer }
         });
     }
 
-    fn note(&mut self, (slot, answer): Ended) {
+    fn note(&mut self, ended: Ended) {
+        let Ended { slot, answer } = ended;
         self.leaving.remove(&slot);
         let (now, before) = (Instant::now(), self.rests.get(&slot).copied());
         match answer {

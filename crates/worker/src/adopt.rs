@@ -14,7 +14,7 @@ use kip_engine::fd_store::FdStore;
 use kip_engine::host::Proc;
 use kip_engine::meter::Meter;
 use kip_engine::prepared::PreparedNetwork;
-use kip_offload::archive::{self, Whole, processor};
+use kip_offload::{Whole, processor};
 use kip_records::body::Body;
 use kip_records::record::RecordError;
 use kip_records::state::Record;
@@ -94,8 +94,8 @@ impl Worker {
             let record = Record { state, program: PROGRAM, ..new };
             let text = serde_json::to_vec(&archived).expect("it is plain data");
             let written = machine.records.prepare(&spec.name, &spec, &record).and_then(|new| {
-                new.add(archive::ID, head.proc.to_string().as_bytes())?;
-                new.add(kip_offload::archive::ARCHIVED, &text)?;
+                new.add(kip_offload::ID, head.proc.to_string().as_bytes())?;
+                new.add(kip_offload::ARCHIVED, &text)?;
                 new.publish()
             });
             written.map_err(|e| {

@@ -14,7 +14,7 @@ use crate::worker::Worker;
 use connections::{Held, Known};
 use kip_engine::blocking::blocking;
 use kip_engine::volumes::path_of;
-use kip_offload::archive::processor;
+use kip_offload::processor;
 use kip_service::Procs;
 use kip_types::api::{
     CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RemoveRequest, SleepRequest,

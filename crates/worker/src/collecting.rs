@@ -1,7 +1,7 @@
 //! Collection of the store by itself, as long as the daemon lives.
 
 use kip_engine::host::Host;
-use kip_offload::archive::collect::{CollectError, summary};
+use kip_offload::collect::{CollectError, summary};
 use kip_types::api::CollectRequest;
 use kip_types::chain;
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -1,4 +1,4 @@
-//! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload::archive`].
+//! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload`].
 
 use crate::worker::Worker;
 use async_trait::async_trait;
@@ -6,8 +6,8 @@ use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
 use kip_engine::blocking::blocking;
 use kip_engine::secrets;
-use kip_offload::archive::with_wrap;
-use kip_offload::archive::{Archive, KeyChangeError};
+use kip_offload::with_wrap;
+use kip_offload::{Archive, KeyChangeError};
 use kip_service::Keys;
 use kip_supervisor::task::{Handle, archived};
 use kip_sys::clock::now_ms;

@@ -24,7 +24,7 @@ use kip_logs::LogPump;
 use kip_net::nat::{Forward, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
-use kip_offload::archive::{Archive, ArchiveError, collect};
+use kip_offload::{Archive, ArchiveError, collect};
 use kip_pager::client::Pager;
 use kip_records::instance::{self, InstanceError};
 use kip_records::record::{self, Records};
@@ -167,8 +167,7 @@ impl Worker {
     pub async fn open(config: Config) -> Result<Worker, OpenError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
         let (disk, progress) = (config.disk, config.progress);
-        let opened = blocking(move || assemble(&config)).await?;
-        let (machine, remembered, keeper_was_new) = opened;
+        let Assembled { machine, remembered, keeper_was_new } = blocking(move || assemble(&config)).await?;
         let registry = Registry::new(Arc::clone(&machine));
         registry.serve_wake_plane();
         machine.serve_launcher();
@@ -277,7 +276,12 @@ fn wait_for_strays(stage: &Path) {
     }
 }
 
-type Assembled = (Arc<Host>, Vec<recover::Remembered>, bool);
+/// What a worker is made of.
+struct Assembled {
+    machine: Arc<Host>,
+    remembered: Vec<recover::Remembered>,
+    keeper_was_new: bool,
+}
 
 /// `kip-restore`, read-only, for the kernel executes no file that a process has open for writing.
 fn restorer() -> io::Result<OwnedFd> {
@@ -329,7 +333,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     }
     fault::reach("supersede-keeper");
     let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
-    let new = keeper.found() == kip_keeper::Presence::Started;
+    let keeper_was_new = keeper.found() == kip_keeper::Presence::Started;
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
@@ -382,5 +386,5 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         _instance_lock: lock,
         _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),
     };
-    Ok((Arc::new(machine), remembered, new))
+    Ok(Assembled { machine: Arc::new(machine), remembered, keeper_was_new })
 }

@@ -8,9 +8,10 @@ mod process;
 pub(crate) use process::Process;
 
 use kip_engine::metrics::word;
+use kip_offload::CacheUse;
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};
 use kip_types::Tier;
-use kip_types::api::{CacheView, MeterView, RoomView};
+use kip_types::api::{MeterView, RoomView};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet,
@@ -43,8 +44,8 @@ pub(crate) struct Moment {
     pub(crate) room: Option<RoomView>,
     /// What the wakes that wait need, bytes.
     pub(crate) wanted_bytes: u64,
-    /// The cache, its hits and its misses.
-    pub(crate) cache: Option<(CacheView, u64, u64)>,
+    /// The cache, if there is one.
+    pub(crate) cache: Option<CacheUse>,
     /// What was asked of the object store, if there is one.
     pub(crate) store: Option<Counters>,
     /// Starts and wakes for which there was no room.
@@ -155,7 +156,7 @@ impl Moment {
     }
 
     fn store(&self, to: &mut Writer<'_>) -> fmt::Result {
-        if let Some((cache, hits, misses)) = self.cache {
+        if let Some(cache) = self.cache {
             to.gauge("kip_cache_bytes", "What the cache of the store takes on the local disk", [(NONE, cache.bytes)])?;
             to.gauge(
                 "kip_cache_limit_bytes",
@@ -165,12 +166,12 @@ impl Moment {
             to.counter(
                 "kip_cache_hits",
                 "Fronts and blocks of archived generations that the cache had",
-                [(NONE, hits)],
+                [(NONE, cache.hits)],
             )?;
             to.counter(
                 "kip_cache_misses",
                 "Fronts and blocks of archived generations that the cache had not",
-                [(NONE, misses)],
+                [(NONE, cache.misses)],
             )?;
         }
         let Some(store) = self.store else { return Ok(()) };

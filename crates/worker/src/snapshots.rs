@@ -3,11 +3,11 @@
 use crate::worker::Worker;
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
-use kip_offload::archive::Archive;
-use kip_offload::archive::collect::{self, CollectError};
-use kip_offload::archive::find::{self, Local, StoredGeneration, ToVerify};
-use kip_offload::archive::import::ImportError;
-use kip_offload::archive::verify;
+use kip_offload::Archive;
+use kip_offload::collect::{self, CollectError};
+use kip_offload::find::{self, Local, StoredGeneration, ToVerify};
+use kip_offload::import::ImportError;
+use kip_offload::verify;
 use kip_service::{Feed, Snapshots, feed};
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;

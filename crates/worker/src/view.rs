@@ -117,7 +117,8 @@ fn view_after(handle: &Handle, status: Status, found: Option<Measure>) -> ProcVi
     ProcView { does_not_answer, ..view_of(handle, status, found.unwrap_or_else(|| measured.last())) }
 }
 
-fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> ProcView {
+fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
+    let Measure { pids, memory, cpu_us } = measure;
     let proc = &handle.proc;
     let record = &status.record;
     let next_timer_ms = status.next.map(|n| ((n.due_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
@@ -202,5 +203,5 @@ fn measure(proc: &Proc, record: &Record) -> Measure {
         working_set_misses: status.faults,
         working_set_hit_percent: (!status.asleep && back > 0).then(|| status.installed as f64 * 100.0 / back as f64),
     };
-    (pids, memory, usage.map(|u| u.cpu_ns / 1000))
+    Measure { pids, memory, cpu_us: usage.map(|u| u.cpu_ns / 1000) }
 }

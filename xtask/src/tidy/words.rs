@@ -10,12 +10,13 @@ const PRONOUNS: [&str; 10] =
     ["anybody", "anyone", "everybody", "everyone", "nobody", "somebody", "someone", "whoever", "whom", "whomever"];
 
 /// Directories and files without such words in any line.
-const PUBLIC: [&str; 7] = [
+const PUBLIC: [&str; 8] = [
     "README.md",
     "CONTRIBUTING.md",
     "recipes/README.md",
     "docs/",
     "crates/cli/src/",
+    "crates/daemon/src/",
     "crates/api/src/",
     "crates/types/src/",
 ];

@@ -90,13 +90,18 @@ impl Identity {
     }
 }
 
-/// A part of a file's content: offset, length, where.
-type Part = (u64, u32, ContentPlace);
+/// A part of a file's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part<P> {
+    offset: u64,
+    length: u32,
+    place: P,
+}
 
 /// The contents of one proc's files, by what the files are known by. A local cache, as [`index::Known`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
-    files: BTreeMap<Identity, Vec<Part>>,
+    files: BTreeMap<Identity, Vec<Part<ContentPlace>>>,
 }
 
 impl Seen {
@@ -112,7 +117,7 @@ impl Seen {
             body.extend_from_slice(&id.mtime_ns.to_le_bytes());
             body.extend_from_slice(&id.ctime_ns.to_le_bytes());
             wire::put(&mut body, parts.len() as u64);
-            for (offset, length, place) in parts {
+            for Part { offset, length, place } in parts {
                 for number in [*offset, (*length).into(), blocks.number(place.block).into(), place.at.into()] {
                     wire::put(&mut body, number);
                 }
@@ -136,7 +141,7 @@ impl Seen {
             for _ in 0..reader.count()? {
                 let (offset, length) = (reader.number()?, reader.small()?);
                 let block = *list.get(reader.small()? as usize)?;
-                parts.push((offset, length, ContentPlace { block, at: reader.small()? }));
+                parts.push(Part { offset, length, place: ContentPlace { block, at: reader.small()? } });
             }
             seen.files.insert(Identity { dev, ino, size, mtime_ns, ctime_ns }, parts);
         }
@@ -207,7 +212,7 @@ pub fn archive(root: &Path, walk: &Walk<'_>, seen: &Seen, packing: &mut Packing<
     let mut read = 0;
     for index in order.iter().copied().chain(rest) {
         let id = ids[&index];
-        let known = seen.files.get(&id).filter(|parts| parts.iter().all(|(_, _, place)| packing.may_use(place)));
+        let known = seen.files.get(&id).filter(|parts| parts.iter().all(|part| packing.may_use(&part.place)));
         match known {
             Some(parts) => contents.known(index, parts),
             None if id.size == 0 => {}
@@ -388,7 +393,7 @@ enum Spot {
 /// The contents of files on their way into blocks.
 #[derive(Debug, Default)]
 struct Contents {
-    parts: BTreeMap<u32, Vec<(u64, u32, Spot)>>,
+    parts: BTreeMap<u32, Vec<Part<Spot>>>,
     /// The shared block that is being filled, and what is in it.
     shared: Vec<u8>,
     coming: HashMap<ContentHash, u32>,
@@ -397,8 +402,9 @@ struct Contents {
 }
 
 impl Contents {
-    fn known(&mut self, index: u32, parts: &[Part]) {
-        let parts = parts.iter().map(|(offset, length, place)| (*offset, *length, Spot::Placed(*place)));
+    fn known(&mut self, index: u32, parts: &[Part<ContentPlace>]) {
+        let parts =
+            parts.iter().map(|part| Part { offset: part.offset, length: part.length, place: Spot::Placed(part.place) });
         self.parts.insert(index, parts.collect());
     }
 
@@ -432,7 +438,8 @@ impl Contents {
                 if !read_all(&fd, &mut buffer, at).map_err(failed)? {
                     return Err(changed());
                 }
-                parts.push((at, length as u32, self.piece(&buffer, packing)?));
+                let place = self.piece(&buffer, packing)?;
+                parts.push(Part { offset: at, length: length as u32, place });
                 at += length;
             }
         }
@@ -486,13 +493,13 @@ impl Contents {
                 Spot::Placed(place) => place,
                 Spot::Shared(block, at) => ContentPlace { at, ..self.written[block] },
             };
-            let parts: Vec<Part> =
-                parts.into_iter().map(|(offset, length, spot)| (offset, length, place(spot))).collect();
-            let extent = |(offset, length, place): &Part| Extent {
-                offset: *offset,
-                length: *length,
-                block: blocks.number(place.block),
-                at: place.at,
+            let placed = |part: Part<Spot>| Part { offset: part.offset, length: part.length, place: place(part.place) };
+            let parts: Vec<Part<ContentPlace>> = parts.into_iter().map(placed).collect();
+            let extent = |part: &Part<ContentPlace>| Extent {
+                offset: part.offset,
+                length: part.length,
+                block: blocks.number(part.place.block),
+                at: part.place.at,
             };
             if let Node::File { extents, .. } = &mut tree.entries[index as usize].node {
                 *extents = parts.iter().map(extent).collect();

@@ -11,13 +11,21 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use zeroize::Zeroizing;
 
+/// What Argon2id costs (RFC 9106).
+#[derive(Clone, Copy)]
+struct Cost {
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
+}
+
 const MAGIC: [u8; 8] = *b"KIPWRAP1";
 /// Magic, method, three numbers, salt.
 const HEAD: usize = 8 + 1 + 12 + 32;
 /// Argon2id: memory in KiB, passes, lanes; the second recommended option of RFC 9106, 4.
-const COST: (u32, u32, u32) = (64 * 1024, 3, 4);
+const COST: Cost = Cost { memory_kib: 64 * 1024, passes: 3, lanes: 4 };
 /// What a file may ask of the machine that reads it: 1 GiB, 16 passes, 16 lanes.
-const MOST: (u32, u32, u32) = (1024 * 1024, 16, 16);
+const MOST: Cost = Cost { memory_kib: 1024 * 1024, passes: 16, lanes: 16 };
 /// Fewest bytes of a passphrase.
 const SHORTEST: usize = 12;
 
@@ -72,14 +80,14 @@ impl Keyring {
     /// `Short`.
     pub fn export(&self, wrap: &Wrap<'_>) -> Result<Vec<u8>, WrapError> {
         let (method, cost) = match wrap {
-            Wrap::Key(_) => (1, (0, 0, 0)),
+            Wrap::Key(_) => (1, Cost { memory_kib: 0, passes: 0, lanes: 0 }),
             Wrap::Passphrase(text) if text.len() < SHORTEST => return Err(WrapError::Short),
             Wrap::Passphrase(_) => (2, COST),
         };
         let salt: [u8; 32] = random();
         let mut out = MAGIC.to_vec();
         out.push(method);
-        for number in [cost.0, cost.1, cost.2] {
+        for number in [cost.memory_kib, cost.passes, cost.lanes] {
             out.extend_from_slice(&number.to_le_bytes());
         }
         out.extend_from_slice(&salt);
@@ -108,9 +116,9 @@ impl Keyring {
             _ => return Err(WrapError::NotOurs),
         }
         let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
-        let cost = (number(9), number(13), number(17));
-        if cost.0 > MOST.0 || cost.1 > MOST.1 || cost.2 > MOST.2 {
-            return Err(WrapError::Costly { memory_kib: cost.0, passes: cost.1, lanes: cost.2 });
+        let cost = Cost { memory_kib: number(9), passes: number(13), lanes: number(17) };
+        if cost.memory_kib > MOST.memory_kib || cost.passes > MOST.passes || cost.lanes > MOST.lanes {
+            return Err(WrapError::Costly { memory_kib: cost.memory_kib, passes: cost.passes, lanes: cost.lanes });
         }
         let key = closing_key(wrap, &head[21..], cost)?;
         let mut keys = Zeroizing::new(sealed.to_vec());
@@ -123,7 +131,7 @@ impl Keyring {
     }
 }
 
-fn closing_key(wrap: &Wrap<'_>, salt: &[u8], cost: (u32, u32, u32)) -> Result<LessSafeKey, WrapError> {
+fn closing_key(wrap: &Wrap<'_>, salt: &[u8], cost: Cost) -> Result<LessSafeKey, WrapError> {
     let mut secret: Secret = Zeroizing::new([0; 32]);
     match wrap {
         Wrap::Key(key) => {
@@ -133,7 +141,8 @@ fn closing_key(wrap: &Wrap<'_>, salt: &[u8], cost: (u32, u32, u32)) -> Result<Le
             *secret = blake3::derive_key("kip archive 2026-11-22 exported keys", &material[..]);
         }
         Wrap::Passphrase(text) => {
-            let params = Params::new(cost.0, cost.1, cost.2, Some(32)).map_err(|_| WrapError::Refused)?;
+            let params =
+                Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(|_| WrapError::Refused)?;
             let argon = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
             argon.hash_password_into(text.as_bytes(), salt, &mut secret[..]).map_err(|_| WrapError::Refused)?;
         }

@@ -6,7 +6,7 @@
 //! what is left of it for as long as the thread enters its call. Sources: signal(7), the x86-64 system call convention and table,
 //! socket(7), futex(2).
 
-use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
+use super::{Clocks, Due, Form, Frozen, Left, Now, Patch, SECOND, SocketPatch, Source, push_due};
 use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
 use kip_criu_images::fields::{core_entry, thread_info_x86};
 use kip_criu_images::{ImageError, Images, Malformed, Message};
@@ -217,7 +217,7 @@ fn finalize_call(
     let since = since.filter(|w| w.in_same(nr, regs));
     let waited = since.map_or(0, |w| (now.monotonic_ns - w.since_ns).max(0));
     if let Some(sending) = ends::socket_call(nr) {
-        return finalize_socket(thread, sending, regs, now, (waited, end), frozen, clocks);
+        return finalize_socket(thread, sending, regs, now, Waited { ns: waited, end }, frozen, clocks);
     }
     let Some(timeout) = timeout_of(nr, regs) else { return false };
     let monotonic = is_monotonic(nr, regs, &timeout);
@@ -234,13 +234,8 @@ fn finalize_call(
     let found = match timeout {
         Timeout::Absolute { address, clock } => {
             if let Some(left) = seconds_and(address, 1).and_then(|at| now.inside(clocks.ahead_ns).left(clock, at)) {
-                push_due(
-                    &mut clocks.dues,
-                    Source::Call,
-                    now,
-                    (left.max(1), left.saturating_add(waited).max(1)),
-                    monotonic,
-                );
+                let left = Left { ns: left.max(1), every_ns: left.saturating_add(waited).max(1) };
+                push_due(&mut clocks.dues, Source::Call, now, left, monotonic);
             }
             return false;
         }
@@ -264,7 +259,7 @@ fn finalize_call(
         point(regs, &timeout, address);
     }
     clocks.patches.push(Patch { thread, address, left_ns: left, whole_ns: whole, form, goes_on: !monotonic });
-    push_due(&mut clocks.dues, Source::Call, now, (left.max(1), whole), monotonic);
+    push_due(&mut clocks.dues, Source::Call, now, Left { ns: left.max(1), every_ns: whole }, monotonic);
     form == Form::Record
 }
 
@@ -306,13 +301,20 @@ fn point(regs: &mut Message, timeout: &Timeout, address: u64) {
     }
 }
 
+/// How long a call has waited, nanoseconds, and its end if an earlier sleep has noted one.
+#[derive(Clone, Copy)]
+struct Waited {
+    ns: i64,
+    end: Option<End>,
+}
+
 /// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one, and marks the call; true if it did.
 fn finalize_socket(
     thread: u32,
     sending: bool,
     regs: &mut Message,
     now: Now,
-    (waited, end): (i64, Option<End>),
+    waited: Waited,
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
 ) -> bool {
@@ -321,12 +323,12 @@ fn finalize_socket(
     let option = if sending { Which::Send } else { Which::Recv };
     let Ok(Some(whole)) = socket_timeout(socket.as_fd(), option) else { return false };
     let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
-    let left_ns = end.map_or(whole_ns - waited, |end| end.at_ns - now.monotonic_ns).clamp(1, whole_ns);
+    let left_ns = waited.end.map_or(whole_ns - waited.ns, |end| end.at_ns - now.monotonic_ns).clamp(1, whole_ns);
     let (call, fd) = (regs.number(ORIG_AX), descriptor as i32);
     // A filter of the program's own may check a descriptor, and our mark with it.
     let record = (!frozen.own_filters).then(|| ends::place(regs.number(SP)));
     clocks.sockets.push(SocketPatch { thread, call, fd, sending, whole_ns, left_ns, record });
-    push_due(&mut clocks.dues, Source::Call, now, (left_ns, whole_ns), true);
+    push_due(&mut clocks.dues, Source::Call, now, Left { ns: left_ns, every_ns: whole_ns }, true);
     if record.is_some() {
         regs.set_varint(DI, ends::marked(descriptor));
     }

@@ -265,7 +265,7 @@ pub(super) fn finalize_timerfds(images: &Images, frozen: &Frozen<'_>, clocks: &m
                 &mut clocks.dues,
                 Source::Timerfd,
                 now,
-                (left.max(1), timer.every_ns),
+                super::Left { ns: left.max(1), every_ns: timer.every_ns },
                 timer.is_monotonic(),
             );
         }

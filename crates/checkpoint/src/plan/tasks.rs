@@ -234,8 +234,8 @@ pub(super) fn write(
             continue;
         };
         let base = Base::of(task.pid, wish.clocks, now);
-        let mut item =
-            task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, (base, wish.unreported))?;
+        let common = Common { files, filters: &filters, shared: &shared, locks: &locks, unreported: wish.unreported };
+        let mut item = task.write(writer, &common, references, memory.as_ref(), base)?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
         debug_assert_eq!(item.len(), TASK_WORDS);
@@ -376,6 +376,17 @@ impl References {
     }
 }
 
+/// What the tasks of a plan have in common.
+struct Common<'a> {
+    files: &'a Files<'a>,
+    filters: &'a Filters,
+    shared: &'a SharedMemory,
+    /// Locks of files, by process.
+    locks: &'a BTreeMap<u32, Vec<Vec<u64>>>,
+    /// Stopped processes whose parent has not been told.
+    unreported: &'a [u32],
+}
+
 impl Task {
     fn tc(&self) -> Result<Message, PlanError> {
         Ok(self.core.message(core_entry::TC)?.unwrap_or_default())
@@ -413,18 +424,15 @@ impl Task {
     }
 
     /// `struct task`.
-    #[expect(clippy::too_many_arguments, reason = "everything a task is made of")]
     fn write(
         &self,
         writer: &mut Writer,
-        files: &Files<'_>,
-        filters: &Filters,
-        shared: &SharedMemory,
+        common: &Common<'_>,
         references: &References,
         memory: Option<&Memory>,
-        locks: &BTreeMap<u32, Vec<Vec<u64>>>,
-        (base, unreported): (Base, &[u32]),
+        base: Base,
     ) -> Result<Vec<u64>, PlanError> {
+        let Common { files, filters, shared, locks, unreported } = *common;
         let tc = self.tc()?;
         self.check(&tc)?;
         let descriptors: Vec<Vec<u64>> =

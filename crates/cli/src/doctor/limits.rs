@@ -3,7 +3,7 @@
 
 use super::{Check, is_root, read, read_number};
 use crate::text::bytes;
-use kip_worker::{BadMarks, MemoryMarks};
+use kip_daemon::{BadMarks, MemoryMarks};
 use rustix::process::{Resource, getrlimit};
 
 /// Bits of CapEff (capabilities(7), linux/capability.h), with what lacks without them.

@@ -99,7 +99,8 @@ impl Service {
         context: &mut Context<'_>,
         name: &str,
         proc: ProcName,
-        (place, node): (&Place, &Node),
+        place: &Place,
+        node: &Node,
         kips: Option<&Node>,
     ) -> Service {
         let (table, env) = (ProcTable::default(), Vec::new());
@@ -427,12 +428,13 @@ impl Service {
         }
     }
 
-    /// The proc, with the names of the others.
+    /// The proc, with the names of the others. `awaited`: another service waits until it is ready; `links`: names that others give it.
     pub fn described(
         mut self,
         context: &mut Context<'_>,
         names: &[(String, ProcName)],
-        (awaited, links): (bool, Vec<String>),
+        awaited: bool,
+        links: Vec<String>,
     ) -> Option<Described> {
         // A service that says what ready is, is waited for anyway; one without ports could not be
         // seen to be ready.

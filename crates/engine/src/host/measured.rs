@@ -23,8 +23,16 @@ struct Samples {
     last: Option<Measure>,
 }
 
-/// Host pids, memory, microseconds of CPU time.
-pub type Measure = (Vec<u32>, MemoryView, Option<u64>);
+/// What a proc uses.
+#[derive(Debug, Clone, Default)]
+pub struct Measure {
+    /// Pids of its processes, on the host.
+    pub pids: Vec<u32>,
+    /// Its memory.
+    pub memory: MemoryView,
+    /// CPU time that it has used, microseconds.
+    pub cpu_us: Option<u64>,
+}
 
 impl Measured {
     /// What it has used up to the sleep of this record, if that was measured.

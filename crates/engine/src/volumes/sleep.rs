@@ -192,7 +192,8 @@ pub fn for_wake(proc: &Proc, generation: Generation, slept: &[Slept]) -> Result<
         if spec.source == VolumeSource::Secrets {
             // Checked like all that may have been in a store: no ids but its own.
             let owner = one.owner.filter(|(uid, gid)| *uid < IDS_PER_BLOCK && *gid < IDS_PER_BLOCK);
-            volumes.push(secrets::mount(proc, &one.point, owner.ok_or(VolumeChanged::Spec)?)?);
+            let (uid, gid) = owner.ok_or(VolumeChanged::Spec)?;
+            volumes.push(secrets::mount(proc, &one.point, uid, gid)?);
             continue;
         }
         let path = path_of(&proc.shared.data, &spec.source);

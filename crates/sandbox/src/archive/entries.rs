@@ -78,7 +78,7 @@ impl<'a> Unpacking<'a> {
                 return self.directory(&parent, &name, &owner, &attributes);
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.regular(&parent, &name, (&owner, &attributes), entry)?;
+                self.regular(&parent, &name, &owner, &attributes, entry)?;
             }
             EntryType::Symlink => {
                 let target = link_target(entry)?;
@@ -216,7 +216,8 @@ impl<'a> Unpacking<'a> {
         &mut self,
         parent: &OwnedFd,
         name: &OsStr,
-        (owner, attributes): (&Owner, &[Attribute]),
+        owner: &Owner,
+        attributes: &[Attribute],
         entry: &mut tar::Entry<'_, Watched<'_>>,
     ) -> Result<(), Trouble> {
         // Before anything is written: a sparse file's size is nothing but a number.

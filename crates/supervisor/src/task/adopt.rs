@@ -11,7 +11,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::plans::take_custody;
 use kip_engine::renew;
 use kip_engine::stop::{self, Network};
-use kip_offload::archive::Archive;
+use kip_offload::Archive;
 use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::fault;

@@ -17,8 +17,8 @@ use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::plans::{compile_plan, save_plan};
 use kip_engine::suspend::is_connection;
-use kip_offload::archive::ARCHIVED;
-use kip_offload::archive::{Archive, Own, Uploaded};
+use kip_offload::ARCHIVED;
+use kip_offload::{Archive, Own, Uploaded};
 use kip_records::body::Body;
 use kip_records::record;
 use kip_records::state::Record;
@@ -66,7 +66,7 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Its generation does not come.
 struct Unfetched {
     message: String,
-    /// For good: see [`kip_offload::archive::FetchError::is_damage`]. Or it came and may not be woken.
+    /// For good: see [`kip_offload::FetchError::is_damage`]. Or it came and may not be woken.
     is_final: bool,
 }
 

@@ -6,7 +6,7 @@ use kip_engine::cause::WakeCause;
 use kip_engine::pressure::{Grant, Relieved};
 use kip_engine::stop::Network;
 use kip_engine::tickets::Ticket;
-use kip_offload::archive::Uploaded;
+use kip_offload::Uploaded;
 use kip_pager::protocol::Woken;
 use kip_records::state::Checked;
 use kip_types::api::Refusal;

@@ -20,8 +20,8 @@ use kip_engine::host::Proc;
 use kip_engine::plans::take_custody;
 use kip_engine::renew;
 use kip_engine::stop::Network;
-use kip_offload::archive::ARCHIVED;
-use kip_offload::archive::Archive;
+use kip_offload::ARCHIVED;
+use kip_offload::Archive;
 use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::fault;
@@ -172,7 +172,7 @@ impl Task {
     async fn newest_older(&mut self) -> Result<Older, NoOlder> {
         let none = || NoOlder::None("there is none".to_owned());
         let archive = self.proc.shared.archive.clone().ok_or_else(none)?;
-        if !self.proc.dir.join(kip_offload::archive::ID).exists() {
+        if !self.proc.dir.join(kip_offload::ID).exists() {
             return Err(none());
         }
         let unknown = |e: &dyn std::error::Error| NoOlder::Unknown(chain(e));

@@ -14,7 +14,7 @@ use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_engine::volumes::sleep::RESTORED;
 use kip_net::Instance;
-use kip_offload::archive::{KeyLength, with_wrap};
+use kip_offload::{KeyLength, with_wrap};
 use kip_records::instance::{self, InstanceError, ids_of};
 use kip_types::ProcName;
 use kip_types::keys::KeysWrap;

@@ -7,7 +7,7 @@ use kip_archive::table::{Home, Space};
 use kip_criu_images::inspect::{self, Process};
 use kip_criu_images::{ImageError, Images};
 use kip_engine::host::Proc;
-use kip_offload::archive::Stored;
+use kip_offload::Stored;
 use kip_records::body::Body;
 use kip_snapshot::pages::{PAGE, PageMap, damaged};
 use kip_snapshot::remote::RemoteFile;
@@ -97,7 +97,8 @@ impl Asleep {
 }
 
 /// A page of a generation on the local disk, which of a remote page file may be in the store still; none if it lies nowhere.
-fn page_of(proc: &Proc, directory: &Path, map: &PageMap, (pid, address): Page) -> Result<Option<Vec<u8>>, String> {
+fn page_of(proc: &Proc, directory: &Path, map: &PageMap, page: Page) -> Result<Option<Vec<u8>>, String> {
+    let (pid, address) = page;
     let Some(process) = map.processes.get(&pid) else { return Ok(None) };
     let run = process.runs.get(process.runs.partition_point(|run| run.end() <= address));
     let Some(run) = run.filter(|run| run.start <= address) else { return Ok(None) };
