@@ -116,7 +116,7 @@ pub struct LogLine {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventsRequest {
-    /// After those that are kept, go on with new ones.
+    /// After those that are kept, which are also those of earlier daemons of this data directory, go on with new ones.
     pub follow: bool,
     /// Only events after the one with this id: a client that reconnects gives the last that it has seen.
     pub since: Option<u64>,

@@ -317,6 +317,7 @@ impl Worker {
         blocking(move || {
             machine.close();
             machine.helpers.close();
+            machine.events.close();
         })
         .await;
     }
