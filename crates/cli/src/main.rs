@@ -12,21 +12,29 @@ mod commands;
 mod details;
 mod doctor;
 mod env_file;
+mod events;
 mod exec;
+mod filter;
 mod follow;
+mod format;
 mod hosted;
 mod image;
 mod key;
 mod life;
+mod logs;
 mod manual;
+mod many;
 mod meter;
 mod names;
 mod notify;
 mod output;
+mod port;
 mod profiles;
+mod ps;
 mod remote;
 mod run_args;
 mod snapshot;
+mod stats;
 mod text;
 mod token;
 mod top;
@@ -36,10 +44,11 @@ mod up;
 mod view;
 mod volume;
 mod wait;
+mod when;
 
 use args::{Cli, Command};
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
 use kip_worker::MemoryMarks;
 use output::StdoutGone;
 use std::io::Write;
@@ -49,7 +58,7 @@ use std::time::Duration;
 
 fn main() -> ExitCode {
     manual::complete();
-    match dispatch(Cli::parse()) {
+    match dispatch(Cli::read(std::env::args_os()).unwrap_or_else(|e| e.exit())) {
         Ok(code) => code,
         // The reader of the output has closed it.
         Err(e) if e.is::<StdoutGone>() => ExitCode::SUCCESS,

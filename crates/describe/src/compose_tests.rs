@@ -185,6 +185,10 @@ fn what_kip_lacks_is_named_and_weighed() {
         ),
         ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
         ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
+        (
+            "extra_hosts: ['host.docker.internal:host-gateway']",
+            "Changes /srv/shop/compose.yaml:4:19: services.web.extra_hosts: host-gateway is",
+        ),
         ("network_mode: host", "Changes /srv/shop/compose.yaml:4:5: services.web.network_mode is not supported"),
         ("volumes: [/data]", "Harmless /srv/shop/compose.yaml:4:15: services.web.volumes is not supported: a volume"),
     ] {
@@ -199,6 +203,10 @@ fn what_kip_lacks_is_named_and_weighed() {
         "depends_on: {none: {condition: service_healthy, required: false}}",
         "hostname: ${HOST_NAME-shop-web}",
         "cap_add: []",
+        "labels: {team: shop}",
+        "labels: [team=shop, alone]",
+        "extra_hosts: ['db:192.0.2.7', 'six=::1']",
+        "extra_hosts: {db: 192.0.2.7, two: [192.0.2.8, 192.0.2.9]}",
         "x-y: 1",
         "networks: [a]",
         "links: [web:w]",

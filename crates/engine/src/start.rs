@@ -74,7 +74,7 @@ pub fn build(
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
     let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
     let address = prepared.net.v4;
-    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.name.as_str());
+    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.spec.hostname());
     let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
@@ -231,7 +231,7 @@ pub fn environment_of(proc: &Proc, user: Option<&User>, mut wanted: BTreeMap<Str
     if let Some(home) = user.and_then(|user| user.home.clone()) {
         wanted.entry("HOME".to_owned()).or_insert(home);
     }
-    environment(proc.name.as_str(), &wanted)
+    environment(proc.spec.hostname(), &wanted)
 }
 
 /// Lets a user open /dev/stdout and /dev/stderr again.

@@ -185,6 +185,7 @@ fn main() {
         dir: dir.join(format!("proc-{n}")),
         uid_base: UID_BASE,
         hostname: "bench".into(),
+        hosts: String::new(),
         resolv_conf: None,
     };
     let cgroup = cgroups.create(&format!("{group}/web"), &Limits::default()).expect("cgroup");

@@ -340,6 +340,9 @@ pub struct ProcView {
     /// How often it was started again by its restart policy since its owner last started it.
     #[serde(default)]
     pub restarts: u32,
+    /// When its program was last started, milliseconds since the epoch; null for procs of older daemons.
+    #[serde(default)]
+    pub started_at_ms: Option<u64>,
     /// When it is started again, milliseconds from now; null unless it is restarting.
     #[serde(default)]
     pub next_start_ms: Option<u64>,

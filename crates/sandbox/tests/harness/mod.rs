@@ -55,6 +55,7 @@ impl Place {
             dir: dir.path().join("proc"),
             uid_base: UID_BASE,
             hostname: "boxed".into(),
+            hosts: String::new(),
             resolv_conf: None,
         };
         let cgroups = Cgroups::detect().unwrap();
