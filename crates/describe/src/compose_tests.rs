@@ -270,6 +270,21 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
     assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
 }
 
+// promise files: a profile that no service has is told with the one that was meant
+#[test]
+fn an_unknown_profile_is_told() {
+    let text = "services:\n  a:\n    image: x\n  b:\n    image: x\n    profiles: [debug]\n";
+    let notes = |profile: &str| {
+        let profiles = [profile.to_owned()];
+        let path = Path::new("/srv/shop/compose.yaml");
+        let read = crate::read(&Reading { path, text, lookup: &|_| None, project: None, profiles: &profiles }).unwrap();
+        read.notes.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(notes("debug"), Vec::<String>::new());
+    let told = "/srv/shop/compose.yaml:2:3: no service has the profile debgu: did you mean debug?";
+    assert_eq!(notes("debgu"), [told]);
+}
+
 // promise files: `deploy.restart_policy` goes before `restart`
 #[test]
 fn how_often_it_is_started_again() {
