@@ -54,6 +54,31 @@ def test_short_flags(kip: Kip, tmp_path: Path) -> None:
     assert line.returncode == 2 and "NOT_SET_ANYWHERE has no value here" in line.stderr
 
 
+# promise command-line: `--ulimit`: the program and what runs beside it by exec have them, asleep and awake again; a hard limit
+#   above the daemon's own is refused
+# held by: this, `kip_types::spec::ulimit::tests::limits_are_written_as_they_are_read`
+@pytest.mark.parametrize("tier", ["hibernated", "parked"])
+def test_ulimits(kip: Kip, tier: str) -> None:
+    flags = ["--ulimit", "nofile=200:300", "--ulimit", "core=0", "--ulimit", "stack=4194304:unlimited"]
+    proc = kip.run("limited", ["sleep", "1000"], flags=flags)
+
+    def limits() -> dict[str, tuple[str, str]]:
+        text = Path(f"/proc/{proc.inspect()['pids'][-1]}/limits").read_text()
+        found = re.findall(r"^Max (open files|core file size|stack size) +(\S+) +(\S+)", text, re.MULTILINE)
+        return {name: (soft, hard) for name, soft, hard in found}
+
+    expected = {"open files": ("200", "300"), "core file size": ("0", "0"), "stack size": ("4194304", "unlimited")}
+    assert limits() == expected
+    kip.cli("sleep", "limited", "--to", tier)
+    proc.wake()
+    assert limits() == expected
+    assert proc.exec("sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -c").stdout == "200\n300\n0\n"
+    assert "nofile=200:300" in kip.cli("inspect", "limited").stdout
+    assert "a hard limit cannot be above the daemon's own" in kip.refused("run", "--ulimit", "nofile=99999999", "--", "true")
+    assert "the limit core is given twice" in kip.refused("run", "--ulimit", "core=0", "--ulimit", "core=1", "--", "true")
+    assert kip.names() == ["limited"]
+
+
 # promise command-line: labels, host names and further hosts of a kip.toml and of a Compose file
 # held by: this, `kip_describe::compose::tests::what_kip_lacks_is_named_and_weighed`
 def test_labels_of_files(kip: Kip, tmp_path: Path) -> None:

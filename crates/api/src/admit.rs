@@ -113,6 +113,11 @@ fn check(spec: &Spec) -> Result<(), String> {
     check_ports(spec)?;
     check_names(spec)?;
     check_labels(spec)?;
+    if let Some(twice) =
+        spec.ulimits.iter().enumerate().find(|(at, one)| spec.ulimits[..*at].iter().any(|o| o.name() == one.name()))
+    {
+        return Err(format!("the limit {} is given twice", twice.1.name()));
+    }
     check_volumes(&spec.volumes).map_err(|e| e.to_string())?;
     if let Image::Tar(path) = &spec.image
         && !path.is_absolute()

@@ -46,7 +46,7 @@ fn the_first_word_is_an_image_unless_dashes_come_before_it() {
 #[test]
 fn docker_s_short_flags_are_kip_s() {
     let words = "-p 8080:80 -e A=b -e PATH -v ./x:/x -w /srv -u www -m 64m -l team=shop -l alone --init --hostname front \
-        --add-host db:192.0.2.7 --restart unless-stopped --stop-timeout 3 --publish 81 --pids-limit 7 -- x";
+        --add-host db:192.0.2.7 --restart unless-stopped --ulimit nofile=64:128 --stop-timeout 3 --publish 81 --pids-limit 7 -- x";
     let spec = run_request(&words.split_whitespace().collect::<Vec<_>>()).spec;
     assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 81));
     assert_eq!((spec.env["A"].as_str(), &spec.env["PATH"]), ("b", &std::env::var("PATH").unwrap()));
@@ -56,6 +56,7 @@ fn docker_s_short_flags_are_kip_s() {
     assert_eq!((spec.limits.memory_bytes, spec.limits.pids), (Some(64 << 20), 7));
     assert_eq!((spec.labels["team"].as_str(), spec.labels["alone"].as_str()), ("shop", ""));
     assert_eq!((spec.hostname.as_deref(), spec.extra_hosts[0].to_string()), (Some("front"), "db:192.0.2.7".into()));
+    assert_eq!(spec.ulimits[0].to_string(), "nofile=64:128");
     assert_eq!((spec.restart, spec.stop_grace_ms), (kip_types::Restart::Always, Some(3000)));
 }
 
@@ -176,6 +177,7 @@ fn usage_is_checked() {
         &["run"][..],
         &["run", "--tar", "x.tar", "sh"],
         &["run", "--init"],
+        &["run", "--ulimit", "nofile", "--", "x"],
         &["run", "--hostname", "-x", "--", "x"],
         &["run", "--add-host", "db", "--", "x"],
         &["run", "-l", "=x", "--", "x"],

@@ -9,7 +9,7 @@ use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Clock, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, bad_hostname,
+    Clock, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, Ulimit, bad_hostname,
     parse_duration_ms, parse_label, parse_size,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
@@ -70,6 +70,13 @@ pub struct RunArgs {
     /// Most processes and threads
     #[arg(long, alias = "pids-limit", value_name = "N")]
     pub pids: Option<u32>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "What each of its processes may use at most, NAME=SOFT[:HARD], for example nofile=1024:4096; may be repeated",
+        long = "ulimit",
+        value_name = "LIMIT"
+    )]
+    pub ulimits: Vec<Ulimit>,
     /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
@@ -306,6 +313,7 @@ impl RunArgs {
             labels: self.labels.into_iter().collect(),
             volumes: self.volumes,
             limits,
+            ulimits: self.ulimits,
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,

@@ -159,7 +159,7 @@ fn volume(volume: &VolumeSpec) -> String {
 fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
     let spec = &view.spec;
     let timing = &spec.timing;
-    vec![
+    let mut rows = vec![
         ("memory", spec.limits.memory_bytes.map_or_else(|| "unlimited".to_owned(), bytes)),
         ("cpus", spec.limits.cpus.map_or_else(|| "unlimited".to_owned(), |n| n.to_string())),
         ("processes", spec.limits.pids.to_string()),
@@ -192,7 +192,9 @@ fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
         ("falls back to", timing.fallback.to_string()),
         ("ticks below", millis(timing.tick_ms)),
         ("clock asleep", timing.clock.to_string()),
-    ]
+    ];
+    rows.extend(spec.ulimits.iter().map(|limit| ("each process", limit.to_string())));
+    rows
 }
 
 fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {

@@ -204,6 +204,7 @@ fn what_kip_lacks_is_named_and_weighed() {
         "hostname: ${HOST_NAME-shop-web}",
         "cap_add: []",
         "labels: {team: shop}",
+        "ulimits: {nproc: 65535, nofile: {soft: 20000, hard: 40000}}",
         "labels: [team=shop, alone]",
         "extra_hosts: ['db:192.0.2.7', 'six=::1']",
         "extra_hosts: {db: 192.0.2.7, two: [192.0.2.8, 192.0.2.9]}",

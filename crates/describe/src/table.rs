@@ -7,6 +7,7 @@ use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
+use kip_types::spec::Ulimit;
 use kip_types::spec::{
     Clock, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing,
     bad_secret,
@@ -71,6 +72,9 @@ pub struct ProcTable {
     /// Most processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
+    /// What each of its processes may use at most: `NAME=SOFT[:HARD]`, for example `nofile=1024:4096`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ulimit: Vec<Ulimit>,
     /// Most disk space of its own files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
@@ -241,6 +245,7 @@ impl ProcTable {
                 log_bytes: self.log_size.map_or(LOG_BYTES, |size| size.0),
                 log_files: self.log_files.unwrap_or(LOG_FILES),
             },
+            ulimits: self.ulimit,
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,
@@ -286,6 +291,7 @@ impl ProcTable {
             labels,
             volumes,
             limits,
+            ulimits,
             timing,
             allow_setuid,
             user,
@@ -327,6 +333,7 @@ impl ProcTable {
             alias: aliases,
             hostname,
             add_host: extra_hosts,
+            ulimit: ulimits,
             label: labels.into_iter().map(|(key, value)| (key, Value(value))).collect(),
             volume: volumes.into_iter().map(volume).collect(),
             mem: limits.memory_bytes.map(Size),

@@ -5,7 +5,7 @@
 
 use crate::blocking::blocking;
 use crate::host::Proc;
-use crate::start::{environment_of, give_output, user_in};
+use crate::start::{environment_of, give_output, limits_of, user_in};
 use crate::tickets::Ticket;
 use kip_sandbox::launcher::{ExecRequest as Launch, Executing};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
@@ -102,6 +102,7 @@ fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
         workdir: workdir.as_deref(),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
+        limits: &limits_of(proc),
         cgroup: &cgroup,
         stdin: stdin.theirs.as_fd(),
         stdout: stdout.theirs.as_fd(),

@@ -8,6 +8,7 @@ use crate::prepared::PreparedNetwork;
 use crate::volumes;
 use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{self, At, ReserveError};
+use kip_sandbox::ResourceLimit;
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
@@ -16,6 +17,7 @@ use kip_sandbox::users::{self, User, UserError};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
+use kip_types::spec::Ulimit;
 use kip_types::{Image, ProcName, Protocol};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -103,6 +105,7 @@ pub fn build(
         directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
+        limits: &limits_of(proc),
         exec_only,
         mounts,
         namespaces: &namespaces,
@@ -232,6 +235,12 @@ pub fn environment_of(proc: &Proc, user: Option<&User>, mut wanted: BTreeMap<Str
         wanted.entry("HOME".to_owned()).or_insert(home);
     }
     environment(proc.spec.hostname(), &wanted)
+}
+
+/// What its owner says of the limits of its processes.
+pub fn limits_of(proc: &Proc) -> Vec<ResourceLimit> {
+    let limit = |of: &Ulimit| ResourceLimit { resource: of.resource(), soft: of.soft, hard: of.hard };
+    proc.spec.ulimits.iter().map(limit).collect()
 }
 
 /// Lets a user open /dev/stdout and /dev/stderr again.

@@ -1,9 +1,11 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
 pub(crate) mod request;
+mod ulimit;
 mod units;
 mod words;
 
+pub use ulimit::{BadUlimit, Ulimit, parse_limit};
 pub use units::{BadDuration, BadSize, parse_duration_ms, parse_size};
 pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, bad_label, parse_label};
 
@@ -446,6 +448,9 @@ pub struct Spec {
     /// Cgroup limits.
     #[serde(default)]
     pub limits: Limits,
+    /// What each of its processes may use at most, getrlimit(2): `NAME=SOFT[:HARD]`; of the others it has those of the machine's services.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ulimits: Vec<Ulimit>,
     /// When it sinks.
     #[serde(default)]
     pub timing: Timing,

@@ -6,7 +6,7 @@ use crate::place::meant;
 use crate::yaml::Node;
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 54] = [
+pub const LACKING: [(&str, Weight, &str); 53] = [
     ("annotations", Harmless, "they are left out"),
     ("attach", Harmless, "`kip logs` has what it writes"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
@@ -56,7 +56,6 @@ pub const LACKING: [(&str, Weight, &str); 54] = [
     ("shm_size", Harmless, "/dev/shm is a directory of its own files, without a limit"),
     ("sysctls", Changes, "it has the kernel's usual settings"),
     ("tmpfs", Harmless, "this is a directory of its own files, on the disk"),
-    ("ulimits", Changes, "it has the limits of any proc"),
     ("userns_mode", Changes, "a proc has its own"),
     ("uts", Changes, "a proc has its own"),
     ("volumes_from", Changes, "write the volumes here"),

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use std::cell::RefCell;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 37] = [
+const READ: [&str; 38] = [
     "image",
     "build",
     "command",
@@ -33,6 +33,7 @@ const READ: [&str; 37] = [
     "cpus",
     "pids_limit",
     "storage_opt",
+    "ulimits",
     "logging",
     "deploy",
     "stop_signal",
@@ -255,6 +256,7 @@ impl Service {
                     }
                 }
             }
+            "ulimits" => self.ulimits(context, node, path),
             "logging" => self.logging(context, node, path),
             "deploy" => self.deploy(context, node, path),
             _ => return false,
