@@ -220,6 +220,8 @@ class Kip:
     # Regular expressions of log lines that may be there.
     expected: list[str] = field(default_factory=list)
     runs: int = 0
+    # Larger than the id of each event of an earlier daemon.
+    first_event: int = 0
 
     # The daemon.
 
@@ -230,6 +232,7 @@ class Kip:
         self.runs += 1
         self.data.parent.mkdir(parents=True, exist_ok=True)
         leftovers.want_instance(self.data)
+        self.first_event = time.time_ns() // 1_000_000 * 1000
         with open(self.stderr_file, "ab") as log:
             self.daemon = subprocess.Popen(
                 [self.program, "--data", self.data, "up", *self.flags, *flags],
@@ -387,7 +390,9 @@ class Kip:
                 self.cli("rm", name, "--force")
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.cli("events", "--json").stdout.splitlines()]
+        """Those of this daemon: what earlier ones of the data directory said is kept, too."""
+        events = (json.loads(line) for line in self.cli("events", "--json").stdout.splitlines())
+        return [event for event in events if event["id"] >= self.first_event]
 
     def account(self) -> str:
         """What a person would look at after a failed test."""

@@ -6,8 +6,8 @@ use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Hibernate, Image, LEAST_LOG_BYTES, LONGEST_SECRET, MOST_LOG_FILES, MOST_SECRETS, Protocol, SECRETS, Spec, Timing,
-    addresses_meet, bad_secret, can_be_published_at, parse_signal,
+    Hibernate, Image, LEAST_LOG_BYTES, LONGEST_SECRET, MOST_HOSTS, MOST_LABELS, MOST_LOG_FILES, MOST_SECRETS, Protocol,
+    SECRETS, Spec, Timing, addresses_meet, bad_hostname, bad_label, bad_secret, can_be_published_at, parse_signal,
 };
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
@@ -112,6 +112,12 @@ fn check(spec: &Spec) -> Result<(), String> {
     check_program(spec)?;
     check_ports(spec)?;
     check_names(spec)?;
+    check_labels(spec)?;
+    if let Some(twice) =
+        spec.ulimits.iter().enumerate().find(|(at, one)| spec.ulimits[..*at].iter().any(|o| o.name() == one.name()))
+    {
+        return Err(format!("the limit {} is given twice", twice.1.name()));
+    }
     check_volumes(&spec.volumes).map_err(|e| e.to_string())?;
     if let Image::Tar(path) = &spec.image
         && !path.is_absolute()
@@ -207,11 +213,24 @@ fn check_names(spec: &Spec) -> Result<(), String> {
     if spec.network.is_none() && !spec.aliases.is_empty() {
         return Err("a name for others needs a network: give --network NAME, too".to_owned());
     }
+    if let Some(line) = spec.hostname.as_deref().and_then(bad_hostname) {
+        return Err(line);
+    }
+    if spec.extra_hosts.len() > MOST_HOSTS {
+        return Err(format!("{} names with addresses are too many: at most {MOST_HOSTS}", spec.extra_hosts.len()));
+    }
     match spec.network.iter().chain(&spec.aliases).find(|name| !fits(name)) {
         Some(name) => Err(format!("{name:?} is no name for others: write letters, digits, '-', '_' and '.'")),
         None if spec.aliases.len() > MOST_ALIASES => Err(format!("more than {MOST_ALIASES} names for others")),
         None => Ok(()),
     }
+}
+
+fn check_labels(spec: &Spec) -> Result<(), String> {
+    if spec.labels.len() > MOST_LABELS {
+        return Err(format!("{} labels are too many: at most {MOST_LABELS} are possible", spec.labels.len()));
+    }
+    spec.labels.iter().find_map(|(key, value)| bad_label(key, value)).map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -264,6 +283,8 @@ mod tests {
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"memory_bytes":5}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"cpus":0.0}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"pids":0}}}"#).contains("processes"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"labels":{"":"b"}}}"#).contains("label"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"hostname":"-"}}"#).contains("host name"));
         let both = r#"{"spec":{"name":"a","command":["x"],"timing":{"never":true,"dry_run":true}}}"#;
         assert!(refused(both).contains("never-sleep"));
         let volume = r#"{"source":{"named":"a"},"target":"/proc"}"#;

@@ -279,7 +279,11 @@ fn meant(document: &Document, name: &str, path: &Path) -> anyhow::Result<ProcNam
             let several: Vec<_> = several.iter().map(|name| name.as_str()).collect();
             bail!("{}: {name} is a name of {}: name the one that is meant", path.display(), several.join(" and of "))
         }
-        None => bail!("{} describes no proc {name}", path.display()),
+        None => {
+            let known = document.procs.iter().flat_map(|one| [one.called.as_str(), one.request.spec.name.as_str()]);
+            let meant = kip_types::nearest(name, known).map(|meant| format!(": did you mean {meant}?"));
+            bail!("{} describes no proc {name}{}", path.display(), meant.unwrap_or_default())
+        }
     }
 }
 
@@ -379,6 +383,10 @@ mod tests {
         let reading = Reading { path, text, lookup: &|_| None, project: None, profiles: &[] };
         let mut document = kip_describe::read(&reading).unwrap();
         assert!(choose(&mut document.clone(), &["d".to_owned()], path).is_err());
+        let text = "[proc.webshop]\ncommand='x'\n";
+        let one = kip_describe::read(&Reading { text, ..reading }).unwrap();
+        let told = meant(&one, "webshp", path).unwrap_err().to_string();
+        assert_eq!(told, "/x/kip.toml describes no proc webshp: did you mean webshop?");
         choose(&mut document, &["a".to_owned()], path).unwrap();
         let names: Vec<_> = document.procs.iter().map(|p| p.request.spec.name.as_str()).collect();
         assert_eq!(names, ["b", "a"]);

@@ -52,7 +52,8 @@ pub struct CheckArgs {
 /// Makes the trial and shows what it showed. Exits with 1 if it could not sleep.
 pub async fn check(client: &Client, mut args: CheckArgs, json: bool) -> anyhow::Result<ExitCode> {
     if let Some(text) = &args.run.image {
-        args.run.image = Some(image::ensure(client, text, args.run.pull, &args.run.registry).await?);
+        let name = image::ensure(client, text, args.run.pull, &args.run.registry).await;
+        args.run.image = Some(name.map_err(|e| args.run.meant_program(e))?);
     }
     let (to, volumes, network) = (args.to, args.use_volumes, args.with_network);
     let request = CheckRequest { run: args.run.into_request()?, to, volumes, network };

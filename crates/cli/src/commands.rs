@@ -1,20 +1,24 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, DownArgs, InspectArgs, LogsArgs};
+use crate::args::{Command, DownArgs, InspectArgs};
 use crate::image::ImageCommand;
+use crate::many::each;
 use crate::names::name;
 use crate::output::{print, show};
 use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
-use crate::wait::wait_ready;
-use crate::{apply, backup, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
+use crate::{
+    apply, backup, check, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token, top, view,
+    volume, wait,
+};
 use anyhow::{Context, bail};
 use kip_client::Client;
-use kip_types::api::{DownRequest, DownView, EventsRequest, LogsRequest, ProcView, SleepRequest, StartRequest};
+use kip_types::api::{DownRequest, DownView, ProcView, SleepRequest, StartRequest};
 use kip_types::name::ProcName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
@@ -39,30 +43,57 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Diff(args) => return apply::diff(client, &args, json).await,
         Command::Export(args) => apply::export(client, &args, json).await?,
         Command::Start(args) => {
-            show(&client.start(&name(&args.name)?, &StartRequest::default()).await?, json, view::run)?
+            let start = async |name: &_| show(&client.start(name, &StartRequest::default()).await?, json, view::run);
+            return each(&args.names, start).await;
+        }
+        Command::Restart(args) => {
+            let restart = async |name: &_| {
+                client.stop(name, args.grace).await?;
+                show(&client.start(name, &StartRequest::default()).await?, json, view::run)
+            };
+            return each(&args.names, restart).await;
         }
         Command::Top(args) => top::top(client, &args, json).await?,
-        Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
-        Command::Inspect(args) => inspect(client, &args, json).await?,
-        Command::Wait(args) => wait_ready(client, &args, json).await?,
-        Command::Stop(args) => show(&client.stop(&name(&args.name)?, args.grace).await?, json, stopped)?,
+        Command::Ps(args) => ps::ps(client, &args, json).await?,
+        Command::Port(args) => port::port(client, &args, json).await?,
+        Command::Stats(args) => stats::stats(client, &args, json).await?,
+        Command::Inspect(args) => {
+            // One below the other, with a line between them that belongs to neither.
+            let first = Cell::new(true);
+            let show_one = async |name: &_| {
+                if !first.replace(false) && !json {
+                    print("\n")?;
+                }
+                inspect(client, name, &args, json).await
+            };
+            return each(&args.names, show_one).await;
+        }
+        Command::Wait(args) => return wait::wait(client, &args, json).await,
+        Command::Stop(args) => return stop(client, &args.names, args.grace, json).await,
+        Command::Kill(args) => return stop(client, &args.names, Some(0), json).await,
         Command::Rm(args) => {
-            let name = name(&args.name)?;
-            client.remove(&name, args.force).await?;
-            show(&Removed { removed: name }, json, |done| format!("{} removed\n", done.removed))?;
+            let remove = async |name: &ProcName| {
+                client.remove(name, args.force).await?;
+                show(&Removed { removed: name.clone() }, json, |done| format!("{} removed\n", done.removed))
+            };
+            return each(&args.names, remove).await;
         }
         Command::Sleep(args) => {
-            let how = SleepRequest { to: args.to, clock: args.clock };
-            show(&client.sleep(&name(&args.name)?, how).await?, json, view::sleep)?;
+            let sleep = async |name: &_| {
+                let how = SleepRequest { to: args.to, clock: args.clock };
+                show(&client.sleep(name, how).await?, json, view::sleep)
+            };
+            return each(&args.names, sleep).await;
         }
-        Command::Wake(args) => show(&client.wake(&name(&args.name)?, args.id.as_deref()).await?, json, view::wake)?,
+        Command::Wake(args) => {
+            let wake = async |name: &_| show(&client.wake(name, args.id.as_deref()).await?, json, view::wake);
+            return each(&args.names, wake).await;
+        }
         Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
         Command::Meter(args) => meter::meter(client, &args, json).await?,
         Command::Metrics => print(&client.metrics().await?)?,
-        Command::Logs(args) => logs(client, &args, json).await?,
-        Command::Events(args) => {
-            follow::events(client, EventsRequest { follow: args.follow, since: args.since }, json).await?;
-        }
+        Command::Logs(args) => logs::logs(client, &args, json).await?,
+        Command::Events(args) => events::events(client, &args, json).await?,
         Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
         Command::Image(command) => image::call(client, command, json).await?,
         Command::Key(command) => key::call(client, command, json).await?,
@@ -77,8 +108,8 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
 /// Brings the image first, if there is one and that is wanted.
 async fn run(client: &Client, mut args: RunArgs, trial: &check::TrialArgs, json: bool) -> anyhow::Result<()> {
     if let Some(text) = &args.image {
-        let name = image::ensure(client, text, args.pull, &args.registry).await?;
-        args.image = Some(name);
+        let name = image::ensure(client, text, args.pull, &args.registry).await;
+        args.image = Some(name.map_err(|e| args.meant_program(e))?);
     }
     let request = args.into_request()?;
     check::require(client, &request, trial).await?;
@@ -90,12 +121,15 @@ struct Removed {
     removed: ProcName,
 }
 
-async fn inspect(client: &Client, args: &InspectArgs, json: bool) -> anyhow::Result<()> {
-    let name = name(&args.name)?;
+async fn inspect(client: &Client, name: &ProcName, args: &InspectArgs, json: bool) -> anyhow::Result<()> {
     match args.detail() {
-        None => show(&client.inspect(&name).await?, json, view::inspect),
-        Some(of) => show(&client.details(&name, of).await?, json, details::details),
+        None => show(&client.inspect(name).await?, json, view::inspect),
+        Some(of) => show(&client.details(name, of).await?, json, details::details),
     }
+}
+
+async fn stop(client: &Client, names: &[String], grace_ms: Option<u64>, json: bool) -> anyhow::Result<ExitCode> {
+    each(names, async |name| show(&client.stop(name, grace_ms).await?, json, stopped)).await
 }
 
 fn stopped(view: &ProcView) -> String {
@@ -103,18 +137,6 @@ fn stopped(view: &ProcView) -> String {
         Some(exit) => format!("{} {} ({exit})\n", view.name, view.state),
         None => format!("{} {}\n", view.name, view.state),
     }
-}
-
-async fn logs(client: &Client, args: &LogsArgs, json: bool) -> anyhow::Result<()> {
-    let since_ms = args.since.map(|ms| text::now_ms().saturating_sub(ms));
-    let which = LogsRequest { follow: args.follow, tail: args.tail, since_ms };
-    let feed = client.logs(&name(&args.name)?, &which).await?;
-    let timestamps = args.timestamps;
-    let human = move |line: &kip_types::api::LogLine| match timestamps {
-        true => format!("{} {}\n", text::utc(line.at_ms), line.text),
-        false => format!("{}\n", line.text),
-    };
-    follow::show(feed, json, human).await
 }
 
 /// Returns when the daemon is gone, so that the next one can be started at once.

@@ -47,10 +47,14 @@ fn parse(
     Ok(())
 }
 
-/// A variable of the command line.
+/// A variable of the command line; a name alone takes the value that it has here.
 pub fn parse_env(s: &str) -> Result<(String, String), String> {
     match s.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        None if !s.is_empty() => match std::env::var(s) {
+            Ok(value) => Ok((s.to_owned(), value)),
+            Err(_) => Err(format!("{s} has no value here: write NAME=VALUE")),
+        },
         _ => Err("write NAME=VALUE".to_owned()),
     }
 }

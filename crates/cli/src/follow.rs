@@ -3,7 +3,7 @@
 use crate::output::{print, print_json};
 use crate::view;
 use kip_client::{CallError, Client, Feed};
-use kip_types::api::EventsRequest;
+use kip_types::api::{Event, EventsRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
@@ -31,13 +31,19 @@ pub async fn show<T: Serialize + DeserializeOwned>(
     }
 }
 
-fn one<T: Serialize>(item: &T, json: bool, human: impl Fn(&T) -> String) -> anyhow::Result<()> {
+/// Shows one item.
+pub fn one<T: Serialize>(item: &T, json: bool, human: impl Fn(&T) -> String) -> anyhow::Result<()> {
     if json { print_json(item) } else { print(&human(item)) }
 }
 
-/// Shows events. With `--follow` each event is shown once, also over a connection that breaks; the
+/// Shows those events that are to be shown. With `--follow` each event is shown once, also over a connection that breaks; the
 /// command ends when the daemon does.
-pub async fn events(client: &Client, mut which: EventsRequest, json: bool) -> anyhow::Result<()> {
+pub async fn events(
+    client: &Client,
+    mut which: EventsRequest,
+    json: bool,
+    is_shown: impl Fn(&Event) -> bool,
+) -> anyhow::Result<()> {
     let mut feed = client.events(&which).await?;
     let mut enough = std::pin::pin!(tokio::signal::ctrl_c());
     loop {
@@ -50,7 +56,9 @@ pub async fn events(client: &Client, mut which: EventsRequest, json: bool) -> an
             Ok(None) => return Ok(()),
             Ok(Some(event)) => {
                 which.since = Some(event.id);
-                one(&event, json, view::event)?;
+                if is_shown(&event) {
+                    one(&event, json, view::event)?;
+                }
             }
             Err(CallError::Lost(_)) if which.follow => {
                 feed = tokio::select! {
@@ -64,7 +72,7 @@ pub async fn events(client: &Client, mut which: EventsRequest, json: bool) -> an
 }
 
 /// The feed from where it was lost.
-async fn again(client: &Client, which: &EventsRequest) -> Result<Feed<kip_types::Event>, CallError> {
+async fn again(client: &Client, which: &EventsRequest) -> Result<Feed<Event>, CallError> {
     let until = Instant::now() + PATIENCE;
     loop {
         match client.events(which).await {

@@ -28,14 +28,15 @@ pub struct LifeArgs {
     #[arg(long, value_name = "SIGNAL")]
     pub stop_signal: Option<String>,
     /// From that signal to killing it, unless `kip stop` says otherwise; 10s
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    #[arg(long, alias = "stop-timeout", value_name = "DUR", value_parser = parse_duration_ms)]
     pub stop_grace: Option<u64>,
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(
-        help = "Start it again when its program ends: no, on-failure[:MAX] or always; after 100ms, then twice as long each time up to 30s, until it ran 10s",
+        help = "Start it again when its program ends: no, on-failure[:MAX] or always (unless-stopped is the same); after 100ms, then twice as long each time up to 30s, until it ran 10s",
         long,
         value_name = "POLICY",
-        default_value = "no"
+        default_value = "no",
+        value_parser = parse_restart
     )]
     pub restart: Restart,
     /// Return when it is ready, not before: tcp:PORT takes a connection, http:PORT/PATH is answered, exec:COMMAND succeeds inside
@@ -56,6 +57,12 @@ pub struct LifeArgs {
     /// Answer on this port of the host, by HTTP, how it is, without waking it or keeping it awake; CHECK as in --ready; may be repeated
     #[arg(long = "probe", value_name = "HOST_PORT=CHECK")]
     pub probes: Vec<Probe>,
+}
+
+/// A proc that was stopped by hand stays stopped in any case, so that both of Docker's words mean the same.
+fn parse_restart(text: &str) -> Result<Restart, String> {
+    let text = if text == "unless-stopped" { "always" } else { text };
+    text.parse().map_err(|e| format!("{e}"))
 }
 
 fn parse_command(text: &str) -> Result<String, String> {

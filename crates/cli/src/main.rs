@@ -12,19 +12,27 @@ mod commands;
 mod details;
 mod doctor;
 mod env_file;
+mod events;
 mod exec;
+mod filter;
 mod follow;
+mod format;
 mod image;
 mod key;
 mod life;
+mod logs;
 mod manual;
+mod many;
 mod meter;
 mod names;
 mod output;
+mod port;
 mod profiles;
+mod ps;
 mod remote;
 mod run_args;
 mod snapshot;
+mod stats;
 mod terminal;
 mod text;
 mod token;
@@ -33,10 +41,11 @@ mod up;
 mod view;
 mod volume;
 mod wait;
+mod when;
 
 use args::{Cli, Command};
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
 use kip_daemon::MemoryMarks;
 use output::StdoutGone;
 use std::io::Write;
@@ -45,7 +54,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     manual::complete();
-    match dispatch(Cli::parse()) {
+    match dispatch(Cli::read(std::env::args_os()).unwrap_or_else(|e| e.exit())) {
         Ok(code) => code,
         // The reader of the output has closed it.
         Err(e) if e.is::<StdoutGone>() => ExitCode::SUCCESS,

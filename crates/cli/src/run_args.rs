@@ -9,10 +9,12 @@ use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
+    Clock, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, Ulimit, bad_hostname,
+    parse_duration_ms, parse_label, parse_size,
 };
-use kip_types::volume::VolumeSpec;
-use std::path::PathBuf;
+use kip_types::volume::{BadVolume, VolumeSpec};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -31,40 +33,50 @@ pub struct RunArgs {
     )]
     pub image: Option<String>,
     /// When the image is brought from where its name leads
-    #[arg(long, value_name = "WHEN", default_value = "missing", requires = "image")]
+    #[arg(long, value_name = "WHEN", default_value = "missing")]
     pub pull: When,
     #[command(flatten)]
     pub registry: RegistryArgs,
     /// Run this program of the image instead of its own; the command's words are its arguments
-    #[arg(long, value_name = "PROGRAM", requires = "image")]
+    #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
     /// Publish every port that the image exposes, each by a host port of Kip's choice
-    #[arg(short = 'P', long, requires = "image")]
+    #[arg(short = 'P', long)]
     pub publish_all: bool,
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(
         help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs only; may be repeated",
+        short = 'p',
         long = "port",
+        alias = "publish",
         value_name = "PORT"
     )]
     pub ports: Vec<PortSpec>,
     // Not a doc comment either.
     #[arg(
-        help = "Put files of this machine at DST, SRC:DST[:ro]: SRC is an absolute path, or the name of a volume that Kip keeps; may be repeated",
+        help = "Put files of this machine at DST, SRC:DST[:ro]: SRC is an absolute path, one that begins with a dot, or the name of a volume that Kip keeps; may be repeated",
         long = "volume",
         short = 'v',
-        value_name = "SRC:DST"
+        value_name = "SRC:DST",
+        value_parser = parse_volume
     )]
     pub volumes: Vec<VolumeSpec>,
     /// Most memory, for example 64M
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(short, long, alias = "memory", value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,
     /// Most CPU time, 1.0 is one core
     #[arg(long, value_name = "N")]
     pub cpus: Option<f64>,
     /// Most processes and threads
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "pids-limit", value_name = "N")]
     pub pids: Option<u32>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "What each of its processes may use at most, NAME=SOFT[:HARD], for example nofile=1024:4096; may be repeated",
+        long = "ulimit",
+        value_name = "LIMIT"
+    )]
+    pub ulimits: Vec<Ulimit>,
     /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
@@ -74,20 +86,29 @@ pub struct RunArgs {
     /// That many of them, 1 to 16; the oldest goes
     #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
     pub log_files: u32,
-    /// Set an environment variable; may be repeated
-    #[arg(long, value_name = "K=V", value_parser = parse_env)]
+    /// Set an environment variable; K alone gives it the value that it has here; may be repeated
+    #[arg(short, long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
     /// Working directory inside the proc
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
     /// Procs with the same NAME here find each other by name; it keeps none apart from others
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     /// A further name that those of its network find it by; may be repeated
-    #[arg(long, value_name = "NAME", requires = "network")]
+    #[arg(long, alias = "network-alias", value_name = "NAME", requires = "network")]
     pub alias: Vec<String>,
+    /// Its host name; without it the proc's name
+    #[arg(long, value_name = "NAME", value_parser = parse_hostname)]
+    pub hostname: Option<String>,
+    /// A further name that it knows an address by, in its /etc/hosts; may be repeated
+    #[arg(long = "add-host", value_name = "NAME:ADDRESS")]
+    pub add_host: Vec<HostEntry>,
+    /// A word by which `kip ps --filter label=K` finds it, with a value or without one; may be repeated
+    #[arg(short, long = "label", value_name = "K=V", value_parser = parse_label)]
+    pub labels: Vec<(String, String)>,
     // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
+    #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", short, long, value_name = "USER")]
     pub user: Option<String>,
     #[command(flatten)]
     pub life: LifeArgs,
@@ -133,10 +154,21 @@ pub struct RunArgs {
     /// Return only when its ports listen
     #[arg(long)]
     pub wait_ready: bool,
-    /// Program and arguments; with an image, the arguments of its own program
-    #[arg(last = true, required_unless_present = "image", value_name = "CMD")]
+    /// Accepted for those who know it from docker: pid 1 of every proc is an init of Kip's
+    #[arg(long)]
+    pub init: bool,
+    /// The image is named by the first word of the command, not by a flag.
+    #[arg(skip)]
+    pub image_is_word: bool,
+    /// IMAGE and the arguments of its program, or `--` and a program of this machine with its arguments
+    #[arg(trailing_var_arg = true, required_unless_present = "image", value_name = "IMAGE|CMD")]
     pub command: Vec<String>,
 }
+
+/// How `--help` has `kip run`; `kip check` is alike.
+pub const RUN_USAGE: &str = "kip run [OPTIONS] IMAGE [ARG]...\n       kip run [OPTIONS] -- PROGRAM [ARG]...";
+/// See [`RUN_USAGE`].
+pub const CHECK_USAGE: &str = "kip check [OPTIONS] IMAGE [ARG]...\n       kip check [OPTIONS] -- PROGRAM [ARG]...";
 
 /// What hibernation does with unchanged pages of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +185,25 @@ fn parse_file_pages(s: &str) -> Result<FilePages, String> {
     }
 }
 
+/// A path that begins with a dot counts from the directory that the command is given in.
+fn parse_volume(s: &str) -> Result<VolumeSpec, String> {
+    let is_relative =
+        |source: &str| matches!(source, "." | "..") || source.starts_with("./") || source.starts_with("../");
+    let absolute = match s.split_once(':') {
+        Some((source, rest)) if is_relative(source) => {
+            let path = Path::new(source).canonicalize().or_else(|_| std::path::absolute(source));
+            let path = path.map_err(|e| format!("the path {source:?} cannot be made absolute: {e}"))?;
+            format!("{}:{rest}", path.display())
+        }
+        _ => s.to_owned(),
+    };
+    absolute.parse().map_err(|e: BadVolume| e.to_string())
+}
+
+fn parse_hostname(s: &str) -> Result<String, String> {
+    bad_hostname(s).map_or_else(|| Ok(s.to_owned()), Err)
+}
+
 fn parse_switch(s: &str) -> Result<bool, String> {
     match s {
         "on" => Ok(true),
@@ -162,6 +213,47 @@ fn parse_switch(s: &str) -> Result<bool, String> {
 }
 
 impl RunArgs {
+    /// Takes the first word for the image where it comes without `--` before it. `words` are those of the whole command line: the
+    /// command is its end, for no flag of Kip follows its first word.
+    ///
+    /// # Errors
+    /// What does not go together.
+    pub fn divide(&mut self, words: &[OsString]) -> Result<(), &'static str> {
+        let before = words.len().checked_sub(self.command.len() + 1).and_then(|at| words.get(at));
+        let dashes = before.is_some_and(|word| word == "--");
+        if !dashes && self.image.is_none() && !self.command.is_empty() {
+            if self.tar.is_some() {
+                return Err("with --tar the program is one of its files or of this machine: write -- before it");
+            }
+            self.image_is_word = true;
+            self.image = Some(self.command.remove(0));
+        }
+        // `kip run IMAGE -- ARG` is what `kip run --image IMAGE -- ARG` always was.
+        if !dashes && self.command.first().is_some_and(|word| word == "--") {
+            self.command.remove(0);
+        }
+        let of_images = self.entrypoint.is_some() || self.publish_all || self.pull.said().is_some();
+        if of_images && self.image.is_none() {
+            return Err("--entrypoint, --publish-all and --pull are for images: name one, with no -- before it");
+        }
+        Ok(())
+    }
+
+    /// What is said if there is no such image: a program of this machine may have been meant.
+    pub fn meant_program(&self, error: anyhow::Error) -> anyhow::Error {
+        let word = self.image.as_deref().filter(|_| self.image_is_word).unwrap_or_default();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let is_program = match word {
+            "" => false,
+            word if word.contains('/') => Path::new(word).is_file(),
+            word => std::env::split_paths(&path).any(|dir| dir.join(word).is_file()),
+        };
+        match is_program {
+            true => anyhow::anyhow!("{error:#}; a program of this machine comes after `--`: kip run -- {word}"),
+            false => error,
+        }
+    }
+
     /// What the API is asked for.
     pub fn into_request(self) -> anyhow::Result<RunRequest> {
         let left_open = LeftOpen {
@@ -216,8 +308,12 @@ impl RunArgs {
             ports: self.ports,
             network: self.network,
             aliases: self.alias,
+            hostname: self.hostname,
+            extra_hosts: self.add_host,
+            labels: self.labels.into_iter().collect(),
             volumes: self.volumes,
             limits,
+            ulimits: self.ulimits,
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,

@@ -11,6 +11,7 @@ mod screen;
 use crate::output::{print, print_json};
 use clap::Args;
 use compare::Answer;
+pub use compare::cpu_percent;
 use kip_client::Client;
 use layout::{Size, Style};
 use screen::Screen;

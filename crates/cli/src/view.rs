@@ -1,6 +1,6 @@
 //! The API's views as people read them.
 
-use crate::text::{ago, bytes, micros, millis, one_line, short, table, utc};
+use crate::text::{ago, bytes, micros, millis, one_line, table, utc};
 use kip_types::StateName;
 use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProbeView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
@@ -9,8 +9,6 @@ use kip_types::spec::{Image, Spec};
 use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::fmt::Write;
 
-/// Longest command in a table, characters.
-const COMMAND_MAX: usize = 60;
 /// Longest bar of a wake's step, characters.
 const BAR_MAX: u64 = 40;
 
@@ -28,39 +26,15 @@ fn reached(port: &PortView) -> String {
     format!("{} {} -> {}", port.proto, port.port, host_side(port))
 }
 
-fn host_side(port: &PortView) -> String {
+pub fn host_side(port: &PortView) -> String {
     match port.host_port {
         Some(host_port) => std::net::SocketAddr::new(port.host_addr, host_port).to_string(),
         None => format!("{}, for other procs", std::net::SocketAddr::new(port.addr, port.port)),
     }
 }
 
-/// `kip ps`.
-pub fn ps(views: &[ProcView]) -> String {
-    let head = ["NAME", "STATE", "TIER", "PORTS", "MEMORY", "IDLE", "LAST-WAKE", "COMMAND"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(views.iter().map(|view| {
-        let ports = view.ports.iter().map(|p| match p.host_port {
-            Some(_) if p.only_at().is_some() => format!("{}->{}/{}", host_side(p), p.port, p.proto),
-            Some(host_port) => format!("{host_port}->{}/{}", p.port, p.proto),
-            None => format!("{}/{}", p.port, p.proto),
-        });
-        vec![
-            view.name.to_string(),
-            state(view),
-            view.tier.map_or_else(dash, |tier| tier.to_string()),
-            or_dash(ports.collect::<Vec<_>>().join(",")),
-            if view.pids.is_empty() { dash() } else { bytes(view.memory.pss_bytes) },
-            view.idle_ms.map_or_else(dash, millis),
-            view.last_wake.as_ref().map_or_else(dash, |wake| format!("{}, {}", micros(wake.total_us), ago(wake.at_ms))),
-            short(&command(&view.spec), COMMAND_MAX),
-        ]
-    }));
-    table(&rows)
-}
-
 /// `restarting in 3.2s, 4 times`
-fn state(view: &ProcView) -> String {
+pub fn state(view: &ProcView) -> String {
     match view.next_start_ms {
         Some(ms) => format!("restarting in {} ({} so far)", millis(ms), view.restarts),
         None if view.does_not_answer => format!("{}, does not answer", view.state),
@@ -68,16 +42,16 @@ fn state(view: &ProcView) -> String {
     }
 }
 
-fn dash() -> String {
+pub fn dash() -> String {
     "-".to_owned()
 }
 
-fn or_dash(text: String) -> String {
+pub fn or_dash(text: String) -> String {
     if text.is_empty() { dash() } else { text }
 }
 
 /// The command as a shell would read it.
-fn command(spec: &Spec) -> String {
+pub fn command(spec: &Spec) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     let quoted = spec.command.iter().map(|word| {
         if !word.is_empty() && word.chars().all(plain) {
@@ -116,6 +90,7 @@ pub fn inspect(view: &ProcView) -> String {
         ("pids", or_dash(view.pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))),
     ];
     rows.extend(view.exit.iter().map(|exit| ("exit", exit.clone())));
+    rows.extend(view.started_at_ms.map(|at_ms| ("started", format!("{} ({})", utc(at_ms), ago(at_ms)))));
     rows.extend(view.idle_ms.map(|ms| ("idle", millis(ms))));
     rows.extend(view.ready.map(|ready| ("ready", if ready { "yes" } else { "no" }.to_owned())));
     rows.extend(view.probes.iter().map(|probe| ("probe", probed(probe))));
@@ -157,6 +132,9 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     let volumes = spec.volumes.iter().filter(|v| v.source != VolumeSource::Secrets);
     rows.extend(volumes.map(|v| ("volume", volume(v))));
     rows.extend(spec.secrets.iter().map(|name| ("secret", name.clone())));
+    rows.extend(spec.hostname.iter().map(|name| ("host name", name.clone())));
+    rows.extend(spec.extra_hosts.iter().map(|host| ("knows", host.to_string())));
+    rows.extend(spec.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     rows.extend(spec.user.iter().map(|user| ("user", user.clone())));
     rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
     rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));
@@ -181,7 +159,7 @@ fn volume(volume: &VolumeSpec) -> String {
 fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
     let spec = &view.spec;
     let timing = &spec.timing;
-    vec![
+    let mut rows = vec![
         ("memory", spec.limits.memory_bytes.map_or_else(|| "unlimited".to_owned(), bytes)),
         ("cpus", spec.limits.cpus.map_or_else(|| "unlimited".to_owned(), |n| n.to_string())),
         ("processes", spec.limits.pids.to_string()),
@@ -214,7 +192,9 @@ fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
         ("falls back to", timing.fallback.to_string()),
         ("ticks below", millis(timing.tick_ms)),
         ("clock asleep", timing.clock.to_string()),
-    ]
+    ];
+    rows.extend(spec.ulimits.iter().map(|limit| ("each process", limit.to_string())));
+    rows
 }
 
 fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {
@@ -361,59 +341,42 @@ pub fn event(event: &Event) -> String {
     format!("{}\n", line.trim_end())
 }
 
+/// A proc as the daemon shows it, with what a test says of it.
+#[cfg(test)]
+pub fn a_proc(json: serde_json::Value) -> ProcView {
+    let mut base = serde_json::json!({
+        "name": "web", "realm": "default", "state": "running", "tier": "hot", "worker": "m1", "generation": 2,
+        "ports": [{"proto": "tcp", "port": 80, "addr": "10.213.0.1", "host_addr": "0.0.0.0", "host_port": 8080}],
+        "pids": [41, 42],
+        "memory": {"rss_bytes": 5 << 20, "pss_bytes": 3 << 20, "kernel_bytes": 0, "swap_bytes": 0, "working_set_pages": 0},
+        "last_sleep": null, "last_wake": null, "exit": null, "idle_ms": 1500, "next_timer_ms": null,
+        "spec": {"name": "web", "command": ["sh", "-c", "echo 'a b'; \u{1b}"]},
+    });
+    base.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
+    serde_json::from_value(base).unwrap()
+}
+
+/// A wake of such a proc.
+#[cfg(test)]
+pub fn a_wake() -> serde_json::Value {
+    let steps = [("helper", 400), ("restore processes", 6000), ("resume", 1)];
+    let steps = steps.map(|(name, us)| serde_json::json!({ "name": name, "us": us }));
+    serde_json::json!({"trigger": "tcp 0.0.0.0:80 (connection)", "from": "parked", "total_us": 7500, "steps": steps, "at_ms": crate::text::now_ms() - 180_500})
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::now_ms;
-
-    fn view(json: serde_json::Value) -> ProcView {
-        let mut base = serde_json::json!({
-            "name": "web", "realm": "default", "state": "running", "tier": "hot", "worker": "m1", "generation": 2,
-            "ports": [{"proto": "tcp", "port": 80, "addr": "10.213.0.1", "host_addr": "0.0.0.0", "host_port": 8080}],
-            "pids": [41, 42],
-            "memory": {"rss_bytes": 5 << 20, "pss_bytes": 3 << 20, "kernel_bytes": 0, "swap_bytes": 0, "working_set_pages": 0},
-            "last_sleep": null, "last_wake": null, "exit": null, "idle_ms": 1500, "next_timer_ms": null,
-            "spec": {"name": "web", "command": ["sh", "-c", "echo 'a b'; \u{1b}"]},
-        });
-        base.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
-        serde_json::from_value(base).unwrap()
-    }
-
-    fn wake() -> serde_json::Value {
-        let steps = [("helper", 400), ("restore processes", 6000), ("resume", 1)];
-        let steps = steps.map(|(name, us)| serde_json::json!({ "name": name, "us": us }));
-        serde_json::json!({"trigger": "tcp 0.0.0.0:80 (connection)", "from": "parked", "total_us": 7500, "steps": steps, "at_ms": now_ms() - 180_500})
-    }
 
     #[test]
     fn run_names_the_ports() {
-        assert_eq!(run(&view(serde_json::json!({}))), "web  tcp 80 -> 0.0.0.0:8080\n");
-        assert_eq!(run(&view(serde_json::json!({"ports": []}))), "web\n");
-    }
-
-    #[test]
-    fn ps_is_an_aligned_table() {
-        let views = [
-            view(serde_json::json!({"last_wake": wake()})),
-            view(
-                serde_json::json!({"name": "a-parked-one", "state": "parked", "tier": "parked", "pids": [], "idle_ms": null, "ports": []}),
-            ),
-            view(serde_json::json!({"name": "b", "state": "stopped", "tier": null, "pids": [], "idle_ms": null})),
-        ];
-        let text = ps(&views);
-        let expected = "\
-NAME          STATE    TIER    PORTS         MEMORY  IDLE  LAST-WAKE      COMMAND
-web           running  hot     8080->80/tcp  3.0M    1.5s  7.5ms, 3m ago  sh -c 'echo '\\''a b'\\''; '
-a-parked-one  parked   parked  -             -       -     -              sh -c 'echo '\\''a b'\\''; '
-b             stopped  -       8080->80/tcp  -       -     -              sh -c 'echo '\\''a b'\\''; '
-";
-        assert_eq!(text, expected.replace("; '", ";  '"), "{text}");
-        assert_eq!(ps(&[]).lines().count(), 1);
+        assert_eq!(run(&a_proc(serde_json::json!({}))), "web  tcp 80 -> 0.0.0.0:8080\n");
+        assert_eq!(run(&a_proc(serde_json::json!({"ports": []}))), "web\n");
     }
 
     #[test]
     fn a_wakes_steps_have_bars() {
-        let moved = Moved { proc: view(serde_json::json!({"last_wake": wake()})), already: false };
+        let moved = Moved { proc: a_proc(serde_json::json!({"last_wake": a_wake()})), already: false };
         let bar = "#".repeat(40);
         let expected = format!(
             "web woke from parked in 7.5ms by tcp 0.0.0.0:80 (connection)\n  helper             400us  ###\n  restore processes  6.0ms  {bar}\n  resume               1us  #\n"
@@ -426,7 +389,8 @@ b             stopped  -       8080->80/tcp  -       -     -              sh -c 
     #[test]
     fn inspect_shows_every_section() {
         let sleep = serde_json::json!({"to": "parked", "frozen_us": 9000, "total_us": 21000, "bytes_written": 3 << 20, "at_ms": 0});
-        let text = inspect(&view(serde_json::json!({"last_wake": wake(), "last_sleep": sleep, "next_timer_ms": 5000})));
+        let text =
+            inspect(&a_proc(serde_json::json!({"last_wake": a_wake(), "last_sleep": sleep, "next_timer_ms": 5000})));
         for line in [
             "web",
             "  generation  2",
@@ -452,7 +416,7 @@ b             stopped  -       8080->80/tcp  -       -     -              sh -c 
         let timer = |kind: &str, due: Option<u64>, tid: Option<u32>| serde_json::json!({"kind": kind, "program": program, "tid": tid, "due_ms": due, "every_ms": null});
         let timers = [timer("timerfd", Some(5000), None), timer("time-out of futex", None, Some(9))];
         let why: WhyView = serde_json::from_value(serde_json::json!({
-            "name": "web", "state": "running", "awake_because": ["x"], "cannot_sleep": [], "last_wake": wake(),
+            "name": "web", "state": "running", "awake_because": ["x"], "cannot_sleep": [], "last_wake": a_wake(),
             "seen": {"watched_us": 1, "threads": [], "sockets": [], "sockets_in_all": 0, "timers": timers, "execs": []},
         }))
         .unwrap();

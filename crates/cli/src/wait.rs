@@ -1,40 +1,104 @@
-//! `kip wait`: until a proc is ready.
+//! `kip wait`: until procs end, or until they are ready.
 
-use crate::names::{self, name};
+use crate::many;
+use crate::names;
 use crate::output::show;
 use crate::text;
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
 use kip_types::StateName;
-use kip_types::api::ProcView;
+use kip_types::api::{EventsRequest, ProcView};
 use kip_types::name::ProcName;
 use kip_types::spec::parse_duration_ms;
+use serde::Serialize;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Between looks whether a proc is ready.
 const POLL_EVERY: Duration = Duration::from_millis(50);
+/// For how long a proc may take to become ready by default, milliseconds.
+const READY_WITHIN_MS: u64 = 60_000;
 
 #[derive(Debug, Args)]
 pub struct WaitArgs {
-    /// Name of the proc
-    #[arg(add = names::known())]
-    pub name: String,
-    /// Until it is ready; without a check of its own, until it runs
-    #[arg(long, required = true)]
+    /// Names of procs
+    #[arg(add = names::known(), required = true)]
+    pub names: Vec<String>,
+    /// Until it is ready, not until it ends; without a check of its own, until it runs
+    #[arg(long)]
     pub ready: bool,
-    /// For how long at most
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "60s")]
-    pub timeout: u64,
+    /// For how long at most, each; 60s with --ready, else without end
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub timeout: Option<u64>,
 }
 
-/// Waits, and says what the proc is then.
-pub async fn wait_ready(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Result<()> {
-    let view = until_ready(client, &name(&args.name)?, args.timeout).await?;
-    show(&view, json, |view| match view.ready {
-        Some(_) => format!("{} is ready\n", view.name),
-        None => format!("{} is {}\n", view.name, view.state),
+/// A proc that has ended.
+#[derive(Debug, Serialize)]
+struct Ended<'a> {
+    name: &'a ProcName,
+    /// As `kip inspect` has it.
+    exit: &'a str,
+    /// 128 and the number of a signal that ended it; null if it is not known.
+    exit_code: Option<i32>,
+}
+
+/// Waits for each, and says what it is then.
+pub async fn wait(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Result<ExitCode> {
+    many::each(&args.names, async |name| {
+        if args.ready {
+            let view = until_ready(client, name, args.timeout.unwrap_or(READY_WITHIN_MS)).await?;
+            return show(&view, json, |view| match view.ready {
+                Some(_) => format!("{} is ready\n", view.name),
+                None => format!("{} is {}\n", view.name, view.state),
+            });
+        }
+        let ended = until_ended(client, name);
+        let view = match args.timeout {
+            None => ended.await?,
+            Some(ms) => match tokio::time::timeout(Duration::from_millis(ms), ended).await {
+                Ok(view) => view?,
+                Err(_) => bail!("{name} has not ended within {}", text::millis(ms)),
+            },
+        };
+        let exit = view.exit.as_deref().unwrap_or("unknown");
+        let ended = Ended { name, exit, exit_code: exit_code(exit) };
+        show(&ended, json, |ended| match ended.exit_code {
+            Some(code) => format!("{code}\n"),
+            None => format!("{}\n", ended.exit),
+        })
     })
+    .await
+}
+
+/// The code of an exit as views have it, as shells tell it: 128 and the number of a signal.
+pub fn exit_code(exit: &str) -> Option<i32> {
+    let code = |text: &str| text.parse::<i32>().ok();
+    match exit.strip_prefix("exit code ") {
+        Some(text) => code(text),
+        None => code(exit.strip_prefix("signal ")?).map(|signal| 128 + signal),
+    }
+}
+
+/// Until it is stopped. One that is started again by its restart policy has not ended. Nothing of it wakes the proc.
+async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcView> {
+    // Before the first look, so that no end comes between that and the events. None that are kept: only what comes.
+    let mut events = client.events(&EventsRequest { follow: true, since: Some(u64::MAX) }).await?;
+    loop {
+        let view = client.inspect(name).await?;
+        match view.state {
+            StateName::Stopped => return Ok(view),
+            StateName::Elsewhere => bail!("{name} is elsewhere: it does not end here"),
+            _ => {}
+        }
+        loop {
+            match events.next().await? {
+                None => bail!("the daemon has ended, and with it the wait for {name}"),
+                Some(event) if event.name.as_ref() == Some(name) => break,
+                Some(_) => {}
+            }
+        }
+    }
 }
 
 /// Until it is ready, or, without a check of its own, runs. Looks as often as it takes; nothing of it wakes the proc.
@@ -52,6 +116,20 @@ pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> an
                 bail!("{name} is {} and was not ready within {}", view.state, text::millis(within_ms))
             }
             _ => tokio::time::sleep(POLL_EVERY).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_a_shell() {
+        for (exit, code) in
+            [("exit code 0", Some(0)), ("exit code 5", Some(5)), ("signal 9", Some(137)), ("unknown", None)]
+        {
+            assert_eq!(exit_code(exit), code, "{exit}");
         }
     }
 }

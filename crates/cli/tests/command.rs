@@ -69,8 +69,14 @@ async fn a_proc_through_its_life() {
     );
 
     let table = said(data, &["ps"]).await;
-    assert!(table.starts_with("NAME  STATE    TIER  PORTS         MEMORY  IDLE  LAST-WAKE  COMMAND\n"), "{table}");
-    assert!(table.contains("\nweb   running  hot   8080->80/tcp  3.0M    1.5s  -          lighttpd -D\n"), "{table}");
+    assert!(
+        table.starts_with("NAME  STATE    TIER  PORTS         MEMORY  IDLE  LAST-WAKE  AGE  EXIT  COMMAND\n"),
+        "{table}"
+    );
+    assert!(
+        table.contains("\nweb   running  hot   8080->80/tcp  3.0M    1.5s  -          -    -     lighttpd -D\n"),
+        "{table}"
+    );
     assert_eq!(json(&said(data, &["ps", "--json"]).await).as_array().unwrap().len(), 3);
 
     assert_eq!(

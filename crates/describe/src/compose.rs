@@ -23,6 +23,7 @@ use context::Context;
 use kip_types::name::ProcName;
 use service::Service;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Keys of the file itself that are looked at, or mean nothing to Kip.
@@ -124,15 +125,25 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
         return Vec::new();
     };
     let mut wanted = Vec::new();
+    let mut known = BTreeSet::new();
     for (name, place, node) in node.entries() {
         let Some(proc) = proc_name(context, name, place, node) else { continue };
         let of = node.get("profiles").map(|list| context.texts(list, &format!("services.{name}.profiles")));
+        known.extend(of.iter().flatten().cloned());
         if of.is_some_and(|of| !of.is_empty() && !of.iter().any(|p| profiles.contains(p) || p == "*")) {
             document.left_out.push(proc);
             continue;
         }
         wanted.push(Service::read(context, name, proc, place, node, root.get("x-kip")));
         lacking::unread(context, &format!("services.{name}"), node);
+    }
+    for profile in profiles.iter().filter(|profile| !known.contains(*profile) && *profile != "*") {
+        let meant = match known.is_empty() {
+            true => "none names a profile".to_owned(),
+            false => meant(profile, known.iter().map(String::as_str)),
+        };
+        let message = format!("no service has the profile {profile}: {meant}");
+        context.notes.push(Note { place: node.place.clone(), weight: Weight::Harmless, message });
     }
     wanted
 }

@@ -185,6 +185,10 @@ fn what_kip_lacks_is_named_and_weighed() {
         ),
         ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
         ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
+        (
+            "extra_hosts: ['host.docker.internal:host-gateway']",
+            "Changes /srv/shop/compose.yaml:4:19: services.web.extra_hosts: host-gateway is",
+        ),
         ("network_mode: host", "Changes /srv/shop/compose.yaml:4:5: services.web.network_mode is not supported"),
         ("volumes: [/data]", "Harmless /srv/shop/compose.yaml:4:15: services.web.volumes is not supported: a volume"),
     ] {
@@ -199,6 +203,11 @@ fn what_kip_lacks_is_named_and_weighed() {
         "depends_on: {none: {condition: service_healthy, required: false}}",
         "hostname: ${HOST_NAME-shop-web}",
         "cap_add: []",
+        "labels: {team: shop}",
+        "ulimits: {nproc: 65535, nofile: {soft: 20000, hard: 40000}}",
+        "labels: [team=shop, alone]",
+        "extra_hosts: ['db:192.0.2.7', 'six=::1']",
+        "extra_hosts: {db: 192.0.2.7, two: [192.0.2.8, 192.0.2.9]}",
         "x-y: 1",
         "networks: [a]",
         "links: [web:w]",
@@ -260,6 +269,21 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
     assert_eq!((two.probes.len(), two.timing.never), (2, true));
     let told = faults("x-kip: {idel: 5s}\nservices: {a: {image: x}, b: {image: x}}\n");
     assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
+}
+
+// promise files: a profile that no service has is told with the one that was meant
+#[test]
+fn an_unknown_profile_is_told() {
+    let text = "services:\n  a:\n    image: x\n  b:\n    image: x\n    profiles: [debug]\n";
+    let notes = |profile: &str| {
+        let profiles = [profile.to_owned()];
+        let path = Path::new("/srv/shop/compose.yaml");
+        let read = crate::read(&Reading { path, text, lookup: &|_| None, project: None, profiles: &profiles }).unwrap();
+        read.notes.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(notes("debug"), Vec::<String>::new());
+    let told = "/srv/shop/compose.yaml:2:3: no service has the profile debgu: did you mean debug?";
+    assert_eq!(notes("debgu"), [told]);
 }
 
 // promise files: `deploy.restart_policy` goes before `restart`

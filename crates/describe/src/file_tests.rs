@@ -21,6 +21,9 @@ command = "nginx -g 'daemon off;'"
 tar = "files.tar"
 network = "shop"
 alias = ["www", "front.internal"]
+hostname = "front"
+ulimit = ["nofile=1024:4096", "core=0"]
+add-host = ["db:192.0.2.7", "six:[2001:db8::7]"]
 port = ["8080:80", 443, { port = 53, proto = "udp", host-port = 5353, wake = "data" }]
 volume = ["./html:/srv/html:ro", { source = "cache", target = "/var/cache" }]
 mem = "64M"
@@ -55,6 +58,7 @@ allow-setuid = true
 wait-ready = true
 depends-on = ["db"]
 env = { A = "a", N = 5, B = true }
+label = { team = "shop", tier = 2 }
 
 [proc.db]
 image = "oci:images/redis"

@@ -91,14 +91,7 @@ impl fmt::Display for Note {
 
 /// `; did you mean ..?` or the whole list: what was probably meant by `word`.
 pub fn meant<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
-    /// Fewer of the word's letters are right than wrong beyond this.
-    const FARTHEST: usize = 3;
-    let plain = |text: &str| text.replace('_', "-").to_ascii_lowercase();
-    let nearest = known.clone().min_by_key(|k| strsim::damerau_levenshtein(&plain(word), k));
-    match nearest.filter(|k| {
-        let far = strsim::damerau_levenshtein(&plain(word), k);
-        far <= FARTHEST && far < k.len() || k.starts_with(&plain(word))
-    }) {
+    match kip_types::nearest(word, known.clone()) {
         Some(nearest) => format!("did you mean {nearest}?"),
         None => format!("known are {}", known.collect::<Vec<_>>().join(", ")),
     }

@@ -7,8 +7,10 @@ use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
+use kip_types::spec::Ulimit;
 use kip_types::spec::{
-    Clock, Fallback, Hibernate, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret,
+    Clock, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing,
+    bad_secret,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
@@ -52,6 +54,12 @@ pub struct ProcTable {
     /// Further names that those of its network find it by.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alias: Vec<String>,
+    /// Its host name; without it the proc's own name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// Further names in its /etc/hosts: `NAME:ADDRESS`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub add_host: Vec<HostEntry>,
     /// Files of the machine: `SRC:DST[:ro]`, or a table.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volume: Vec<Volume>,
@@ -64,6 +72,9 @@ pub struct ProcTable {
     /// Most processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
+    /// What each of its processes may use at most: `NAME=SOFT[:HARD]`, for example `nofile=1024:4096`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ulimit: Vec<Ulimit>,
     /// Most disk space of its own files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
@@ -157,6 +168,9 @@ pub struct ProcTable {
     /// Files whose contents it has as `/run/secrets/NAME`, in memory; paths from the file's directory on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub secret: BTreeMap<String, PathBuf>,
+    /// Words by which `kip ps --filter label=KEY[=VALUE]` finds it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub label: BTreeMap<String, Value>,
     /// Environment variables, on top of those of `env-file`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
@@ -219,6 +233,9 @@ impl ProcTable {
             ports: self.port.into_iter().map(|port| port.0).collect(),
             network: self.network,
             aliases: self.alias,
+            hostname: self.hostname,
+            extra_hosts: self.add_host,
+            labels: self.label.into_iter().map(|(key, value)| (key, value.0)).collect(),
             volumes: volumes?,
             limits: Limits {
                 memory_bytes: self.mem.map(|size| size.0),
@@ -228,6 +245,7 @@ impl ProcTable {
                 log_bytes: self.log_size.map_or(LOG_BYTES, |size| size.0),
                 log_files: self.log_files.unwrap_or(LOG_FILES),
             },
+            ulimits: self.ulimit,
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,
@@ -268,8 +286,12 @@ impl ProcTable {
             ports,
             network,
             aliases,
+            hostname,
+            extra_hosts,
+            labels,
             volumes,
             limits,
+            ulimits,
             timing,
             allow_setuid,
             user,
@@ -309,6 +331,10 @@ impl ProcTable {
             port: ports.into_iter().map(Port).collect(),
             network,
             alias: aliases,
+            hostname,
+            add_host: extra_hosts,
+            ulimit: ulimits,
+            label: labels.into_iter().map(|(key, value)| (key, Value(value))).collect(),
             volume: volumes.into_iter().map(volume).collect(),
             mem: limits.memory_bytes.map(Size),
             cpus: limits.cpus,

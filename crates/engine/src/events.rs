@@ -1,10 +1,18 @@
-//! What happened, for `kip events`: a ring of the newest and a channel for clients that follow.
+//! What happened, for `kip events`: a ring of the newest, a channel for clients that follow, and a file from which the next
+//! daemon has them again.
+//!
+//! [`file`] owns the file. An event reaches it by a thread of its own: no proc waits for the disk. A crash of the daemon loses
+//! those of the last moment, one of the machine what the kernel had not written.
 
+mod file;
+
+use file::Writer;
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::Event;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::path::Path;
 use tokio::sync::broadcast;
 
 /// Events that are kept for later readers.
@@ -14,57 +22,87 @@ const KEPT: usize = 4096;
 #[derive(Debug)]
 pub struct Events {
     kept: Mutex<VecDeque<Event>>,
-    /// The id of the first one: larger than those of earlier daemons, unless they emitted a
-    /// thousand each millisecond.
+    /// The id of this daemon's first one: larger than those of earlier daemons.
     first_id: u64,
     live: broadcast::Sender<Event>,
+    /// None where they are kept in memory alone.
+    writer: Option<Writer>,
 }
 
 impl Default for Events {
     fn default() -> Events {
-        Events { kept: Mutex::new(VecDeque::new()), first_id: now_ms() * 1000, live: broadcast::Sender::new(1024) }
+        Events::after(VecDeque::new(), None)
     }
 }
 
 impl Events {
+    /// With those that earlier daemons of a data directory left there. What cannot be read or written is logged: events are
+    /// never a reason not to run.
+    pub fn open(data: &Path) -> Events {
+        Events::after(file::read(data, KEPT), Writer::start(data))
+    }
+
+    fn after(kept: VecDeque<Event>, writer: Option<Writer>) -> Events {
+        // Larger also if the clock went back, or if there were more than a thousand each millisecond.
+        let first_id = kept.back().map_or(0, |newest| newest.id + 1).max(now_ms() * 1000);
+        Events { kept: Mutex::new(kept), first_id, live: broadcast::Sender::new(1024), writer }
+    }
+
     /// Keeps an event and sends it to all clients that follow. `kind` is one of the words in
     /// [`Event::kind`].
     pub fn emit(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
         let detail = detail.into();
         tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
         let mut kept = self.kept.lock();
-        let id = kept.back().map_or(self.first_id, |newest| newest.id + 1);
+        let id = kept.back().map_or(self.first_id, |newest| (newest.id + 1).max(self.first_id));
         let event = Event { id, at_ms: now_ms(), name: name.cloned(), kind: kind.to_owned(), detail };
         if kept.len() == KEPT {
             kept.pop_front();
         }
         kept.push_back(event.clone());
+        if let Some(writer) = &self.writer {
+            writer.write(event.clone());
+        }
         // Sent under the lock, so that `subscribe` neither misses nor repeats one.
         let _ = self.live.send(event);
     }
 
+    /// Writes what is still to be written. What is emitted after that is kept in memory alone.
+    pub fn close(&self) {
+        if let Some(writer) = &self.writer {
+            writer.close();
+        }
+    }
+
+    /// Whether this daemon emitted it: what an earlier one said may be of another proc of that name.
+    fn is_own(&self, event: &Event) -> bool {
+        event.id >= self.first_id
+    }
+
     /// When something of `kind` with `word` in its detail was last emitted of `name`, milliseconds
-    /// since the epoch, if that is still kept.
+    /// since the epoch, if that is still kept and was emitted by this daemon.
     pub fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
         let kept = self.kept.lock();
-        let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);
+        let same =
+            |e: &&Event| self.is_own(e) && e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);
         kept.iter().rev().find(same).map(|e| e.at_ms)
     }
 
-    /// What the newest event of that kind says of a proc.
+    /// What the newest event of that kind says of a proc, of those that this daemon emitted.
     pub fn last_detail(&self, name: &ProcName, kind: &str) -> Option<String> {
         let kept = self.kept.lock();
-        let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name);
+        let same = |e: &&Event| self.is_own(e) && e.kind == kind && e.name.as_ref() == Some(name);
         kept.iter().rev().find(same).map(|e| e.detail.clone())
     }
 
-    /// How many of `kind` there were in the minute before `now_ms`. If a full ring does not reach back that far: as many
+    /// How many of `kind` this daemon emitted in the minute before `now_ms`. If a full ring does not reach back that far: as many
     /// as there would have been at its pace.
     pub fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {
         const MINUTE_MS: u64 = 60_000;
         let kept = self.kept.lock();
         let begin = now_ms.saturating_sub(MINUTE_MS);
-        let count = kept.iter().filter(|e| e.kind == kind && e.at_ms >= begin).count() as u64;
+        let counted = |e: &&Event| self.is_own(e) && e.kind == kind && e.at_ms >= begin;
+        let count = kept.iter().filter(counted).count() as u64;
         let span = kept.front().filter(|_| kept.len() == KEPT).map_or(MINUTE_MS, |e| now_ms.saturating_sub(e.at_ms));
         if span >= MINUTE_MS { count } else { count * MINUTE_MS / span.max(1) }
     }
@@ -81,7 +119,7 @@ mod tests {
     use super::*;
 
     fn filled(events: impl Iterator<Item = (u64, &'static str)>) -> Events {
-        let all = Events::default();
+        let all = Events { first_id: 0, ..Events::default() };
         let event = |(at_ms, kind): (u64, &str)| Event {
             id: at_ms,
             at_ms,
@@ -119,5 +157,23 @@ mod tests {
         let storm = filled((0..KEPT as u64).map(|n| (1_000_000 + n * 10, "woken")));
         let rate = storm.per_minute("woken", 1_000_000 + KEPT as u64 * 10);
         assert!((5_990..=6_010).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn the_next_daemon_has_those_of_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let web: ProcName = "web".parse().unwrap();
+        let first = Events::open(dir.path());
+        (0..3).for_each(|n| first.emit(Some(&web), "refused", n.to_string()));
+        first.close();
+        let second = Events::open(dir.path());
+        let (kept, _) = second.subscribe(0);
+        assert_eq!(kept.iter().map(|e| e.detail.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
+        assert_eq!(second.last(&web, "refused", ""), None, "an earlier daemon's proc");
+        second.emit(Some(&web), "refused", "3");
+        let (kept, _) = second.subscribe(kept[2].id);
+        assert_eq!(kept.iter().map(|e| e.detail.as_str()).collect::<Vec<_>>(), ["3"]);
+        assert_eq!(second.last_detail(&web, "refused").as_deref(), Some("3"));
+        assert_eq!(second.per_minute("refused", now_ms()), 1);
     }
 }

@@ -5,8 +5,9 @@
 
 use crate::blocking::blocking;
 use crate::host::Proc;
-use crate::start::{environment_of, give_output, user_in};
+use crate::start::{environment_of, give_output, limits_of, user_in};
 use crate::tickets::Ticket;
+use kip_sandbox::ResourceLimit;
 use kip_sandbox::launcher::{ExecRequest as Launch, Executing, LaunchError};
 use kip_sandbox::users::{self, User};
 use kip_service::ExecInput;
@@ -65,6 +66,7 @@ pub(crate) struct Place<'a> {
     pub user: Option<User>,
     init: OwnedFd,
     own_time: bool,
+    limits: Vec<ResourceLimit>,
     cgroup: Vec<OwnedFd>,
     env: Vec<String>,
     workdir: Option<String>,
@@ -97,6 +99,7 @@ impl<'a> Place<'a> {
             root,
             own_time,
             init: kip_sys::process::pidfd_open(init).map_err(io)?,
+            limits: limits_of(proc),
             cgroup: proc.cgroup.task_files().map_err(|e| refusal(proc, Code::Failed, &chain(&e)))?,
             env: environment_of(proc, user.as_ref(), all),
             workdir: request.workdir.clone().or_else(own),
@@ -128,6 +131,7 @@ impl<'a> Place<'a> {
             workdir: self.workdir.as_deref(),
             allow_setuid: self.proc.spec.allow_setuid,
             ids: self.user.as_ref().map(|user| &user.ids),
+            limits: &self.limits,
             cgroup: &self.cgroup,
             stdin,
             stdout,

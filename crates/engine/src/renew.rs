@@ -57,7 +57,7 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     let prepared = machine.prepared_networks.make(proc.slot)?;
     proc.meter.without_network();
     proc.meter.engine_at_work();
-    let made = machine.launcher().namespaces(proc.first_id(), proc.name.as_str())?;
+    let made = machine.launcher().namespaces(proc.first_id(), proc.spec.hostname())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);
     let place = RenewalPlace { namespace: prepared.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };

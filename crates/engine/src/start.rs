@@ -8,6 +8,7 @@ use crate::prepared::PreparedNetwork;
 use crate::volumes;
 use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{self, At, ReserveError};
+use kip_sandbox::ResourceLimit;
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
@@ -17,6 +18,7 @@ use kip_sandbox::users::{self, User, UserError};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
+use kip_types::spec::Ulimit;
 use kip_types::{Image, ProcName, Protocol};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -75,7 +77,7 @@ pub fn build(
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
     let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
     let address = prepared.net.v4;
-    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.name.as_str());
+    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.spec.hostname());
     let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
@@ -106,6 +108,7 @@ pub fn build(
         directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
+        limits: &limits_of(proc),
         exec_only,
         mounts,
         namespaces: &namespaces,
@@ -234,7 +237,13 @@ pub fn environment_of(proc: &Proc, user: Option<&User>, mut wanted: BTreeMap<Str
     if let Some(home) = user.and_then(|user| user.home.clone()) {
         wanted.entry("HOME".to_owned()).or_insert(home);
     }
-    environment(proc.name.as_str(), &wanted)
+    environment(proc.spec.hostname(), &wanted)
+}
+
+/// What its owner says of the limits of its processes.
+pub fn limits_of(proc: &Proc) -> Vec<ResourceLimit> {
+    let limit = |of: &Ulimit| ResourceLimit { resource: of.resource(), soft: of.soft, hard: of.hard };
+    proc.spec.ulimits.iter().map(limit).collect()
 }
 
 /// Lets a user open /dev/stdout and /dev/stderr again.

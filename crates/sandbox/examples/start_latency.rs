@@ -65,6 +65,7 @@ impl Bench {
                 directories: &[],
                 allow_setuid: false,
                 ids: None,
+                limits: &[],
                 exec_only: false,
                 mounts,
                 namespaces: &self.namespaces,
@@ -119,6 +120,7 @@ impl Bench {
             workdir: None,
             allow_setuid: false,
             ids: None,
+            limits: &[],
             cgroup: &self.cgroup,
             stdin: out.as_fd(),
             stdout: out_in.as_fd(),
@@ -185,6 +187,7 @@ fn main() {
         dir: dir.join(format!("proc-{n}")),
         uid_base: UID_BASE,
         hostname: "bench".into(),
+        hosts: String::new(),
         resolv_conf: None,
     };
     let cgroup = cgroups.create(&format!("{group}/web"), &Limits::default()).expect("cgroup");
@@ -240,6 +243,7 @@ fn start_sleeper(bench: &Bench, mounts: Mounts) -> OwnedFd {
         directories: &[],
         allow_setuid: false,
         ids: None,
+        limits: &[],
         exec_only: false,
         mounts,
         namespaces: &bench.namespaces,

@@ -7,7 +7,7 @@
 use crate::init::exit_of;
 use crate::launch::DEFAULT_PATH;
 use crate::mounts::Mounts;
-use crate::protocol::{Ended, Failure, Ids, Lower, Program, Reply, Request, Step};
+use crate::protocol::{Ended, Failure, Ids, Lower, Program, Reply, Request, ResourceLimit, Step};
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
 use parking_lot::Mutex;
@@ -81,6 +81,8 @@ pub struct StartRequest<'a> {
     pub allow_setuid: bool,
     /// The user that the program runs as; none is the sandbox's root.
     pub ids: Option<&'a Ids>,
+    /// Limits of resources beside those that the launcher has.
+    pub limits: &'a [ResourceLimit],
     /// Only checks whether the program can be started: it is exec'd, and killed before its first
     /// instruction, with its sandbox.
     pub exec_only: bool,
@@ -140,6 +142,8 @@ pub struct ExecRequest<'a> {
     pub allow_setuid: bool,
     /// As at the start.
     pub ids: Option<&'a Ids>,
+    /// As at the start.
+    pub limits: &'a [ResourceLimit],
     /// As at the start.
     pub cgroup: &'a [OwnedFd],
     /// Its stdin.
@@ -244,7 +248,7 @@ impl Launcher {
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
-        let program = Program { exec_only: request.exec_only, ..program };
+        let program = Program { exec_only: request.exec_only, limits: request.limits.to_vec(), ..program };
         let start = Request::Start { program, volumes, directories: request.directories.to_vec() };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
@@ -283,6 +287,7 @@ impl Launcher {
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
+        let program = Program { limits: request.limits.to_vec(), ..program };
         let (pid, pidfd) = self.process(&Request::Exec { id, program, own_time: request.own_time }, &fds)?;
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
@@ -296,6 +301,7 @@ impl Launcher {
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr, status];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
+        let program = Program { limits: request.limits.to_vec(), ..program };
         let [pidfd] = self.ready(&Request::Session { program, own_time: request.own_time }, &fds)?;
         Ok(pidfd)
     }
@@ -417,7 +423,8 @@ fn program(
     ids: Option<&Ids>,
 ) -> Program {
     let workdir = workdir.map(str::to_owned);
-    Program { argv: command.to_vec(), env: env.to_vec(), workdir, allow_setuid, ids: ids.cloned(), exec_only: false }
+    let (argv, env, ids) = (command.to_vec(), env.to_vec(), ids.cloned());
+    Program { argv, env, workdir, allow_setuid, ids, limits: Vec::new(), exec_only: false }
 }
 
 fn unexpected(reply: &Reply) -> LaunchError {

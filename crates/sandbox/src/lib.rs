@@ -25,4 +25,4 @@ pub mod users;
 pub mod volume;
 
 pub use launcher::Launcher;
-pub use protocol::{Failure, Ids, Step};
+pub use protocol::{Failure, Ids, ResourceLimit, Step};

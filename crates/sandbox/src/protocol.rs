@@ -78,6 +78,17 @@ pub(crate) enum Lower {
     },
 }
 
+/// A limit of getrlimit(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourceLimit {
+    /// The kernel's number of the resource.
+    pub resource: u32,
+    /// The largest number is none.
+    pub soft: u64,
+    /// Likewise.
+    pub hard: u64,
+}
+
 /// The user and groups that a program runs as, inside.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ids {
@@ -101,6 +112,9 @@ pub(crate) struct Program {
     pub allow_setuid: bool,
     /// None is the sandbox's root.
     pub ids: Option<Ids>,
+    /// Limits of resources beside those that the launcher has.
+    #[serde(default)]
+    pub limits: Vec<ResourceLimit>,
     /// It is exec'd, and killed before its first instruction. Not of an exec.
     #[serde(default, rename = "look")]
     pub exec_only: bool,
@@ -173,6 +187,8 @@ pub enum Step {
     UserNamespace,
     /// Taking ids 0.
     Ids,
+    /// setrlimit(2).
+    Limits,
     /// Dropping capabilities.
     Capabilities,
     /// no_new_privs.
@@ -217,6 +233,7 @@ impl fmt::Display for Step {
             Step::Stdio => "open stdin, stdout and stderr (is /dev/null still the null device?)",
             Step::UserNamespace => "enter the user namespace",
             Step::Ids => "take the ids of the sandbox's root",
+            Step::Limits => "set the limits of its processes (a hard limit cannot be above the daemon's own)",
             Step::Capabilities => "drop capabilities",
             Step::NoNewPrivs => "set no_new_privs",
             Step::Seccomp => "install the system call filter",

@@ -67,6 +67,8 @@ pub struct RootfsSpec {
     pub uid_base: u32,
     /// Written to /etc/hostname and /etc/hosts when the upper directories are made.
     pub hostname: String,
+    /// Further lines of /etc/hosts, written at the same time.
+    pub hosts: String,
     /// Written to /etc/resolv.conf at the same time, instead of that of the layers below.
     pub resolv_conf: Option<String>,
 }
@@ -242,7 +244,8 @@ impl RootfsSpec {
         fs::create_dir(&etc).map_err(failed("create", &etc))?;
         self.own(&etc)?;
         let name = &self.hostname;
-        let hosts = format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n");
+        let further = &self.hosts;
+        let hosts = format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n{further}");
         let own = self.resolv_conf.clone().map(|text| ("resolv.conf", text));
         for (file, text) in [("hosts", hosts), ("hostname", format!("{name}\n"))].into_iter().chain(own) {
             let path = etc.join(file);

@@ -246,6 +246,34 @@ pub fn mlockall() -> io::Result<()> {
     Ok(rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
 }
 
+/// Sets a limit of this process by the kernel's number of the resource, setrlimit(2); the largest number is no limit.
+///
+/// # Errors
+/// EINVAL for a resource that there is not, EPERM for a hard limit above that of now without CAP_SYS_RESOURCE.
+pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
+    const ALL: [Resource; 16] = [
+        Resource::Cpu,
+        Resource::Fsize,
+        Resource::Data,
+        Resource::Stack,
+        Resource::Core,
+        Resource::Rss,
+        Resource::Nproc,
+        Resource::Nofile,
+        Resource::Memlock,
+        Resource::As,
+        Resource::Locks,
+        Resource::Sigpending,
+        Resource::Msgqueue,
+        Resource::Nice,
+        Resource::Rtprio,
+        Resource::Rttime,
+    ];
+    let resource = usize::try_from(resource).ok().and_then(|at| ALL.get(at)).ok_or(rustix::io::Errno::INVAL)?;
+    let value = |value: u64| (value != u64::MAX).then_some(value);
+    Ok(setrlimit(*resource, Rlimit { current: value(soft), maximum: value(hard) })?)
+}
+
 /// What RLIMIT_NOFILE was before [`raise_nofile`].
 static NOFILE_BEFORE: std::sync::OnceLock<Rlimit> = std::sync::OnceLock::new();
 
@@ -444,6 +472,17 @@ mod tests {
         let own = pidfd_open(std::process::id()).unwrap();
         pidfd_send_signal(own.as_fd(), Signal::TERM).unwrap();
         assert_eq!(ignore_signal(Signal::KILL).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn limits_are_set_by_their_numbers() {
+        let before = getrlimit(Resource::Core);
+        set_limit(4, 0, before.maximum.unwrap_or(u64::MAX)).unwrap();
+        assert_eq!(getrlimit(Resource::Core), Rlimit { current: Some(0), maximum: before.maximum });
+        setrlimit(Resource::Core, before).unwrap();
+        assert_eq!(set_limit(16, 0, 0).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let error = set_limit(7, 2, 1).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "a soft limit above the hard one");
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub struct LogLine {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventsRequest {
-    /// After those that are kept, go on with new ones.
+    /// After those that are kept, which are also those of earlier daemons of this data directory, go on with new ones.
     pub follow: bool,
     /// Only events after the one with this id: a client that reconnects gives the last that it has seen.
     pub since: Option<u64>,
@@ -340,6 +340,9 @@ pub struct ProcView {
     /// How often it was started again by its restart policy since its owner last started it.
     #[serde(default)]
     pub restarts: u32,
+    /// When its program was last started, milliseconds since the epoch; null for procs of older daemons.
+    #[serde(default)]
+    pub started_at_ms: Option<u64>,
     /// When it is started again, milliseconds from now; null unless it is restarting.
     #[serde(default)]
     pub next_start_ms: Option<u64>,

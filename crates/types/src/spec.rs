@@ -1,6 +1,13 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
 pub(crate) mod request;
+mod ulimit;
+mod units;
+mod words;
+
+pub use ulimit::{BadUlimit, Ulimit, parse_limit};
+pub use units::{BadDuration, BadSize, parse_duration_ms, parse_size};
+pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, bad_label, parse_label};
 
 use crate::image::OciImage;
 use crate::life::{Hooks, Probe, Ready, Restart};
@@ -426,12 +433,24 @@ pub struct Spec {
     /// Further names that those of its network find it by.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
+    /// Its host name; none is the proc's own name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// Further names in its /etc/hosts, each with its address: `NAME:ADDRESS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_hosts: Vec<HostEntry>,
+    /// Words that its owner gives it, by which it is found. Kip does nothing by them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Files of this machine, which pin it here.
     #[serde(default)]
     pub volumes: Vec<VolumeSpec>,
     /// Cgroup limits.
     #[serde(default)]
     pub limits: Limits,
+    /// What each of its processes may use at most, getrlimit(2): `NAME=SOFT[:HARD]`; of the others it has those of the machine's services.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ulimits: Vec<Ulimit>,
     /// When it sinks.
     #[serde(default)]
     pub timing: Timing,
@@ -508,6 +527,11 @@ impl Spec {
         }
     }
 
+    /// The name of its machine as its program sees it.
+    pub fn hostname(&self) -> &str {
+        self.hostname.as_deref().unwrap_or(self.name.as_str())
+    }
+
     /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.
     pub fn grace_ms(&self, asked: Option<u64>) -> u64 {
         asked.or(self.stop_grace_ms).unwrap_or(STOP_GRACE_MS)
@@ -542,51 +566,6 @@ pub fn parse_signal(s: &str) -> Result<i32, BadSignal> {
         None => s.parse().ok(),
     };
     number.filter(|n| (1..=64).contains(n)).ok_or_else(bad)
-}
-
-/// A duration could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("duration {0:?} is not valid: write a number with ms, s, m, h or d, for example 500ms or 10s")]
-pub struct BadDuration(String);
-
-/// Reads `500ms`, `10s`, `5m`, `2h`, `1d` or a bare number of seconds; the result is in milliseconds.
-pub fn parse_duration_ms(s: &str) -> Result<u64, BadDuration> {
-    let bad = || BadDuration(s.to_owned());
-    let digits = s.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(s.len());
-    let (number, unit) = s.split_at(digits);
-    let number: f64 = number.parse().map_err(|_| bad())?;
-    let factor = match unit {
-        "ms" => 1.0,
-        "" | "s" => 1e3,
-        "m" => 60e3,
-        "h" => 3600e3,
-        "d" => 86_400e3,
-        _ => return Err(bad()),
-    };
-    let ms = number * factor;
-    if ms.is_finite() && ms < 1e15 { Ok(ms.round() as u64) } else { Err(bad()) }
-}
-
-/// A size could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("size {0:?} is not valid: write a number with K, M or G (powers of 1024), for example 64M")]
-pub struct BadSize(String);
-
-/// Reads `64M`, `1.5G`, `4096`; the result is in bytes.
-pub fn parse_size(s: &str) -> Result<u64, BadSize> {
-    let bad = || BadSize(s.to_owned());
-    let digits = s.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(s.len());
-    let (number, unit) = s.split_at(digits);
-    let number: f64 = number.parse().map_err(|_| bad())?;
-    let factor = match unit.trim_end_matches("iB").trim_end_matches('B') {
-        "" => 1.0,
-        "K" | "k" => 1024.0,
-        "M" | "m" => 1024.0 * 1024.0,
-        "G" | "g" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(bad()),
-    };
-    let bytes = number * factor;
-    if bytes.is_finite() && bytes < 1e18 { Ok(bytes as u64) } else { Err(bad()) }
 }
 
 #[cfg(test)]
@@ -637,17 +616,5 @@ mod tests {
         for bad in ["", "SIG", "0", "65", "SIGRTMIN+99", "TERMINATE"] {
             assert!(parse_signal(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn reads_durations_and_sizes() {
-        assert_eq!(parse_duration_ms("500ms"), Ok(500));
-        assert_eq!(parse_duration_ms("1.5s"), Ok(1500));
-        assert_eq!(parse_duration_ms("2"), Ok(2000));
-        assert!(parse_duration_ms("5 parsecs").is_err());
-        assert!(parse_duration_ms("").is_err());
-        assert_eq!(parse_size("64M"), Ok(64 << 20));
-        assert_eq!(parse_size("1GiB"), Ok(1 << 30));
-        assert!(parse_size("much").is_err());
     }
 }

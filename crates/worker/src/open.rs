@@ -373,7 +373,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         pressure,
         helpers,
         exec_ends: Ends::default(),
-        events: Events::default(),
+        events: Events::open(&config.data),
         metrics: Metrics::default(),
         logs: LogPump::start()?,
         wake_plane: Arc::new(WakePoll::new()?),

@@ -145,6 +145,7 @@ fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
         cpu_us,
         wakes: record.wakes,
         restarts: record.restarts,
+        started_at_ms: Some(record.started_at_ms).filter(|at_ms| *at_ms > 0),
         ready: record.ready,
         probes: probe::views(&proc.spec.probes, record),
         next_start_ms: match &record.state {

@@ -41,8 +41,11 @@ impl Worker {
         let procs = self.procs.lock();
         procs.get(name).cloned().ok_or_else(|| {
             let known: Vec<&str> = procs.keys().take(5).map(ProcName::as_str).collect();
-            let hint =
-                if known.is_empty() { "none exists".to_owned() } else { format!("there are {}", known.join(", ")) };
+            let hint = match kip_types::nearest(name.as_str(), procs.keys().map(ProcName::as_str)) {
+                Some(nearest) => format!("did you mean {nearest}?"),
+                None if known.is_empty() => "none exists".to_owned(),
+                None => format!("there are {}", known.join(", ")),
+            };
             Refusal::new(Code::Unknown, format!("there is no proc {:?}; {hint} (`kip ps` lists them)", name.as_str()))
         })
     }
@@ -121,6 +124,7 @@ impl Worker {
         blocking(move || {
             machine.close();
             machine.helpers.close();
+            machine.events.close();
         })
         .await;
     }

@@ -37,13 +37,8 @@ pub struct Fake {
 
 impl Default for Fake {
     fn default() -> Self {
-        Fake {
-            procs: Mutex::default(),
-            gate: Semaphore::new(0),
-            begun: AtomicUsize::new(0),
-            open: Arc::default(),
-            heard: Mutex::default(),
-        }
+        let (procs, heard) = (Mutex::default(), Mutex::default());
+        Fake { procs, gate: Semaphore::new(0), begun: AtomicUsize::new(0), open: Arc::default(), heard }
     }
 }
 
@@ -119,6 +114,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         cpu_us: Some(1000),
         wakes: 0,
         restarts: 0,
+        started_at_ms: None,
         next_start_ms: None,
         ready: None,
         probes: Vec::new(),

@@ -37,11 +37,7 @@ pub fn compare(older: &Answer, newer: &Answer) -> TopView {
     let span_us = newer.at.duration_since(older.at).as_micros() as f64;
     let used = |view: &ProcView| {
         let before = older.procs.iter().find(|p| p.name == view.name)?;
-        // One that slept meanwhile, or was replaced, counts from somewhere else.
-        if before.pids.first() != view.pids.first() || span_us <= 0.0 {
-            return None;
-        }
-        Some(view.cpu_us?.checked_sub(before.cpu_us?)? as f64 * 100.0 / span_us)
+        cpu_percent(before, view, span_us)
     };
     let mut procs: Vec<TopProc> = newer.procs.iter().map(|view| row(view, used(view))).collect();
     let memory = |p: &TopProc| p.memory_bytes.max(p.saved_bytes.unwrap_or(0));
@@ -60,6 +56,15 @@ pub fn compare(older: &Answer, newer: &Answer) -> TopView {
         cache: newer.cache,
         procs,
     }
+}
+
+/// The share of a core that a proc used in the `span_us` microseconds between two looks at it.
+pub fn cpu_percent(before: &ProcView, now: &ProcView, span_us: f64) -> Option<f64> {
+    // One that slept meanwhile, or was replaced, counts from somewhere else.
+    if before.pids.first() != now.pids.first() || span_us <= 0.0 {
+        return None;
+    }
+    Some(now.cpu_us?.checked_sub(before.cpu_us?)? as f64 * 100.0 / span_us)
 }
 
 /// The tier's word, or that of none.

@@ -6,7 +6,7 @@ use crate::place::meant;
 use crate::yaml::Node;
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 56] = [
+pub const LACKING: [(&str, Weight, &str); 53] = [
     ("annotations", Harmless, "they are left out"),
     ("attach", Harmless, "`kip logs` has what it writes"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
@@ -33,13 +33,11 @@ pub const LACKING: [(&str, Weight, &str); 56] = [
     ("domainname", Harmless, "it has no domain name"),
     ("extends", Changes, "write that service's keys here, or use anchors"),
     ("external_links", Changes, "only services of this file find each other by name"),
-    ("extra_hosts", Changes, "these names would not be known inside"),
     ("gpus", Changes, "a proc has no devices"),
     ("group_add", Changes, "it has the groups of its user"),
     ("ipc", Changes, "a proc has its own"),
     ("isolation", Harmless, "there is one way, namespaces"),
     ("label_file", Harmless, "labels are left out"),
-    ("labels", Harmless, "they are left out"),
     ("mac_address", Changes, "Kip chooses it"),
     ("mem_reservation", Harmless, "memory is not kept for it"),
     ("mem_swappiness", Harmless, "Kip decides what leaves memory"),
@@ -58,7 +56,6 @@ pub const LACKING: [(&str, Weight, &str); 56] = [
     ("shm_size", Harmless, "/dev/shm is a directory of its own files, without a limit"),
     ("sysctls", Changes, "it has the kernel's usual settings"),
     ("tmpfs", Harmless, "this is a directory of its own files, on the disk"),
-    ("ulimits", Changes, "it has the limits of any proc"),
     ("userns_mode", Changes, "a proc has its own"),
     ("uts", Changes, "a proc has its own"),
     ("volumes_from", Changes, "write the volumes here"),

@@ -12,12 +12,12 @@ use crate::yaml::{Node, Value};
 use crate::{Described, environ};
 use kip_types::life::Restart;
 use kip_types::name::ProcName;
-use kip_types::spec::{LEAST_LOG_BYTES, LOG_BYTES, MOST_LOG_FILES, parse_signal};
+use kip_types::spec::{LEAST_LOG_BYTES, LOG_BYTES, MOST_LOG_FILES, bad_hostname, parse_signal};
 use serde::Deserialize;
 use std::cell::RefCell;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 35] = [
+const READ: [&str; 38] = [
     "image",
     "build",
     "command",
@@ -33,6 +33,7 @@ const READ: [&str; 35] = [
     "cpus",
     "pids_limit",
     "storage_opt",
+    "ulimits",
     "logging",
     "deploy",
     "stop_signal",
@@ -40,6 +41,8 @@ const READ: [&str; 35] = [
     "restart",
     "depends_on",
     "hostname",
+    "extra_hosts",
+    "labels",
     "profiles",
     "pull_policy",
     "healthcheck",
@@ -254,6 +257,7 @@ impl Service {
                     }
                 }
             }
+            "ulimits" => self.ulimits(context, node, path),
             "logging" => self.logging(context, node, path),
             "deploy" => self.deploy(context, node, path),
             _ => return false,
@@ -310,11 +314,14 @@ impl Service {
             }
             "networks" => self.names.extend(networks::names(context, node, path)),
             "hostname" => {
-                self.names.extend(context.text(node, path));
-                if context.text(node, path).is_some_and(|host| host != self.proc.as_str()) {
-                    let why = format!("its host name is the proc's, {}", self.proc);
-                    context.lacks(place, Weight::Harmless, path, &why);
-                }
+                let read = |text: &str| bad_hostname(text).map_or_else(|| Ok(text.to_owned()), Err);
+                self.table.hostname = context.parsed(node, path, read);
+                self.names.extend(self.table.hostname.clone());
+            }
+            "extra_hosts" => self.extra_hosts(context, node, path),
+            "labels" => {
+                let labels = context.pairs(node, path).into_iter();
+                self.table.label.extend(labels.map(|(key, value)| (key, Variable(value.unwrap_or_default()))));
             }
             "scale" => self.copies(context, place, node, path),
             "network_mode" => match context.text(node, path).as_deref() {
@@ -336,6 +343,32 @@ impl Service {
             _ => return false,
         }
         true
+    }
+
+    /// `NAME:ADDRESS` or `NAME=ADDRESS` in a list, or a map of names to one address or several.
+    fn extra_hosts(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        let mut all = Vec::new();
+        if let Value::Map(_) = &node.value {
+            for (name, _, value) in node.entries() {
+                let addrs = context.texts(value, path).into_iter();
+                all.extend(addrs.map(|addr| (value.place.clone(), format!("{name}={addr}"))));
+            }
+        } else {
+            for one in context.list(node, path) {
+                all.extend(context.text(one, path).map(|text| (one.place.clone(), text)));
+            }
+        }
+        for (place, text) in all {
+            if text.ends_with("host-gateway") {
+                let key = format!("{path}: host-gateway");
+                context.lacks(&place, Weight::Changes, &key, "write an address of the machine");
+                continue;
+            }
+            match text.parse() {
+                Ok(entry) => self.table.add_host.push(entry),
+                Err(e) => context.fault(&place, format!("{path}: {e}")),
+            }
+        }
     }
 
     /// A health check that has succeeded once shows that the service is ready; that is all that it is for here.

@@ -132,7 +132,8 @@ impl Proc {
             image: layers_of(&self.spec).map(|layers| self.shared.images.layer_dirs(&layers)),
             dir: place.to_owned(),
             uid_base: self.first_id(),
-            hostname: self.name.to_string(),
+            hostname: self.spec.hostname().to_owned(),
+            hosts: self.spec.extra_hosts.iter().map(|host| format!("{}\t{}\n", host.addr, host.name)).collect(),
             resolv_conf: names::resolv_conf(self),
         }
     }

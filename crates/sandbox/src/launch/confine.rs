@@ -1,6 +1,6 @@
 //! The last steps before a program of the tenant's runs: giving up everything it must not have.
 
-use crate::protocol::{Failure, Ids, Step};
+use crate::protocol::{Failure, Ids, Program, Step};
 use kip_sys::caps::Instruction;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -55,9 +55,13 @@ pub(super) fn enter_user(namespace: UserNamespace<'_>) -> Result<(), Failure> {
 }
 
 /// Gives up all that the program is not to have, for good.
-pub(super) fn confine(allow_setuid: bool, filter: &[Instruction]) -> Result<(), Failure> {
+pub(super) fn confine(program: &Program, filter: &[Instruction]) -> Result<(), Failure> {
+    // The user namespace lets no limit be raised above what it is here.
+    for limit in &program.limits {
+        kip_sys::process::set_limit(limit.resource, limit.soft, limit.hard).map_err(Failure::at(Step::Limits))?;
+    }
     limit_bounding_set().map_err(Failure::at(Step::Capabilities))?;
-    if !allow_setuid {
+    if !program.allow_setuid {
         set_no_new_privs(true).map_err(Failure::at(Step::NoNewPrivs))?;
     }
     // Before the capabilities go: without no_new_privs it needs CAP_SYS_ADMIN in the user namespace.

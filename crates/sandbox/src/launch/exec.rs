@@ -114,7 +114,7 @@ fn join(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fai
     move_into_thread_name_spaces(parts.init.as_fd(), kinds).map_err(Failure::at(Step::Namespaces))?;
     place_stdio([parts.stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
     enter_user(UserNamespace::Of(parts.init.as_fd()))?;
-    confine(program.allow_setuid, &prepared.filter)
+    confine(program, &prepared.filter)
 }
 
 /// The paths to try, as execvp(3) has them, to be resolved inside.
@@ -139,6 +139,7 @@ mod tests {
             workdir: None,
             allow_setuid: false,
             ids: None,
+            limits: Vec::new(),
             exec_only: false,
         };
         assert_eq!(candidates(&program("ls", &["PATH=/a::/b"])), ["/a/ls", "./ls", "/b/ls"]);

@@ -101,7 +101,7 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     enter_mounts(&parts.mounts, &proc)?;
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
     place_stdio([null.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
-    confine(program.allow_setuid, &prepared.filter)
+    confine(program, &prepared.filter)
 }
 
 /// Each process moves itself, before it has a second thread.

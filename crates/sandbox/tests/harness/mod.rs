@@ -55,6 +55,7 @@ impl Place {
             dir: dir.path().join("proc"),
             uid_base: UID_BASE,
             hostname: "boxed".into(),
+            hosts: String::new(),
             resolv_conf: None,
         };
         let cgroups = Cgroups::detect().unwrap();
@@ -96,6 +97,7 @@ impl Place {
             directories: &[],
             allow_setuid: self.allow_setuid,
             ids: None,
+            limits: &[],
             exec_only: self.exec_only,
             mounts,
             namespaces: &self.namespaces,
@@ -151,6 +153,7 @@ impl Place {
             workdir: None,
             allow_setuid: self.allow_setuid,
             ids: None,
+            limits: &[],
             cgroup: &self.cgroup.task_files().unwrap(),
             stdin: null.as_fd(),
             stdout: stdout_in.as_fd(),

@@ -5,6 +5,7 @@ use super::Service;
 use crate::place::{Place, Weight, meant};
 use crate::yaml::Node;
 use kip_types::life::Restart;
+use kip_types::spec::{Ulimit, parse_limit};
 
 /// Keys of `deploy`.
 const DEPLOY: [&str; 9] = [
@@ -20,6 +21,29 @@ const DEPLOY: [&str; 9] = [
 ];
 
 impl Service {
+    /// A number for both values, or a map with `soft` and `hard`.
+    pub(super) fn ulimits(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (name, place, value) in node.entries() {
+            let path = format!("{path}.{name}");
+            let (soft, hard) = match (value.get("soft"), value.get("hard")) {
+                (None, None) => {
+                    let both = context.parsed(value, &path, parse_limit);
+                    (both, both)
+                }
+                (soft, hard) => {
+                    let mut read = |of: Option<&Node>| of.and_then(|of| context.parsed(of, &path, parse_limit));
+                    let (soft, hard) = (read(soft), read(hard));
+                    (soft.or(hard), hard.or(soft))
+                }
+            };
+            let (Some(soft), Some(hard)) = (soft, hard) else { continue };
+            match Ulimit::new(name, soft, hard) {
+                Ok(limit) => self.table.ulimit.push(limit),
+                Err(e) => context.fault(place, format!("{path}: {e}")),
+            }
+        }
+    }
+
     pub(super) fn deploy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
         for (key, place, value) in node.entries() {
             let path = format!("{path}.{key}");
