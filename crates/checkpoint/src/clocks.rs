@@ -1,9 +1,10 @@
 //! Time across a sleep: no call returns EINTR, clocks go on, time-outs and timers are due when they would have been.
 //!
-//! At the end of a dump, every task stopped, [`finalize`] sets threads that CRIU interrupted back onto their system call
-//! and notes every time-out and timer ([`calls`], [`timers`]). The wake moves POSIX and interval timers in the images by
-//! the time that has passed ([`advance_timers`]), and sets the rest in the restored processes just before they run:
-//! time-outs in their stacks, timerfds, socket options, and the signals of timers that expired meanwhile. CRIU's time
+//! At the end of a dump, every task stopped, [`finalize`] sets threads that CRIU interrupted back
+//! onto their system call and notes every time-out and timer ([`calls`], [`timers`]). The wake
+//! moves POSIX and interval timers in the images by the time that has passed ([`advance_timers`]),
+//! and sets the rest in the restored processes just before they run: time-outs in their stacks,
+//! timerfds, socket options, and the signals of timers that expired meanwhile. CRIU's time
 //! namespace is left out, so that every clock is the machine's.
 //!
 //! In a suspended sleep ([`Clocks::stands`]) the program's CLOCK_MONOTONIC stands: [`Clocks::resumed`] moves whatever is on
@@ -52,8 +53,8 @@ pub struct Due {
     pub source: Source,
     /// When, nanoseconds of CLOCK_MONOTONIC.
     pub at_ns: i64,
-    /// How often it comes, as far as is known: the interval, or a relative time-out's whole length. None for a
-    /// timer that fires once.
+    /// How often it comes, as far as is known: the interval, or a relative time-out's whole length.
+    /// None for a timer that fires once.
     pub every_ns: Option<i64>,
     /// It is on CLOCK_MONOTONIC, and waits on in a suspended sleep for as long as that lasts.
     #[serde(default)]
@@ -264,7 +265,8 @@ pub struct Frozen<'a> {
     pub ahead_ns: i64,
     /// The sleep is to be a suspended one.
     pub stands: bool,
-    /// The program has system call filters of its own: no call is exchanged for another. Set by [`finalize`].
+    /// The program has system call filters of its own: no call is exchanged for another. Set by
+    /// [`finalize`].
     pub own_filters: bool,
     /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
     /// interrupted, and both stand in calls now.

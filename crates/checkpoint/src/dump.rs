@@ -133,11 +133,13 @@ pub fn dump(
     Ok(Dumped { frozen_us: frozen_us(&directory) })
 }
 
-/// CRIU's log of a dump, which says when CRIU read what. It is in memory: it is long, and the disk may be full.
+/// CRIU's log of a dump, which says when CRIU read what. It is in memory: it is long, and the disk
+/// may be full.
 #[derive(Debug)]
 pub struct Log {
     file: File,
-    /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too little. None before the first comparison.
+    /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too
+    /// little. None before the first comparison.
     ahead_ns: Option<i64>,
 }
 
@@ -187,7 +189,8 @@ impl Log {
         self.lines().lines().filter_map(read).collect()
     }
 
-    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_REALTIME. Empty if the log does not say.
+    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_REALTIME.
+    /// Empty if the log does not say.
     pub fn still(&self) -> BTreeMap<u32, i64> {
         let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
         still(&self.lines()).into_iter().map(|(tid, ns)| (tid, ns.saturating_add(ahead_ns))).collect()

@@ -1,4 +1,5 @@
-//! Takes a process tree apart into checkpoint images and restores it: by CRIU, or, where it can, by a restorer of our own.
+//! Takes a process tree apart into checkpoint images and restores it: by CRIU, or, where it can, by
+//! a restorer of our own.
 //!
 //! | module | owns |
 //! | --- | --- |
@@ -8,7 +9,8 @@
 //! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
 //! | [`policy`], [`comeback`] | what images may ask for; whether CRIU can read them |
 //!
-//! Never stores anything for good, never decides when, knows nothing of procs. The format of images is `kip-criu-images`.
+//! Never stores anything for good, never decides when, knows nothing of procs. The format of images
+//! is `kip-criu-images`.
 #![forbid(unsafe_code)]
 
 pub mod clocks;

@@ -87,13 +87,13 @@ impl CriuCommand {
 #[derive(Debug, thiserror::Error)]
 pub enum LocateError {
     /// Nothing at any of the places.
-    #[error("no CRIU in {}: `kip doctor` says what brings it, or give --criu PATH", list(.searched))]
+    #[error("no CRIU in {}: `kip doctor` says how to install it, or give --criu PATH", list(.searched))]
     NotFound {
         /// The places, in the order of the search.
         searched: Vec<PathBuf>,
     },
     /// The newest one found is too old.
-    #[error("CRIU {found} in {} is too old, {OLDEST} or newer is needed: `kip doctor` says what brings it, or give --criu PATH", path.display())]
+    #[error("CRIU {found} in {} is too old, {OLDEST} or newer is needed: `kip doctor` says how to install it, or give --criu PATH", path.display())]
     TooOld {
         /// Where.
         path: PathBuf,

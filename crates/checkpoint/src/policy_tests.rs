@@ -100,8 +100,8 @@ fn what_a_sandbox_gives_is_allowed() {
 
 #[test]
 fn more_rights_are_refused() {
-    let told = refused(|f| f.threads[1].uids[2] = 65_536).to_string();
-    assert_eq!(told, "thread 2 has the user id 65536, beyond those of its sandbox");
+    let message = refused(|f| f.threads[1].uids[2] = 65_536).to_string();
+    assert_eq!(message, "thread 2 has the user id 65536, beyond those of its sandbox");
     assert!(matches!(refused(|f| f.threads[0].groups[0] = u32::MAX), Refused::Id { what: "group", .. }));
     assert_eq!(refused(|f| f.threads[0].capabilities = 0b1001), Refused::Capabilities { id: 1, extra: 0b1000 });
     assert!(matches!(refused(|f| f.threads[0].filter = None), Refused::Unconfined { id: 1, .. }));
@@ -117,8 +117,8 @@ fn more_rights_are_refused() {
     ] {
         assert!(matches!(refused(|f| change(&mut f.threads[1])), Refused::Privileged { id: 2, .. }));
     }
-    let told = refused(|f| f.id_maps[0][0].1 = 0).to_string();
-    assert!(told.contains("maps user ids in another way") && told.contains("65536 from 536000000"), "{told}");
+    let message = refused(|f| f.id_maps[0][0].1 = 0).to_string();
+    assert!(message.contains("maps user ids in another way") && message.contains("65536 from 536000000"), "{message}");
     assert!(matches!(refused(|f| f.id_maps[1].push((70_000, 0, 1))), Refused::IdMap { what: "group", .. }));
     assert!(matches!(refused(|f| f.id_maps[1].clear()), Refused::IdMap { .. }));
     assert_eq!(refused(|f| f.divided = ["mount"].into()), Refused::Namespace { kind: "mount" });
@@ -370,7 +370,7 @@ fn images_that_ask_for_more_are_refused() {
         ),
         (|dir| fs::remove_file(dir.join("core-3.img")).unwrap(), "core-3.img"),
     ];
-    for (change, told) in changes {
+    for (change, expected) in changes {
         let dir = tempfile::tempdir().unwrap();
         images(dir.path());
         change(dir.path());
@@ -378,7 +378,7 @@ fn images_that_ask_for_more_are_refused() {
             Err(e) => e.to_string(),
             Ok(facts) => check(&facts, &policy()).unwrap_err().to_string(),
         };
-        assert!(refusal.contains(told), "{refusal:?} does not say {told:?}");
+        assert!(refusal.contains(expected), "{refusal:?} does not say {expected:?}");
     }
     // CRIU would merge the two, so that the lists of capabilities follow each other and the first counts.
     let dir = tempfile::tempdir().unwrap();

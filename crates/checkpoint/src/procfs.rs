@@ -1,5 +1,6 @@
 //! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path `/proc/PID`, and what lay behind it in its
-//! memory follows. [`mend_proc_paths`] puts the path right, by the link that the frozen process has. Changes nothing else.
+//! memory follows. [`mend_proc_paths`] puts the path right, by the link that the frozen process
+//! has. Changes nothing else.
 
 use crate::sockets;
 use kip_criu_images::fields::{file_entry, fs_entry, reg_file_entry};

@@ -1,8 +1,9 @@
 //! Talks to `kip-restore` while it rebuilds a tree from a [`Plan`].
 //!
 //! The caller starts the restorer with the socket that [`Rebuild::begin`] returns, as descriptor 3; everything it needs is
-//! queued there already. Each process and thread sends its host pid as credentials, which the kernel translates; when all
-//! have closed the socket all of them are ready or dead. Crash: nothing is kept; the caller kills what there is.
+//! queued there already. Each process and thread sends its host pid as credentials, which the
+//! kernel translates; when all have closed the socket all of them are ready or dead. Crash: nothing
+//! is kept; the caller kills what there is.
 
 use crate::plan::{AREA, AREA_END, PLAN, Plan};
 use crate::resume::{Process, Stopped, Thread, stop, syscall_offset};

@@ -109,8 +109,8 @@ fn general(entry: &Message) -> Option<Vec<u64>> {
     Some(registers)
 }
 
-/// From `user_x86_fpregs_entry`. The bytes that the kernel's own software uses (464 to 511) stay zero: it reads them
-/// in signal frames only.
+/// From `user_x86_fpregs_entry`. The bytes that the kernel's own software uses (464 to 511) stay
+/// zero: it reads them in signal frames only.
 fn floating(state: &Message, layout: &XsaveLayout) -> Result<Option<Vec<u8>>, Malformed> {
     let Some(xsave) = state.message(user_x86_fpregs_entry::XSAVE)? else { return Ok(None) };
     if let Some(shadow_stack) = xsave.message(user_x86_xsave_entry::CET)?

@@ -8,9 +8,10 @@
 //!    instruction in its vdso, the one piece of code that is certainly there and not being unmapped;
 //! 3. every thread gets its floating-point registers, its general registers and its signal mask.
 //!
-//! [`Stopped::go`] then lets them run. Owns no memory image, no descriptors and no decision when; reads a process's memory
-//! only for the instruction on which a thread stands. The call of step 2 passes the seccomp filters that the restorer has already put on: a program whose
-//! own filter refuses munmap cannot be restored this way, and [`stop`] says so.
+//! [`Stopped::go`] then lets them run. Owns no memory image, no descriptors and no decision when;
+//! reads a process's memory only for the instruction on which a thread stands. The call of step 2
+//! passes the seccomp filters that the restorer has already put on: a program whose own filter
+//! refuses munmap cannot be restored this way, and [`stop`] says so.
 //!
 //! ```text
 //! waiting in the restorer --stop()--> Stopped --go()--> running

@@ -2,7 +2,8 @@
 //! field that Kip uses.
 //!
 //! Modules and constants are named as `images/*.proto` of CRIU 4.2 names messages and fields.
-//! Values of fields are in [`crate::codes`]; [`crate::Message`] is a message as it is read and written.
+//! Values of fields are in [`crate::codes`]; [`crate::Message`] is a message as it is read and
+//! written.
 #![allow(missing_docs, reason = "the names are CRIU's; a comment has what they do not say")]
 
 mod files;

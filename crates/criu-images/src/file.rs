@@ -1,4 +1,5 @@
-//! One CRIU image: two magic numbers, then entries, each a length and a protobuf message. [`crate::Images`] has all of a tree.
+//! One CRIU image: two magic numbers, then entries, each a length and a protobuf message.
+//! [`crate::Images`] has all of a tree.
 //!
 //! Source: CRIU's documentation, "Images".
 

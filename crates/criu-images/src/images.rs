@@ -252,8 +252,8 @@ impl Images {
         self.files.entry(name).or_default().bytes = image.encode();
     }
 
-    /// Puts an image of these entries in place of the one of its name: for tests, its magic number is
-    /// none of CRIU's.
+    /// Puts an image of these entries in place of the one of its name: for tests, its magic number
+    /// is none of CRIU's.
     pub fn put_entries(&mut self, name: &str, entries: &[Message]) {
         self.put(&Image::new(name.into(), entries.to_vec()));
     }

@@ -1,8 +1,8 @@
 //! What a checkpoint holds, for people: its processes, their open files, the map of their memory.
 //!
-//! Owns the model that an inspection of running processes fills, too. Reads images, from a directory
-//! or from anywhere else, and never a page of memory. What it does not know it leaves out rather than
-//! refuse: an inspection is no judgement; Kip's policy for images is.
+//! Owns the model that an inspection of running processes fills, too. Reads images, from a
+//! directory or from anywhere else, and never a page of memory. What it does not know it leaves out
+//! rather than refuse: an inspection is no judgement; Kip's policy for images is.
 
 mod files;
 mod memory;
@@ -19,11 +19,12 @@ use crate::wire::Message;
 use files::Files;
 use std::ops::Range;
 
-/// What an image is called that is needed here.
+/// Names of images that an inspection reads.
 const NAMES: [&str; 5] = ["pstree.img", "files.img", "memfd.img", "remap-fpath.img", "sk-queues.img"];
 const PREFIXES: [&str; 6] = ["core-", "mm-", "ids-", "fs-", "fdinfo-", "pagemap-shmem-"];
 
-/// Whether a file of that name is needed: that of all images, or, of an older Kip's generation, one of these.
+/// Whether an inspection reads a file of that name: that of all images, or, of an older Kip's
+/// generation, one of these.
 pub fn is_wanted(name: &str) -> bool {
     let is_image = PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && name.ends_with(".img");
     name == CHECKPOINT || NAMES.contains(&name) || is_image

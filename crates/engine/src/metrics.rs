@@ -1,7 +1,8 @@
 //! Metrics for Prometheus, in its text format 0.0.4: `GET /metrics`, `kip metrics`.
 //!
-//! Counts what happens from the daemon's start on, and never reads a file of a proc. What is at the moment of a scrape (procs by
-//! tier, memory, meters) its caller gathers. `docs/metrics.md` lists all metrics.
+//! Counts what happens from the daemon's start on, and never reads a file of a proc. What is at the
+//! moment of a scrape (procs by tier, memory, meters) its caller gathers. `docs/metrics.md` lists
+//! all metrics.
 
 use crate::cause;
 use kip_types::Tier;

@@ -143,7 +143,8 @@ pub fn is_stopped(tid: u32) -> bool {
     Status::read(tid).is_ok_and(|status| status.is_halted())
 }
 
-/// Whether the parent of a stopped process has yet to learn of that by wait(2): the last field of proc_pid_stat(5).
+/// Whether the parent of a stopped process has yet to learn of that by wait(2): the last field of
+/// proc_pid_stat(5).
 fn is_unreported(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")

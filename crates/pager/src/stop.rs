@@ -240,7 +240,8 @@ impl Resuming {
     }
 }
 
-/// Threads that sleep or are stopped by a signal, and how often each has left a processor; and which of them are stopped.
+/// Threads that sleep or are stopped by a signal, and how often each has left a processor; and
+/// which of them are stopped.
 fn sleepers(pids: &[u32]) -> (HashMap<u32, u64>, HashSet<u32>) {
     let (mut slept, mut halted) = (HashMap::new(), HashSet::new());
     for tid in pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default()) {
@@ -259,8 +260,8 @@ fn slept_through(slept: &HashMap<u32, u64>, tid: u32) -> bool {
     slept.get(&tid).is_some_and(|before| now().is_some_and(|now| now <= before + 1))
 }
 
-/// Whether a stopped thread that had waited so often before has waited for nothing since but in its stop. On a busy machine the
-/// processor may have been taken away from it on the way.
+/// Whether a stopped thread that had waited so often before has waited for nothing since but in its
+/// stop. On a busy machine the processor may have been taken away from it on the way.
 fn waited_no_more(tid: u32, before: u64) -> bool {
     Status::read(tid).is_ok_and(|status| status.waits().is_some_and(|now| now <= before + 1))
 }

@@ -1,7 +1,8 @@
-//! What the kernel says of a process or a thread: proc_pid_status(5), proc_pid_stat(5), proc_pid_task(5).
+//! What the kernel says of a process or a thread: proc_pid_status(5), proc_pid_stat(5),
+//! proc_pid_task(5).
 //!
-//! Owns the reading of these files for all crates, and judges nothing. An id may have been given to another process between two
-//! readings: see [`crate::process`].
+//! Owns the reading of these files for all crates, and judges nothing. An id may have been given to
+//! another process between two readings: see [`crate::process`].
 
 use std::fs;
 use std::io;
@@ -111,7 +112,8 @@ pub fn is_init(pid: u32) -> bool {
     Status::read(pid).is_ok_and(|status| status.inner_id().is_some_and(|(id, _)| id == 1))
 }
 
-/// Whether a thread is gone, is a leader that has called pthread_exit, or belongs to a process that its parent has yet to wait for.
+/// Whether a thread is gone, is a leader that has called pthread_exit, or belongs to a process that
+/// its parent has yet to wait for.
 pub fn has_ended(pid: u32, tid: u32) -> bool {
     let Ok(stat) = fs::read(format!("/proc/{pid}/task/{tid}/stat")) else { return true };
     String::from_utf8_lossy(&stat)

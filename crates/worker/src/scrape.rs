@@ -1,7 +1,8 @@
-//! What is at the moment of a scrape, as metrics: procs by tier, memory, the store, meters, the daemon itself.
+//! What is at the moment of a scrape, as metrics: procs by tier, memory, the store, meters, the
+//! daemon itself.
 //!
-//! Is gathered from what is known anyway: no file of a proc is read and no proc wakes. What happens is counted elsewhere,
-//! [`kip_engine::metrics`].
+//! Is gathered from what is known anyway: no file of a proc is read and no proc wakes. What happens
+//! is counted elsewhere, [`kip_engine::metrics`].
 
 mod process;
 

@@ -2,8 +2,9 @@
 //!
 //! CRIU reads the signals that wait for a process first and its timers last, and timers go on meanwhile: what a timer sends in
 //! between is in no image, and one that is set for once is not armed any more. Whatever waits now and is not in the images is
-//! added to them. /proc says which signals wait, not from where each came: that follows from the timers. Sources: sigaction(2),
-//! proc_pid_status(5), timer_create(2), and CRIU's images of signals, which are siginfo_t as the kernel has it.
+//! added to them. /proc says which signals wait, not from where each came: that follows from the
+//! timers. Sources: sigaction(2), proc_pid_status(5), timer_create(2), and CRIU's images of
+//! signals, which are siginfo_t as the kernel has it.
 
 use super::timers::{Posix, Real, posix_timers, real_timer};
 use super::{ClockError, Frozen, Now};
@@ -107,8 +108,9 @@ fn queued(queue: Option<Message>) -> Result<Vec<(u64, Option<i32>)>, Malformed> 
     Ok(found)
 }
 
-/// What waits and is not in the image. `interrupted_ns`: when the program stood still, or a little later; `asked_ns`: when
-/// the kernel was asked what waits. The number of a signal whose timer is not known.
+/// What waits and is not in the image. `interrupted_ns`: when the program stood still, or a little
+/// later; `asked_ns`: when the kernel was asked what waits. The number of a signal whose timer is
+/// not known.
 fn lacks(known: &Known, interrupted_ns: i64, asked_ns: i64) -> Result<Vec<Lacks>, u64> {
     let mut found = Vec::new();
     for signal in (1..=64).filter(|signal| known.waiting & 1 << (signal - 1) != 0 && !NOT_THE_PROGRAMS.contains(signal))

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! It joins its group when it has made all of its own, which begin with the group that it was made with: a parent may be in the group
-//! of a child. Pure: knows numbers, and nothing of images or of the restorer. An error names the first process that it fails for.
+//! of a child. Pure: knows numbers, and nothing of images or of the restorer. An error names the
+//! first process that it fails for.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@
 pub mod task_core_entry {
     /// See [`crate::codes::state`].
     pub const TASK_STATE: u32 = 1;
-    /// As wait(2) tells it.
+    /// As wait(2) reports it.
     pub const EXIT_CODE: u32 = 2;
     pub const PERSONALITY: u32 = 3;
     /// Signal N as bit N - 1. A thread that has a mask of its own goes by that.
