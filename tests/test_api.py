@@ -442,7 +442,7 @@ def test_what_up_refuses(remote: Remote, tls: Path, tmp_path: Path) -> None:
 
 # promise api: events after an id: none twice, none missed that is kept; `kip events --follow` goes
 #   on over a lost connection
-# held by: this, `kip_engine::events::tests::who_comes_back_misses_nothing_and_hears_nothing_twice`
+# held by: this, `kip_journal::events::tests::who_comes_back_misses_nothing_and_hears_nothing_twice`
 def test_events_go_on_where_they_were_left(remote: Remote) -> None:
     kip = remote.kip
     kip.run("told", ["sleep", "1000"])

@@ -213,8 +213,8 @@ def test_logs(kip: Kip) -> None:
 
 
 # promise command-line: events by time, kind and name; the newest are kept over restarts of the daemon, also after SIGKILL
-# held by: this, `kip_engine::events::tests::the_next_daemon_has_those_of_the_one_before`,
-#   `kip_engine::events::file::tests::the_files_are_bounded`
+# held by: this, `kip_journal::events::tests::the_next_daemon_has_those_of_the_one_before`,
+#   `kip_journal::events::file::tests::the_files_are_bounded`
 def test_events_over_restarts(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
     proc = kip.run("told", ["sleep", "1000"])

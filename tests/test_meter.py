@@ -81,7 +81,7 @@ def near(is_: float, should: float, share: float = 0.01) -> None:
 # promise meters: CPU time is the kernel's own count within 1%, over sleeps of both kinds, killed
 #   daemons, a stop and another cgroup, a reboot
 # held by: this, `tests/test_meter.py::test_a_reboot_neither_loses_nor_repeats`,
-#   `kip_engine::meter::tests::counters_that_begin_anew_are_neither_lost_nor_counted_twice`
+#   `kip_journal::meter::tests::counters_that_begin_anew_are_neither_lost_nor_counted_twice`
 def test_cpu_time_is_the_kernels(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Over sleeps of both kinds, a daemon that is killed, and a stop, after which it has another cgroup."""
     kip = fresh_kip()
@@ -115,7 +115,7 @@ def test_cpu_time_is_the_kernels(fresh_kip: Callable[..., Kip], tmp_path: Path) 
 # promise meters: CPU time and connections by tier: what was used in it and by the wake that ended
 #   it, read from the kernel when the tier changes; connections that came to a sleeper are those
 #   that woke it
-# held by: this, `kip_engine::meter::tests::each_tier_has_its_own_cpu_time`
+# held by: this, `kip_journal::meter::tests::each_tier_has_its_own_cpu_time`
 def test_each_tier_has_its_own(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """CPU time and connections, read from the kernel where it changes its tier: what was used there, and what woke it."""
     kip = fresh_kip()
@@ -151,7 +151,7 @@ def test_each_tier_has_its_own(fresh_kip: Callable[..., Kip], tmp_path: Path) ->
 
 
 # promise meters: connections of Kip's own checks (`--ready`, `--probe`) are not counted
-# held by: this, `kip_engine::meter::tests::our_own_connections_do_not_count`
+# held by: this, `kip_journal::meter::tests::our_own_connections_do_not_count`
 def test_kip_s_own_checks_do_not_count(kip: Kip, tmp_path: Path) -> None:
     """Neither those of readiness, which are many while it does not listen yet, nor those of probes."""
     tar = programs.tarball(tmp_path / "late.tar", {"srv/lines.py": PROGRAM})
@@ -243,7 +243,7 @@ class Integral:
 # promise meters: memory times time is the integral of the kernel's counter within 1%, hot and
 #   hibernated; of a parked proc what its generation takes on the disk
 # held by: this,
-#   `kip_engine::meter::tests::memory_changes_evenly_between_samples_and_not_at_all_in_sleep`
+#   `kip_journal::meter::tests::memory_changes_evenly_between_samples_and_not_at_all_in_sleep`
 @pytest.mark.measures
 def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path) -> None:
     """Of a program whose memory grows and shrinks, and of one that sleeps, in each tier where its tier has it."""
@@ -326,7 +326,7 @@ def test_of_an_archived_one_the_store_counts(fresh_kip: Callable[..., Kip], tmp_
 
 # promise meters: a killed daemon loses no time of who lives on; after `kip down` and `up` all
 #   counts are as they were; a stopped proc's time does not count
-# held by: this, `kip_engine::meter::tests::the_time_without_a_daemon_counts_where_it_was`
+# held by: this, `kip_journal::meter::tests::the_time_without_a_daemon_counts_where_it_was`
 def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """A killed daemon loses no time of procs that live on; after `kip down` all is as it was, and the time until `kip up` counts
     for no proc."""
@@ -415,8 +415,8 @@ def test_datagrams_are_counted(kip: Kip) -> None:
 
 
 # promise meters: `--since`: to a quarter of an hour; what is kept for it stays short
-# held by: this, `kip_engine::meter::marks::tests::between_marks_the_use_is_even`,
-#   `kip_engine::meter::marks::tests::the_file_stays_short`
+# held by: this, `kip_journal::meter::marks::tests::between_marks_the_use_is_even`,
+#   `kip_journal::meter::marks::tests::the_file_stays_short`
 def test_shown_for_people(kip: Kip, tmp_path: Path) -> None:
     assert kip.cli("meter").stdout == "there are no procs\n"
     proc = lines(kip, tmp_path, "one")

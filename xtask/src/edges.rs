@@ -9,11 +9,13 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 25] = [
+const ALLOWED: [(&str, &[&str]); 26] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
     ("kip-service", &[TYPES]),
+    // What has happened, and what was used.
+    ("kip-journal", &[TYPES, SYS, "kip-net"]),
     // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
@@ -55,6 +57,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     (
         "kip-engine",
         &[
+            "kip-journal",
             TYPES,
             "kip-service",
             SYS,
@@ -76,6 +79,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     (
         "kip-supervisor",
         &[
+            "kip-journal",
             TYPES,
             SYS,
             "kip-net",
@@ -93,6 +97,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     (
         "kip-worker",
         &[
+            "kip-journal",
             "kip-engine",
             "kip-supervisor",
             TYPES,

@@ -9,7 +9,6 @@ pub mod resolver;
 
 pub use proc::Proc;
 
-use crate::events::Events;
 use crate::exec_ends::Ends;
 use crate::fd_store::key;
 use crate::helper_pool::HelperPool;
@@ -18,6 +17,7 @@ use crate::observe::WakeObserver;
 use crate::prepared::PreparedNetworks;
 use crate::pressure::Pressure;
 use kip_image::Images;
+use kip_journal::events::Events;
 use kip_keeper::Keeper;
 use kip_logs::{LogPump, Rotation};
 use kip_net::wake::WakePoll;

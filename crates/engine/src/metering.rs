@@ -1,7 +1,7 @@
 //! The meter of a proc, kept with the proc's record and read from its control group and its network.
 
 use crate::host::Proc;
-use crate::meter::{Kept, marks};
+use kip_journal::meter::{Kept, marks};
 use kip_net::activity::Activity as Traffic;
 use kip_records::record::{self, Durability, RecordError};
 use kip_records::state::Record;

@@ -4,7 +4,7 @@ use super::hibernate::{AFTER_DUE, BEFORE_DUE};
 use super::ticks::sample;
 use super::*;
 use kip_engine::blocking::blocking;
-use kip_engine::meter::WRITE_EVERY;
+use kip_journal::meter::WRITE_EVERY;
 use tokio::sync::oneshot::error::TryRecvError;
 
 /// After a wake a proc's memory is looked at once it has run for this long.
