@@ -266,7 +266,8 @@ pub(crate) fn begin(
     generation: Generation,
 ) -> Result<(Vec<u8>, Opened), NoKey> {
     let id = keys.current()?;
-    let header = Header { format: kind.format(), kind, key: id, salt: random(), proc, generation, realm: keys.realm().clone() };
+    let header =
+        Header { format: kind.format(), kind, key: id, salt: random(), proc, generation, realm: keys.realm().clone() };
     let key = ObjectKey::derive(keys.secret(id)?, &header.salt);
     let mut bytes = header.encode();
     let tag = key.header_tag(&bytes);
