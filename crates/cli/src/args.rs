@@ -34,12 +34,18 @@ use std::path::PathBuf;
 #[command(name = "kip", version, max_term_width = 110)]
 pub struct Cli {
     // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(help = "Data directory of the daemon [default: /var/lib/kip]", long, global = true, value_name = "DIR")]
+    #[arg(
+        help = "Data directory of the daemon [default: /var/lib/kip]",
+        long,
+        global = true,
+        display_order = 900,
+        value_name = "DIR"
+    )]
     pub data: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArgs,
     /// Print JSON
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,
@@ -169,14 +175,14 @@ pub struct NameArg {
 #[derive(Debug, Args)]
 pub struct NamesArg {
     /// Names of procs
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Names of procs
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// What each process has open, and the proc's own files: those that differ from its base, the first 200 by path
     #[arg(long, group = "detail")]
@@ -208,7 +214,7 @@ impl InspectArgs {
 #[derive(Debug, Args)]
 pub struct StopArgs {
     /// Names of procs
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// From asking it to end to killing it; without it what `kip run --stop-grace` said, else 10s
     #[arg(short = 't', long, alias = "time", alias = "timeout", value_name = "DUR", value_parser = parse_duration_ms)]
@@ -229,7 +235,7 @@ pub struct DownArgs {
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// Names of procs
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// End it first if it is not stopped
     #[arg(short, long)]
@@ -239,7 +245,7 @@ pub struct RmArgs {
 #[derive(Debug, Args)]
 pub struct SleepArgs {
     /// Names of procs
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
@@ -252,7 +258,7 @@ pub struct SleepArgs {
 #[derive(Debug, Args)]
 pub struct WakeArgs {
     /// Names of procs, or their ids in the store
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// Take over the proc of this id from the store, as NAME
     #[arg(long, value_name = "ID", value_parser = parse_id)]

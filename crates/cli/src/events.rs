@@ -27,7 +27,7 @@ pub struct EventsArgs {
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = |text: &str| filter::parse(text, &KEYS))]
     pub filters: Vec<Filter>,
     /// Only those of these procs
-    #[arg(add = names::known())]
+    #[arg(add = names::known(), value_name = "NAME")]
     pub names: Vec<String>,
 }
 

@@ -13,13 +13,13 @@ pub const DATA: &str = "/var/lib/kip";
 #[derive(Debug, Args)]
 pub struct RemoteArgs {
     /// Speak to the daemon at https://HOST:PORT instead of that of a data directory; KIP_HOST, too, says so
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "data")]
+    #[arg(long, global = true, display_order = 900, value_name = "URL", conflicts_with = "data")]
     pub host: Option<String>,
     /// PEM file of the CA that --host is trusted by, instead of those of this machine; KIP_CA, too, says so
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, display_order = 900, value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// File whose first line is the token for --host; KIP_TOKEN, too, may have the token
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, display_order = 900, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
 

@@ -21,7 +21,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 #[derive(Debug, Args)]
 pub struct StatsArgs {
     /// Names of procs; all that are not stopped without one
-    #[arg(add = names::known())]
+    #[arg(add = names::known(), value_name = "NAME")]
     pub names: Vec<String>,
     /// The stopped ones, too
     #[arg(short, long)]

@@ -23,7 +23,7 @@ const READY_WITHIN_MS: u64 = 60_000;
 #[derive(Debug, Args)]
 pub struct WaitArgs {
     /// Names of procs
-    #[arg(add = names::known(), required = true)]
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
     /// Until it is ready, not until it ends; without a check of its own, until it runs
     #[arg(long)]
