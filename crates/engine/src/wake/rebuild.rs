@@ -4,7 +4,7 @@
 //! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
 
 use super::reopen::open_again;
-use super::{Steps, WakeError, end_half_made, release, timers};
+use super::{Steps, WakeError, end_half_made, mount_namespace, release, timers};
 use crate::cause::WakeCause;
 use crate::fd_store::key;
 use crate::hibernate;
@@ -174,6 +174,8 @@ pub(super) fn rebuild(
     steps.done("processes");
     fault::reach("wake-created");
     let (init, pidfd) = (started.init_pid, started.pidfd);
+    let mounted = mount_namespace(init);
+    rebuild.go_on();
     let result = std::thread::scope(|scope| {
         let check = scope.spawn(|| verify(images, manifest, &ready.plan));
         let mut inflating = None;
@@ -205,6 +207,7 @@ pub(super) fn rebuild(
         if let Err(e) = stopped.go() {
             tracing::warn!(proc = %proc.name, error = %e, "a rebuilt thread was not let go");
         }
+        timers::send_later(proc, rebuild.later());
         timers::give_back(shortened);
         Ok(())
     });
@@ -215,6 +218,9 @@ pub(super) fn rebuild(
             Ok(init)
         }
         Err(e) => {
+            if let Ok(mounted) = mounted {
+                proc.hold_mounts_again(mounted.as_fd());
+            }
             // With pid 1 the kernel ends all the others; often it has ended by itself, which must not hide why.
             let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
             hibernate::forget(proc);
