@@ -11,7 +11,7 @@ use crate::hibernate;
 use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
-use kip_checkpoint::plan::{Plan, PlanError, Received};
+use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
@@ -26,6 +26,7 @@ use kip_sys::fault;
 use kip_sys::process::{Signal, pidfd_send_signal};
 use kip_types::chain;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -85,7 +86,9 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
         }
     };
     let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
-    let get = |what: &Received| match what {
+    let mut memory_files = MemoryFiles::default();
+    let complain = |error: &io::Error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again");
+    let mut get = |what: &Received| match what {
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
         Received::Object(id) => proc.fd_store.get(&format!("{}{id}", key::OBJECT)),
@@ -98,15 +101,17 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
                 .map(Arc::new)
         }
         Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
-        Received::Memory(memory) => memory
-            .make(images, proc.first_id())
-            .map_err(|error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again"))
-            .ok()
-            .map(Arc::new),
+        Received::Memory(memory) => {
+            memory_files.readable(memory, images, proc.first_id()).inspect_err(complain).ok().map(Arc::new)
+        }
+        Received::OpenMemory(memory, opened) => {
+            let opened = memory_files.opened(memory, *opened, images, proc.first_id());
+            opened.inspect_err(complain).ok().map(Arc::new)
+        }
         Received::Inotify(id) => proc.fd_store.get(&key_of(*id)),
         Received::Socket(inode) => proc.fd_store.get(&format!("{}{inode}", key::SOCKET)),
     };
-    let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
+    let received = plan.received.iter().skip(1).map(&mut get).collect::<Option<Vec<_>>>()?;
     let namespace = |key| proc.fd_store.get(key);
     let user = Arc::new(proc.held_user().ok()?);
     let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
