@@ -52,4 +52,4 @@ mod swap;
 mod tasks;
 mod ticking;
 mod timeouts;
-mod timers;
+pub mod timers;
