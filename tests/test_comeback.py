@@ -24,10 +24,12 @@ from test_rebuild import HEAD, NOT_BY_PLAN, plan_of
 # What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is said of it.
 EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted", "memory_mapping"]
 SESSION = r"process \d+ \(python3\) is in a session that was begun elsewhere"
+MEMORY = r"process 2 \(memfd:program\) runs a program that is a memory file, memfd_create\(2\)"
 ONLY_HERE = {
     "subreaper": SESSION,
     "before_setsid": SESSION,
-    "memory_program": r"process 2 \(memfd:program\) runs a program that is a memory file, memfd_create\(2\)",
+    "memory_program": MEMORY,
+    "memory_program_open": MEMORY,
 }
 AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +90,40 @@ def test_names_are_in_dns_through_sleeps_and_daemons(fresh_kip: Callable[..., Ki
     assert known()
     store.remove()
     assert any("SERVFAIL" in line or "NXDOMAIN" in line for line in dig(front_, "store"))
+
+
+# Asks for a name of its own network as fast as it can, by UDP.
+FLOOD = """
+import socket, time
+asked = b"\\0\\7\\1\\0\\0\\1" + bytes(6) + b"\\5store\\0\\0\\1\\0\\1"
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect(("127.0.0.11", 53))
+until = time.monotonic() + 5
+while time.monotonic() < until:
+    s.send(asked)
+"""
+
+
+# promise files: a flood of questions to its resolver is answered 1,000 times a second, and costs the
+#   daemon little
+# held by: this, `kip_engine::host::resolver::tests::a_flood_of_questions_is_answered_slowly`
+def test_a_flood_of_questions_costs_the_daemon_little(kip: Kip, tmp_path: Path) -> None:
+    loaded(kip, tmp_path, COMPOSE, front=front(), web=images.web())
+    front_ = Proc(kip, "shop-front")
+    assert kip.daemon
+    stat = Path(f"/proc/{kip.daemon.pid}/stat")
+
+    def cpu_s() -> float:
+        fields = stat.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = cpu_s()
+    pid = front_.inspect()["pids"][0]
+    subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", FLOOD], check=True, timeout=60)
+    assert cpu_s() - before < 1.5, "less than a third of the 5 s"
+    assert dig(front_, "+short", "store") != []
+    front_.remove()
+    Proc(kip, "store").remove()
 
 
 def test_a_program_has_port_53_for_itself(kip: Kip, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
+from test_comeback import break_plan
+from test_rebuild import NOT_BY_PLAN
 
 BEGIN = (
     "import ctypes, struct, threading; libc = ctypes.CDLL(None, use_errno=True)",
@@ -56,7 +58,8 @@ def woken_by_a_change(proc: Proc, wakes: int) -> None:
 #   engine; daemon killed meanwhile
 # held by: this, `tests/test_inotify.py::test_a_read_that_waits`,
 #   `tests/test_inotify.py::test_a_change_wakes_from_hibernation`,
-#   `tests/test_inotify.py::test_the_daemon_may_die`, `tests/test_inotify.py::test_tail`
+#   `tests/test_inotify.py::test_the_daemon_may_die`, `tests/test_inotify.py::test_tail`,
+#   `tests/test_inotify.py::test_events_over_a_wake_that_fails`
 @pytest.mark.parametrize("engine", ["plan", "criu"])
 def test_events_over_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
     """Events that waited unread, of what the program did itself, and of what another process did in the volume while the proc was
@@ -78,6 +81,28 @@ def test_events_over_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engin
         do(client, f"open('/tmp/own/unread{cycle}', 'w').close()")
         proc.sleep()
         assert eval(client.ask("parse(os.read(i, 65536))")) == [("own", CREATE, f"unread{cycle}")]
+
+
+def test_events_over_a_wake_that_fails(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """The plan is broken, so CRIU does the wake: what waited unread, what changed in the volume meanwhile, and what changes after it,
+    in the proc's own files too, come once and in order."""
+    kip = fresh_kip()
+    kip.expected += [NOT_BY_PLAN]
+    proc, client = begin(kip, tmp_path / "volume")
+    for cycle in range(2):
+        do(client, f"open('/tmp/own/before{cycle}', 'w').close()")
+        wakes = proc.sleep()["wakes"]
+        break_plan(proc)
+        (tmp_path / "volume" / f"meanwhile{cycle}").touch()
+        woken_by_a_change(proc, wakes)
+        assert {"not rebuilt", "helper"} <= {step["name"] for step in proc.inspect()["last_wake"]["steps"]}
+        do(client, f"open('/tmp/own/after{cycle}', 'w').close()")
+        (tmp_path / "volume" / f"later{cycle}").touch()
+        got = eval(client.ask("parse(os.read(i, 65536))"))
+        assert got == [
+            ("own", CREATE, f"before{cycle}"), ("shared", CREATE, f"meanwhile{cycle}"), ("own", CREATE, f"after{cycle}"),
+            ("shared", CREATE, f"later{cycle}"),
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["plan", "criu"])

@@ -441,6 +441,26 @@ def memory_program() -> Callable[[], None]:
     return check
 
 
+def memory_program_open() -> Callable[[], None]:
+    """The program itself is run from a memory file, which it has open as well, as a launcher that does not close it leaves it."""
+    if not os.readlink("/proc/self/exe").startswith("/memfd:"):
+        program = os.memfd_create("program", 0)
+        with open("/usr/bin/python3", "rb") as source:
+            while piece := source.read(1 << 20):
+                os.write(program, piece)
+        os.set_inheritable(program, True)
+        os.execve(program, ["python3", *sys.argv, str(program)], dict(os.environ))
+    program = int(sys.argv[-1])
+    at = os.lseek(program, 100, os.SEEK_SET)
+
+    def check() -> None:
+        assert os.readlink("/proc/self/exe").startswith("/memfd:program"), os.readlink("/proc/self/exe")
+        assert os.lseek(program, 0, os.SEEK_CUR) == at and os.pread(program, 4, 0) == b"\x7fELF"
+        assert os.fstat(program).st_ino == os.stat("/proc/self/exe").st_ino
+
+    return check
+
+
 def memory_mapping() -> Callable[[], None]:
     """A sealed memory file, closed and mapped for itself alone in two processes, as libraries that were made at run time are: a
     page with a hole before it, and one that one of them has written to."""

@@ -17,7 +17,7 @@ mod signals;
 mod timers;
 
 pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
-pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
+pub use timers::{AFTER_PACKET, Missed, Signals, Timerfd, advance_timers, after_packet, interrupted_at, set_timerfd};
 
 use crate::hold::{has_own_filters, stopped_threads};
 use kip_criu_images::fields::{core_entry, thread_info_x86};

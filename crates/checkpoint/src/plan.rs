@@ -19,7 +19,7 @@ mod tasks;
 pub use crate::objects::Object;
 pub use files::objects;
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
-pub use memfd::{MemoryFile, Piece};
+pub use memfd::{MemoryFile, MemoryFiles, Opened, Piece};
 
 use crate::clocks::Clocks;
 use crate::registers::Registers;
@@ -59,6 +59,8 @@ pub enum Received {
     Device,
     /// A memory file, made from the images.
     Memory(MemoryFile),
+    /// The same, as the program has it open by a descriptor.
+    OpenMemory(MemoryFile, Opened),
 }
 
 /// A thread that will report itself.

@@ -1,12 +1,14 @@
 //! Talks to `kip-restore` while it rebuilds a tree from a [`Plan`].
 //!
 //! The caller starts the restorer with the socket that [`Rebuild::begin`] returns, as descriptor 3; everything it needs is
-//! queued there already. Each process and thread sends its host pid as credentials, which the
-//! kernel translates; when all have closed the socket all of them are ready or dead. Crash: nothing
-//! is kept; the caller kills what there is.
+//! queued there already, and it begins at [`Rebuild::go_on`]. Each process and thread tells its host pid as credentials,
+//! which the kernel translates; when all have closed the socket all of them are ready or dead. Crash: nothing is kept; the
+//! caller kills what there is.
 
+use crate::clocks::Missed;
 use crate::plan::{AREA, AREA_END, PLAN, Plan};
 use crate::resume::{Process, Stopped, Thread, stop, syscall_offset};
+use kip_sys::timer::TimerSignal;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,6 +26,8 @@ const FAILED: u64 = 1;
 const TASK: u64 = 2;
 const THREAD: u64 = 3;
 const LAZY: u64 = 4;
+const ALARM: u64 = 5;
+const EXPIRED: u64 = 6;
 /// A restorer that says nothing for so long hangs; and so much longer for every byte that it has to read.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The slowest disk that is waited for, bytes per second.
@@ -112,6 +116,7 @@ pub struct Rebuild<'a> {
     /// Host ids by (index of the process, number inside).
     found: BTreeMap<(u64, u32), u32>,
     watched: BTreeMap<u64, OwnedFd>,
+    later: Vec<Missed>,
 }
 
 /// A process, a part of whose memory is to come.
@@ -125,6 +130,25 @@ pub struct Unfilled {
     pub can_come: u64,
     /// A userfaultfd of its memory.
     pub uffd: OwnedFd,
+}
+
+/// `struct packet` with so many descriptors; none are in the last one.
+fn packet(plan: &Plan, descriptors: usize, waited: Option<Duration>) -> Vec<u8> {
+    let waited = waited.map_or(0, |waited| waited.as_nanos() as u64);
+    let more = u64::from(descriptors > 0);
+    let words = [plan.base, plan.at, plan.program.len() as u64, descriptors as u64, more, waited];
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+/// What a restorer says of a periodic timer of that process, `WORD_ALARM` and `WORD_EXPIRED` in plan.h.
+fn told_later(pid: u32, words: &[u64; SAID_WORDS]) -> Missed {
+    let [kind, _, which, value, to] = *words;
+    if kind == ALARM {
+        return Missed::Interval { pid };
+    }
+    let (timer, signal) = (which as i32, (which >> 32) as i32);
+    let thread = Some(to as u32).filter(|thread| *thread != 0);
+    Missed::Posix { pid, thread, signal: TimerSignal { signal, timer, overrun: (to >> 32) as i32, value } }
 }
 
 impl<'a> Rebuild<'a> {
@@ -144,15 +168,18 @@ impl<'a> Rebuild<'a> {
             .and_then(|()| sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience)));
         set.map_err(|e| RebuildError::Socket(e.into()))?;
         let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(received.iter().copied()).collect();
-        let chunks: Vec<_> = all.chunks(kip_sys::fdpass::MAX_FDS).collect();
-        for (n, chunk) in chunks.iter().enumerate() {
-            let more = u64::from(n + 1 < chunks.len());
-            let waited = waited.map_or(0, |waited| waited.as_nanos() as u64);
-            let words = [plan.base, plan.at, plan.program.len() as u64, chunk.len() as u64, more, waited];
-            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        for chunk in all.chunks(kip_sys::fdpass::MAX_FDS) {
+            let bytes = packet(plan, chunk.len(), waited);
             kip_sys::fdpass::send(socket.as_fd(), &bytes, chunk).map_err(RebuildError::Socket)?;
         }
-        Ok((Rebuild { plan, socket, found: BTreeMap::new(), watched: BTreeMap::new() }, theirs))
+        Ok((Rebuild { plan, socket, found: BTreeMap::new(), watched: BTreeMap::new(), later: Vec::new() }, theirs))
+    }
+
+    /// Lets the restorer begin, which waits for that once it has everything: until here it cannot fail, and end.
+    pub fn go_on(&self) {
+        let bytes = packet(self.plan, 0, None);
+        // A restorer that is gone is missed by [`Rebuild::wait`].
+        let _ = kip_sys::fdpass::send(self.socket.as_fd(), &bytes, &[]);
     }
 
     /// Waits until every process and thread stands ready. The restorer's end must be closed here. `unfilled` is called as soon
@@ -178,6 +205,11 @@ impl<'a> Rebuild<'a> {
                 (THREAD, Some(host)) => {
                     self.found.insert((words[1], words[2] as u32), host);
                 }
+                (ALARM | EXPIRED, _) => {
+                    let task = self.plan.tasks.get(&words[1]);
+                    let pid = task.ok_or(RebuildError::Socket(io::ErrorKind::InvalidData.into()))?.pid;
+                    self.later.push(told_later(pid, &words));
+                }
                 (FAILED, _) => {
                     return Err(RebuildError::Failed {
                         step: STEPS.get((words[2] as usize).wrapping_sub(1)).unwrap_or(&"go on"),
@@ -193,6 +225,12 @@ impl<'a> Rebuild<'a> {
             return Err(RebuildError::Socket(io::ErrorKind::UnexpectedEof.into()));
         }
         Ok(())
+    }
+
+    /// Signals of periodic timers that came due after the packet that the program is woken for: they are to be sent when the program
+    /// has had time to take that.
+    pub fn later(&self) -> &[Missed] {
+        &self.later
     }
 
     /// The processes that lack memory.

@@ -1,12 +1,14 @@
 //! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since when each thread waits.
 //!
-//! Reads /proc, and stops a thread only where that does not say enough ([`Tree::find_ends`]). A process that ends while it is looked at
+//! Reads /proc, and stops threads for a moment only where that does not say enough ([`Tree::find_ends`], [`Tree::note_ends`],
+//! [`Tree::timers`]). A process that ends while it is looked at
 //! is left out.
 
 use kip_checkpoint::Registers;
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
 use kip_checkpoint::resume::{Process, Thread};
 use kip_pager::stop;
+use kip_pager::timers::{self, Timer};
 use kip_sys::ran::CpuClocks;
 use kip_sys::status::{Status, threads};
 use kip_sys::timens;
@@ -94,6 +96,21 @@ impl Tree {
         if let Err(e) = stop::find_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
             tracing::info!(error = kip_types::chain(&e), "the end of a wait is not known");
         }
+    }
+
+    /// Has each wait end when it would have, once it has been broken off from outside and begun anew: [`stop::note_ends`].
+    pub fn note_ends(&self) {
+        if let Err(e) = stop::note_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
+            tracing::info!(error = kip_types::chain(&e), "time-outs may begin anew");
+        }
+    }
+
+    /// The armed POSIX and interval timers of all processes, which are stopped for a moment; none if they do not stop.
+    pub fn timers(&self) -> Vec<Timer> {
+        timers::of_running(&self.pids, Instant::now() + FOUND_WITHIN).unwrap_or_else(|e| {
+            tracing::info!(error = kip_types::chain(&e), "timers are not known");
+            Vec::new()
+        })
     }
 
     /// Whether a thread waits of which `since` does not know since when: its processor is being changed.

@@ -20,7 +20,7 @@ use crate::start::reopen;
 use crate::terminals;
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
-use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
+use kip_checkpoint::clocks::{self, Clocks, Missed, Now, Signals};
 use kip_checkpoint::inotify;
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume;
@@ -274,14 +274,14 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     };
     steps.done("prepare");
     let mut damage = None;
-    let mut root = 0;
+    let mut mounted = None;
     let (mut shortened, mut released) = (Vec::new(), false);
     let restored = std::thread::scope(|scope| {
         let check = scope.spawn(|| kip_snapshot::verify(&directory, &manifest.parts));
         let mut check = Some(check);
         restore(helper, &request, &mut |stage| match stage {
             Stage::Created(pid) => {
-                root = pid;
+                mounted = mount_namespace(pid).ok();
                 steps.done("processes");
                 fault::reach("wake-created");
                 true
@@ -299,7 +299,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
                 steps.done("registers");
                 if held.is_none() {
                     released = true;
-                    shortened = release(proc, body, &body.clocks, &missed, false);
+                    shortened = release(proc, body, &body.clocks, &missed.now, false);
                     steps.done("release");
                     fault::reach("wake-released");
                 }
@@ -322,16 +322,20 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let woken = match (restored, damage) {
         (_, Some(damage)) => Err(damage.into()),
         (Err(e), None) => Err(e.into()),
-        (Ok(pid), None) => held.map_or(Ok(()), |held| let_go(proc, body, &held, &missed, steps)).map(|()| {
+        (Ok(pid), None) => held.map_or(Ok(()), |held| let_go(proc, body, &held, &missed.now, steps)).map(|()| {
             steps.done("resume");
             pid
         }),
     };
+    if let (Err(_), false, Some(mounted)) = (&woken, released, mounted) {
+        proc.hold_mounts_again(mounted.as_fd());
+    }
     // After the program runs. Links would keep the generation's blocks after it has gone.
     if let Err(error) = fs::remove_dir_all(&scratch) {
         tracing::warn!(proc = %proc.name, path = %scratch.display(), %error, "links to images stay until the next wake");
     }
     if woken.is_ok() {
+        timers::send_later(proc, &missed.later);
         fault::reach("wake-resumed");
     }
     woken
@@ -361,6 +365,11 @@ fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut 
 /// machine's own.
 fn time_namespace(ahead_ns: i64) -> Result<Option<OwnedFd>, WakeError> {
     (ahead_ns != 0).then(|| timens::new_time(ahead_ns)).transpose().map_err(WakeError::Time)
+}
+
+/// The mount namespace of a process that is being restored.
+fn mount_namespace(pid: u32) -> io::Result<OwnedFd> {
+    fs::File::open(format!("/proc/{pid}/ns/mnt")).map(OwnedFd::from)
 }
 
 /// What a CRIU that died or hung has left: it is restored once more.
@@ -439,7 +448,7 @@ fn advance(
     body: &Body,
     armed_at: Now,
     inotify: &BTreeSet<u64>,
-) -> Result<Vec<Missed>, WakeError> {
+) -> Result<Signals, WakeError> {
     let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
     let directory = images.directory();
     let pages = if directory.join(PAGES).exists() { PageMap::load(directory)? } else { PageMap::default() };

@@ -51,7 +51,7 @@ mod stored;
 mod swap;
 mod ticking;
 mod timeouts;
-mod timers;
+pub mod timers;
 
 pub use memory::{Bell, SpaceId};
 pub use serve::Server;

@@ -140,15 +140,19 @@ struct credentials {
 
 /* --- What goes over the socket --- */
 
-/* From the daemon, with `count` descriptors; the first of all is the file with the plan in it. `waited`: so long ago, nanoseconds,
+/* From the daemon, with `count` descriptors; the first of all is the file with the plan in it. The last one, with none, comes when the
+ * daemon has looked at the restorer's mounts. `waited`: so long ago, nanoseconds,
  * came what the program is woken for, if that came by the network; else 0. */
 struct packet {
     word base, plan_at, plan_size, count, more, waited;
 };
 
-enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3, WORD_LAZY = 4 };
+enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3, WORD_LAZY = 4, WORD_ALARM = 5, WORD_EXPIRED = 6 };
 /* To the daemon; that of a task or thread carries its pid, which the kernel translates, as SCM_CREDENTIALS; WORD_LAZY a
- * userfaultfd as SCM_RIGHTS. */
+ * userfaultfd as SCM_RIGHTS. WORD_ALARM and WORD_EXPIRED are of a periodic timer that came due after something had come from the
+ * network: the daemon sends its signal a little after the program goes on. WORD_ALARM: the interval timer's. WORD_EXPIRED: a
+ * POSIX timer's: `step` its id and, from bit 32 on, the signal; `error` the value; `detail` the thread, or 0, and, from bit 32 on, how
+ * many more of its expirations were missed. */
 struct said {
     word kind, task, step, error, detail;
 };

@@ -41,14 +41,22 @@ static void set_limits(struct task *task)
     }
 }
 
-/* A timer for one time that came due after something had come from the network, or would as the program begins, is due so many
- * nanoseconds from now: the program has what came first before the signal. */
-enum { AFTER_WHAT_CAME = 30000000 };
+/* A timer that came due after something had come from the network, or would as the program begins, is due so many nanoseconds
+ * from now: the program has what came first before the signal. A periodic one keeps its beat, so its signal is the daemon's to send. */
+enum { AFTER_WHAT_CAME = 30000000, MOST_MISSED = 0x7fffffff };
 
-static word after_what_came(word due, word clock)
+static int is_after_what_came(word due, word clock)
 {
-    word at = now(clock), first = at + AFTER_WHAT_CAME, waited = waited_since ? now(1) - waited_since : 0;
-    return waited && due + waited > at && due < first ? first : due;
+    word at = now(clock), waited = waited_since ? now(1) - waited_since : 0;
+    return waited && due + waited > at && due < at + AFTER_WHAT_CAME;
+}
+
+/* How many expirations of a periodic timer the daemon tells of; moves `due` to the one after those. */
+static word told_later(word *due, word every, word clock)
+{
+    word count = (now(clock) + AFTER_WHAT_CAME - *due) / every + 1;
+    *due += count * every;
+    return count;
 }
 
 /* A periodic one that has come due keeps its beat: its signal is sent now, the next is one of the old beat. */
@@ -59,9 +67,16 @@ static void set_intervals(struct task *task)
         if (!left)
             continue;
         if (which == 0) {
+            if (is_after_what_came(left, 1)) {
+                struct said said = { WORD_ALARM, task_now, 0, 0, 0 };
+                if (every) {
+                    told_later(&left, every, 1);
+                    report(&said, 0);
+                } else {
+                    left = now(1) + AFTER_WHAT_CAME;
+                }
+            }
             word clock = now(1);
-            if (!every)
-                left = after_what_came(left, 1);
             if (left > clock) {
                 left -= clock;
             } else {
@@ -93,7 +108,18 @@ static void set_timers(struct task *task)
         if (!timer->due)
             continue;
         /* Absolute: one that is over fires at once, with its overruns, and keeps its beat. */
-        word on = timer->on && !timer->every ? after_what_came(timer->due, timer->on) : timer->due;
+        word on = timer->due;
+        if (timer->on && timer->notify != SIGEV_NONE && is_after_what_came(on, timer->on)) {
+            if (timer->every) {
+                word missed = told_later(&on, timer->every, timer->on) - 1;
+                word thread = timer->notify & SIGEV_THREAD_ID ? timer->thread : 0;
+                struct said said = { WORD_EXPIRED, task_now, timer->id | timer->signal << 32, timer->value,
+                                     thread | (missed < MOST_MISSED ? missed : MOST_MISSED) << 32 };
+                report(&said, 0);
+            } else {
+                on = now(timer->on) + AFTER_WHAT_CAME;
+            }
+        }
         word due = timer->on ? on - now(timer->on) + now(timer->clock) : timer->due;
         word value[4] = { timer->every / 1000000000UL, timer->every % 1000000000UL, due / 1000000000UL, due % 1000000000UL };
         must(call4(SYS_timer_settime, id, timer->on ? 1 : 0, value, 0), AT_TIMER, timer->id);

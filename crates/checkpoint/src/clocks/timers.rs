@@ -25,6 +25,9 @@ const REALTIME_ALARM: u64 = 8;
 const SIGALRM: u64 = 14;
 /// Longest wait for the kernel to notice that a timer was set to a time in the past.
 const NOTICE: Duration = Duration::from_millis(20);
+/// A signal that was due after the packet came that a program is woken for is sent so long after it has gone on: it has taken the
+/// packet by then. The restorer goes by the same, `AFTER_WHAT_CAME` in settings.h.
+pub const AFTER_PACKET: Duration = Duration::from_millis(30);
 /// Two readings that are to be of the same moment are not further apart than this, nanoseconds.
 const SAME_MOMENT_NS: i64 = 20_000;
 
@@ -305,6 +308,19 @@ fn note(timer: BorrowedFd<'_>, pid: u32, fd: i32, clock: u64) -> io::Result<Opti
     }))
 }
 
+/// What a timerfd for one time is set to: if it came due after the packet that the program is woken for, or would as that is taken, it
+/// expires [`AFTER_PACKET`] from now. A periodic one keeps its beat.
+pub fn after_packet(timer: &Timerfd, clocks: &Clocks, now: Now) -> Timerfd {
+    let (Some(packet_ns), Some(next), 0) = (clocks.packet_ns, timer.next_ns, timer.every_ns) else { return *timer };
+    let ago = now.monotonic_ns - packet_ns;
+    match now.left(timer.clock, next) {
+        Some(left) if left > -ago && left < AFTER_PACKET.as_nanos() as i64 => {
+            Timerfd { next_ns: Some(next - left + AFTER_PACKET.as_nanos() as i64), ..*timer }
+        }
+        _ => *timer,
+    }
+}
+
 /// Sets a restored timerfd to what it was, the time that has passed included: expirations that were missed can be
 /// read. Its program must be stopped.
 ///
@@ -339,15 +355,25 @@ fn expired(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(timer::timerfd_state(fd)?.unread)
 }
 
+/// Signals of timers for what they missed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Signals {
+    /// To be sent before the program goes on.
+    pub now: Vec<Missed>,
+    /// To be sent [`AFTER_PACKET`] after the program has gone on: they were due after the packet came that it is woken for.
+    pub later: Vec<Missed>,
+}
+
 /// Moves POSIX and interval timers in the images to `now`. Returns what was missed.
 ///
 /// # Errors
 /// An image is damaged.
-pub fn advance_timers(images: &mut Images, clocks: &Clocks, now: Now) -> Result<Vec<Missed>, ImageError> {
-    let mut missed = Vec::new();
+pub fn advance_timers(images: &mut Images, clocks: &Clocks, now: Now) -> Result<Signals, ImageError> {
+    let mut missed = Signals::default();
     for (pid, name) in images.numbered("core") {
         let Some(read_ns) = clocks.read_ns.get(&pid) else { continue };
-        let passed = Passed { monotonic: (now.monotonic_ns - read_ns).max(0), stood: clocks.stood_ns };
+        let packet = clocks.packet_ns.map(|packet_ns| packet_ns - read_ns);
+        let passed = Passed { monotonic: (now.monotonic_ns - read_ns).max(0), stood: clocks.stood_ns, packet };
         let mut image = images.image(&name)?;
         let damaged = image.damaged();
         for core in &mut image.entries {
@@ -381,16 +407,36 @@ fn advance(left: i64, every: i64, passed: i64) -> (i64, u64) {
 }
 
 /// Since CRIU read the timers, nanoseconds.
+#[derive(Clone, Copy)]
 struct Passed {
     /// On CLOCK_MONOTONIC.
     monotonic: i64,
     /// Besides, on all other clocks.
     stood: i64,
+    /// Until the packet came that the program is woken for.
+    packet: Option<i64>,
 }
 
 impl Passed {
     fn on(&self, clock: u64) -> i64 {
         self.monotonic + if clock == MONOTONIC { 0 } else { self.stood }
+    }
+
+    /// What is left of a timer and what it missed, as [`advance`] says, and whether the signal of that is to come after the packet. Such a
+    /// timer, and one that would expire while the program takes the packet, is moved as if that were done.
+    fn advance(&self, clock: u64, left: i64, every: i64) -> (i64, u64, bool) {
+        const TAKEN: i64 = AFTER_PACKET.as_nanos() as i64;
+        let passed = self.on(clock);
+        match self.packet {
+            Some(packet) if left > packet.max(0) && left <= passed + TAKEN => {
+                let (rest, missed) = advance(left, every, passed + TAKEN);
+                (if every > 0 { rest + TAKEN } else { TAKEN }, missed, true)
+            }
+            _ => {
+                let (rest, missed) = advance(left, every, passed);
+                (rest, missed, false)
+            }
+        }
     }
 }
 
@@ -398,15 +444,16 @@ fn advance_task_timers(
     timers: &mut Message,
     pid: u32,
     passed: &Passed,
-    all_missed: &mut Vec<Missed>,
+    signals: &mut Signals,
 ) -> Result<(), Malformed> {
+    let mut send = |later: bool, missed| if later { signals.later.push(missed) } else { signals.now.push(missed) };
     timers.edit_messages::<Malformed>(task_timers_entry::REAL, |real| {
-        let (left, missed) = advance(interval_left(real), interval_every(real), passed.monotonic);
+        let (left, missed, later) = passed.advance(MONOTONIC, interval_left(real), interval_every(real));
         let micros = left.max(0).saturating_add(999) / 1000;
         real.set_varint(itimer_entry::VSEC, (micros / 1_000_000) as u64);
         real.set_varint(itimer_entry::VUSEC, (micros % 1_000_000) as u64);
         if missed > 0 {
-            all_missed.push(Missed::Interval { pid });
+            send(later, Missed::Interval { pid });
         }
         Ok(())
     })?;
@@ -415,13 +462,13 @@ fn advance_task_timers(
             return Ok(());
         }
         let as_read = Posix::read(timer);
-        let (left, missed) = advance(as_read.left_ns, as_read.every_ns, passed.on(as_read.clock));
+        let (left, missed, later) = passed.advance(as_read.clock, as_read.left_ns, as_read.every_ns);
         timer.set_varint(posix_timer_entry::VSEC, (left.max(0) / SECOND) as u64);
         timer.set_varint(posix_timer_entry::VNSEC, (left.max(0) % SECOND) as u64);
         if missed > 0 && as_read.notifies {
             let overrun = i32::try_from(missed - 1).unwrap_or(i32::MAX);
             let signal = TimerSignal { overrun, ..as_read.sends() };
-            all_missed.push(Missed::Posix { pid, thread: as_read.thread, signal });
+            send(later, Missed::Posix { pid, thread: as_read.thread, signal });
         }
         Ok(())
     })
@@ -511,16 +558,37 @@ mod tests {
         for notify in [4, 1, 0] {
             timers.0.push((task_timers_entry::POSIX, kip_criu_images::Value::Bytes(posix(notify))));
         }
-        let mut missed = Vec::new();
-        advance_task_timers(&mut timers, 9, &Passed { monotonic: 2_700_000_000, stood: SECOND }, &mut missed).unwrap();
+        let before = timers.clone();
+        let mut missed = Signals::default();
+        let passed = Passed { monotonic: 2_700_000_000, stood: SECOND, packet: None };
+        advance_task_timers(&mut timers, 9, &passed, &mut missed).unwrap();
         let signal = TimerSignal { signal: 40, timer: 6, overrun: 2, value: 77 };
         let posix = |thread| Missed::Posix { pid: 9, thread, signal };
-        assert_eq!(missed, [Missed::Interval { pid: 9 }, posix(Some(12)), posix(None)]);
+        let expected = vec![Missed::Interval { pid: 9 }, posix(Some(12)), posix(None)];
+        assert_eq!(missed, Signals { now: expected, later: vec![] });
         let real = timers.message(task_timers_entry::REAL).unwrap().unwrap();
         assert_eq!(interval_left(&real), 200_000_000);
         for timer in timers.messages(task_timers_entry::POSIX).unwrap() {
             assert_eq!(posix_left(&timer), 800_000_000);
         }
+        // The packet came before the POSIX timers were due, and after the interval timer was.
+        let (mut timers, mut missed) = (before, Signals::default());
+        advance_task_timers(&mut timers, 9, &Passed { packet: Some(400_000_000), stood: 0, ..passed }, &mut missed)
+            .unwrap();
+        assert_eq!((missed.now.len(), missed.later.len()), (1, 2));
+    }
+
+    #[test]
+    fn what_was_due_after_the_packet_comes_after_it() {
+        let (ms, passed) = (1_000_000, Passed { monotonic: 5 * SECOND, stood: 0, packet: Some(4 * SECOND) });
+        let advanced = |left, every| passed.advance(MONOTONIC, left, every);
+        assert_eq!(advanced(4500 * ms, 0), (30 * ms, 0, true), "due while it was woken");
+        assert_eq!(advanced(5010 * ms, 0), (30 * ms, 0, true), "due as it begins");
+        assert_eq!(advanced(5040 * ms, 0), (40 * ms, 0, false));
+        assert_eq!(advanced(3500 * ms, 0), (1, 0, false), "due before the packet");
+        assert_eq!(advanced(4500 * ms, 2 * SECOND), (1500 * ms, 1, true), "its beat is kept");
+        assert_eq!(advanced(4500 * ms, 250 * ms), (250 * ms, 3, true), "the one that comes 250 ms from now is not due");
+        assert_eq!(advanced(3500 * ms, 2 * SECOND), (500 * ms, 1, false));
     }
 
     /// The kernel arms an interval timer again when its signal is taken: while that waits, nothing is left and the interval is there.

@@ -1,15 +1,15 @@
 //! Descriptors: what is opened by path, and what was held.
 
 use super::layout::{Span, Writer};
-use super::memfd::{self, MemoryFile};
+use super::memfd::{self, MemoryFile, Opened};
 use super::{PlanError, Received, unsupported};
 use crate::inotify;
 use crate::objects::Object;
 use crate::sockets;
 use kip_criu_images::codes::{kind, remap};
 use kip_criu_images::fields::{
-    eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, pidfd_entry,
-    reg_file_entry, remap_file_path_entry, unix_sk_entry,
+    eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, mm_entry,
+    pidfd_entry, reg_file_entry, remap_file_path_entry, unix_sk_entry,
 };
 use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,8 @@ pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
             other => other?,
         }
         // Inotify instances are held for CRIU as well ([`crate::inotify`]); a pidfd that is held is of a process that has ended.
-        if matches!(file.number(file_entry::TYPE), kind::INOTIFY | kind::PIDFD) {
+        // A memory file is made again.
+        if matches!(file.number(file_entry::TYPE), kind::INOTIFY | kind::PIDFD | kind::MEMFD) {
             continue;
         }
         if (file.number(file_entry::TYPE) != kind::REG || files.is_deleted(*id))
@@ -69,8 +70,12 @@ pub(super) struct Files<'a> {
     proc: Option<u64>,
     /// Memory files by the number of their inode.
     memory: BTreeMap<u64, Message>,
+    /// Those that processes run from.
+    programs: BTreeSet<u64>,
     /// Those that processes share.
     shared: BTreeSet<u64>,
+    /// Those that are open for writing.
+    written: BTreeSet<u64>,
     /// Something that is handed over is bound to a place in the file system.
     pub same_files: bool,
     /// What is handed over, by its place.
@@ -102,12 +107,14 @@ pub(super) enum Ref {
 
 impl<'a> Files<'a> {
     pub(super) fn read(images: &'a Images) -> Result<Files<'a>, PlanError> {
-        let by_id = images.entries("files.img")?.into_iter().map(|f| (f.number(file_entry::ID), f)).collect();
+        let by_id: BTreeMap<u64, Message> =
+            images.entries("files.img")?.into_iter().map(|f| (f.number(file_entry::ID), f)).collect();
         let remapped = images.entries_if_any("remap-fpath.img")?;
         let how = |r: Message| (r.number(remap_file_path_entry::ORIG_ID), r.number(remap_file_path_entry::REMAP_TYPE));
         let remapped = remapped.into_iter().map(how).collect();
         let memory = images.entries_if_any("memfd.img")?;
         let memory = memory.into_iter().map(|m| (m.number(memfd_inode_entry::INODE_ID), m)).collect();
+        let programs = programs(images, &by_id)?;
         let mounts = sockets::mounts(images)?;
         let of = |place: &str| mounts.iter().find(|(_, at)| at.as_str() == place).map(|(id, _)| *id);
         let (received, opened, places) = (vec![Received::Plan], Vec::new(), BTreeMap::new());
@@ -119,7 +126,9 @@ impl<'a> Files<'a> {
             usr: of("/usr"),
             proc: inotify::proc_device(images)?,
             memory,
+            programs,
             shared: BTreeSet::new(),
+            written: BTreeSet::new(),
             same_files: false,
             received,
             opened,
@@ -190,6 +199,7 @@ impl<'a> Files<'a> {
             | kind::NETLINKSK
             | kind::TTY
             | kind::TIMERFD => Ok(()),
+            kind::MEMFD => self.opened_memory(file).map(drop),
             kind::PIDFD => self.pidfd(file.number(file_entry::ID)).map(drop),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
@@ -250,6 +260,14 @@ impl<'a> Files<'a> {
             self.same_files = true;
             return Ok(self.receive(key, Received::Inotify(id)));
         }
+        if file.number(file_entry::TYPE) == kind::MEMFD {
+            let (inode, opened) = self.opened_memory(&file)?;
+            if self.shared.contains(&inode) || opened.is_writable() && !self.written.insert(inode) {
+                return unsupported("how a memory file is open");
+            }
+            let memory = self.made_memory_file(id)?;
+            return Ok(self.receive(key, Received::OpenMemory(memory, opened)));
+        }
         if file.number(file_entry::TYPE) != kind::REG {
             self.same_files |= has_path(&file)?;
             return Ok(self.receive(key, Received::Object(id)));
@@ -285,7 +303,7 @@ impl<'a> Files<'a> {
     pub(super) fn shared_memory_file(&mut self, id: u64) -> Result<(u64, u64), PlanError> {
         let (inode, memory) = self.memory_file(id)?;
         let found = (memory.number(memfd_inode_entry::SHMID), memory.number(memfd_inode_entry::SIZE));
-        if self.places.contains_key(&Key::Memory(inode)) {
+        if self.places.contains_key(&Key::Memory(inode)) || self.programs.contains(&inode) {
             return unsupported(BOTH_WAYS);
         }
         self.shared.insert(inode);
@@ -294,19 +312,38 @@ impl<'a> Files<'a> {
 
     /// A memory file that a process runs from, or has mapped for itself alone.
     pub(super) fn own_memory_file(&mut self, id: u64) -> Result<Ref, PlanError> {
-        let (inode, memory) = self.memory_file(id)?;
-        if self.shared.contains(&inode) {
+        let made = self.made_memory_file(id)?;
+        if self.shared.contains(&made.inode) {
             return unsupported(BOTH_WAYS);
         }
-        let made = MemoryFile {
+        Ok(self.receive(Key::Memory(made.inode), Received::Memory(made)))
+    }
+
+    /// What the wake makes it with.
+    fn made_memory_file(&self, id: u64) -> Result<MemoryFile, PlanError> {
+        let (inode, memory) = self.memory_file(id)?;
+        Ok(MemoryFile {
+            inode,
             name: memory.string(memfd_inode_entry::NAME).unwrap_or_default(),
             size: memory.number(memfd_inode_entry::SIZE),
             mode: memory.number(memfd_inode_entry::MODE) as u32,
             owner: (memory.number(memfd_inode_entry::UID) as u32, memory.number(memfd_inode_entry::GID) as u32),
             seals: memory.number(memfd_inode_entry::SEALS) as u32,
             contents: memfd::contents(self.images, memory.number(memfd_inode_entry::SHMID))?,
-        };
-        Ok(self.receive(Key::Memory(inode), Received::Memory(made)))
+        })
+    }
+
+    /// How one is open that a process runs from, and its inode. CRIU brings back all others.
+    fn opened_memory(&self, file: &Message) -> Result<(u64, Opened), PlanError> {
+        let id = file.number(file_entry::ID);
+        let (inode, _) = self.memory_file(id)?;
+        let open = file.message(file_entry::MEMFD)?.unwrap_or_default();
+        let has_owner = open.message(memfd_file_entry::FOWN)?.unwrap_or_default().number(fown_entry::PID) != 0;
+        if !self.programs.contains(&inode) || has_owner {
+            return unsupported("an open memory file");
+        }
+        let (flags, position) = (open.number(memfd_file_entry::FLAGS) as u32, open.number(memfd_file_entry::POS));
+        Ok((inode, Opened { id, flags, position }))
     }
 
     /// The inode of a memory file, and what images have of it.
@@ -373,6 +410,19 @@ impl<'a> Files<'a> {
             .collect();
         writer.list(&items)
     }
+}
+
+/// The inodes of memory files that processes run from.
+fn programs(images: &Images, files: &BTreeMap<u64, Message>) -> Result<BTreeSet<u64>, PlanError> {
+    let mut found = BTreeSet::new();
+    for (_, name) in images.numbered("mm") {
+        let Some(mm) = images.first(&name)? else { continue };
+        let Some(file) = files.get(&mm.number(mm_entry::EXE_FILE_ID)) else { continue };
+        if file.number(file_entry::TYPE) == kind::MEMFD {
+            found.extend(file.message(file_entry::MEMFD)?.map(|file| file.number(memfd_file_entry::INODE_ID)));
+        }
+    }
+    Ok(found)
 }
 
 /// Whether a mount is that one, by its number as images have it: signed, in zigzag.

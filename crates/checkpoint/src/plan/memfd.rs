@@ -1,14 +1,19 @@
 //! Memory files that are made again from the images: those that a program runs from or has mapped for itself alone.
 //!
-//! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). A tree that has one of
-//! them open by a descriptor, or shares one that is made here, gets no plan.
+//! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). A tree that shares one that
+//! is made here gets no plan, nor one that has others open by a descriptor than those that it runs from.
 
 use super::PlanError;
 use kip_criu_images::Images;
 use kip_criu_images::fields::pagemap_head;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fchown, fcntl_add_seals, ftruncate, memfd_create, open};
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fchmod, fchown, fcntl_add_seals, fcntl_setfl, ftruncate,
+    memfd_create, open, seek,
+};
 use rustix::process::{Gid, Uid};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,6 +23,9 @@ use std::path::Path;
 /// A memory file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFile {
+    /// Its number in the images.
+    #[serde(default)]
+    pub inode: u64,
     /// Its name, as /proc/PID/maps has it behind `/memfd:`.
     pub name: String,
     /// Bytes.
@@ -46,12 +54,8 @@ pub struct Piece {
 }
 
 impl MemoryFile {
-    /// Makes it, open for reading only: a file that is open for writing cannot be a program (`ETXTBSY` of execve(2)). `first_id` is
-    /// the number that user and group 0 inside have outside.
-    ///
-    /// # Errors
-    /// The images cannot be read, or there is no memory.
-    pub fn make(&self, images: &Path, first_id: u32) -> io::Result<OwnedFd> {
+    /// Makes it. `first_id` is the number that user and group 0 inside have outside.
+    fn make(&self, images: &Path, first_id: u32) -> io::Result<Made> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create(self.name.as_str(), flags)?);
         ftruncate(&file, self.size)?;
@@ -75,7 +79,73 @@ impl MemoryFile {
         let (user, group) = (Uid::from_raw(outside(self.owner.0)?), Gid::from_raw(outside(self.owner.1)?));
         fchown(&readable, Some(user), Some(group))?;
         fchmod(&readable, Mode::from_raw_mode(self.mode & 0o7777))?;
-        Ok(readable)
+        Ok(Made { writable: Some(file.into()), readable })
+    }
+}
+
+/// How a program has a memory file open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// The id of the open file in the images.
+    pub id: u64,
+    /// Flags of open(2).
+    pub flags: u32,
+    /// Its position, bytes.
+    pub position: u64,
+}
+
+impl Opened {
+    /// Whether it can be written to.
+    pub(super) fn is_writable(self) -> bool {
+        OFlags::from_bits_retain(self.flags) & OFlags::ACCMODE != OFlags::RDONLY
+    }
+}
+
+/// A memory file that has been made.
+#[derive(Debug)]
+struct Made {
+    /// The open file that it was made as: the kernel does not count that as open for writing, and no other that can be written to may be
+    /// there while it is a program (`ETXTBSY` of execve(2)).
+    writable: Option<OwnedFd>,
+    readable: OwnedFd,
+}
+
+/// The memory files of a tree that is rebuilt, each made once.
+#[derive(Debug, Default)]
+pub struct MemoryFiles(BTreeMap<u64, Made>);
+
+impl MemoryFiles {
+    fn made(&mut self, memory: &MemoryFile, images: &Path, first_id: u32) -> io::Result<&mut Made> {
+        Ok(match self.0.entry(memory.inode) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => place.insert(memory.make(images, first_id)?),
+        })
+    }
+
+    /// One, open for reading only.
+    ///
+    /// # Errors
+    /// The images cannot be read, or there is no memory.
+    pub fn readable(&mut self, memory: &MemoryFile, images: &Path, first_id: u32) -> io::Result<OwnedFd> {
+        self.made(memory, images, first_id)?.readable.try_clone()
+    }
+
+    /// One, as the program had it open. Once for each that can be written to.
+    ///
+    /// # Errors
+    /// As [`MemoryFiles::readable`].
+    pub fn opened(&mut self, memory: &MemoryFile, opened: Opened, images: &Path, first_id: u32) -> io::Result<OwnedFd> {
+        let made = self.made(memory, images, first_id)?;
+        let flags = OFlags::from_bits_retain(opened.flags);
+        let file = if opened.is_writable() {
+            made.writable.take().ok_or(io::ErrorKind::ResourceBusy)?
+        } else {
+            let path = format!("/proc/self/fd/{}", made.readable.as_raw_fd());
+            open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?
+        };
+        fcntl_setfl(&file, flags & (OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOATIME))?;
+        seek(&file, SeekFrom::Start(opened.position))?;
+        Ok(file)
     }
 }
 
@@ -101,6 +171,7 @@ mod tests {
         std::fs::write(images.path().join("pages-1.img"), &written).unwrap();
         let piece = |position, offset, length| Piece { pages: "pages-1.img".into(), position, offset, length };
         let memory = MemoryFile {
+            inode: 7,
             name: "program".into(),
             size: 6 * 4096 - 100,
             mode: 0o100_751,
@@ -109,7 +180,8 @@ mod tests {
             // A hole between them, and the last page is not whole.
             contents: vec![piece(0, 4096, 4096), piece(4096, 4 * 4096, 8192)],
         };
-        let made = File::from(memory.make(images.path(), 1000).unwrap());
+        let mut files = MemoryFiles::default();
+        let made = File::from(files.readable(&memory, images.path(), 1000).unwrap());
         let meta = made.metadata().unwrap();
         assert_eq!((meta.size(), meta.mode() & 0o7777, meta.uid(), meta.gid()), (memory.size, 0o751, 1003, 1004));
         assert_eq!(rustix::fs::fcntl_get_seals(&made).unwrap(), SealFlags::SHRINK);
@@ -120,5 +192,18 @@ mod tests {
         assert!(made.write_at(b"x", 0).is_err(), "it is open for reading only");
         let link = std::fs::read_link(format!("/proc/self/fd/{}", made.as_raw_fd())).unwrap();
         assert_eq!(link.to_str(), Some("/memfd:program (deleted)"));
+        // And as a program has it open.
+        let mut open = |flags: OFlags| {
+            let opened = Opened { id: 3, flags: flags.bits(), position: 4100 };
+            files.opened(&memory, opened, images.path(), 1000).map(File::from)
+        };
+        let (reads, writes) = (open(OFlags::RDONLY).unwrap(), open(OFlags::RDWR | OFlags::APPEND).unwrap());
+        assert!(open(OFlags::RDWR).is_err(), "another one would not let it be a program");
+        for file in [&reads, &writes] {
+            assert_eq!(rustix::fs::tell(file).unwrap(), 4100);
+            assert_eq!(file.metadata().unwrap().ino(), made.metadata().unwrap().ino());
+        }
+        writes.write_at(b"x", 0).unwrap();
+        assert!(rustix::fs::fcntl_getfl(&writes).unwrap().contains(OFlags::RDWR | OFlags::APPEND));
     }
 }

@@ -189,6 +189,18 @@ impl Proc {
         Some(Mounts { root, usr, terminals, volumes: Vec::new() }).filter(|_| are_those)
     }
 
+    /// Holds the mounts of a wake that has failed again, from the mount namespace that it made: with them the file systems live on, and
+    /// what watches files in them (inotify(7)). New ones would be file systems of their own.
+    pub fn hold_mounts_again(&self, namespace: BorrowedFd<'_>) {
+        let held = self.shared.launcher().copy_mounts(namespace).map_err(io::Error::other).and_then(|mounts| {
+            let fds = vec![(key::ROOT.to_owned(), mounts.root), (key::USR.to_owned(), mounts.usr)];
+            self.fd_store.hold(fds).map_err(io::Error::other)
+        });
+        if let Err(error) = held {
+            tracing::warn!(proc = %self.name, %error, "the mounts of a wake that failed are gone, files are watched anew");
+        }
+    }
+
     /// What is held of its files is to be no more than it needs.
     pub fn forget_cached_files(&self) {
         for mount in [key::ROOT, key::USR].into_iter().filter_map(|key| self.fd_store.get(key)) {

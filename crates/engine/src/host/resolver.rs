@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListene
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
@@ -35,6 +35,11 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 const TCP_IDLE: Duration = Duration::from_secs(10);
 /// Questions that one proc may have on their way to the machine's name servers, and connections to its resolver.
 const AT_ONCE: usize = 64;
+/// Questions and connections of one proc that are answered in a second; what comes faster waits, and is dropped where too much waits. A
+/// program that floods its resolver would keep a core of the machine busy.
+const IN_A_SECOND: u32 = 1000;
+/// So many may come at once.
+const BURST: u32 = IN_A_SECOND / 5;
 /// Largest message, bytes.
 const LARGEST: usize = 65_535;
 /// The largest answer by UDP that the resolver announces to the client, bytes: RFC 9715 has 1,232 for what passes every network.
@@ -198,10 +203,38 @@ fn servers_in(text: &str) -> Vec<SocketAddr> {
     text.lines().filter_map(address).filter(outside).map(|address| SocketAddr::new(address, PORT)).collect()
 }
 
+/// How fast a proc is answered, by UDP and all its connections together: [`IN_A_SECOND`].
+#[derive(Debug, Clone)]
+struct Pace(Arc<Mutex<Instant>>);
+
+impl Pace {
+    fn new(now: Instant) -> Pace {
+        Pace(Arc::new(Mutex::new(now)))
+    }
+
+    /// Counts one at `now`; how long it has to wait for its turn.
+    fn take(&self, now: Instant) -> Duration {
+        let each = Duration::from_secs(1) / IN_A_SECOND;
+        // When all that were counted have had their turn, had none come at once.
+        let mut paid = self.0.lock();
+        *paid = (*paid).max(now) + each;
+        paid.saturating_duration_since(now).saturating_sub(each * BURST)
+    }
+
+    async fn turn(&self) {
+        let wait = self.take(Instant::now());
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
 async fn serve(names: Arc<Names>, udp: Arc<UdpSocket>, tcp: TcpListener) {
     let (forwards, connections) = (Arc::new(Semaphore::new(AT_ONCE)), Arc::new(Semaphore::new(AT_ONCE)));
+    let pace = Pace::new(Instant::now());
     let mut buffer = vec![0; LARGEST];
     loop {
+        pace.turn().await;
         tokio::select! {
             came = udp.recv_from(&mut buffer) => match came {
                 Ok((length, from)) => datagram(&names, &udp, &buffer[..length], from, &forwards).await,
@@ -212,9 +245,9 @@ async fn serve(names: Arc<Names>, udp: Arc<UdpSocket>, tcp: TcpListener) {
                 Ok((stream, _)) => {
                     // One too many is closed.
                     let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else { continue };
-                    let names = Arc::clone(&names);
+                    let (names, pace) = (Arc::clone(&names), pace.clone());
                     tokio::spawn(async move {
-                        let _ = connection(&names, stream).await;
+                        let _ = connection(&names, stream, &pace).await;
                         drop(permit);
                     });
                 }
@@ -275,9 +308,10 @@ async fn by_udp(question: &[u8], servers: &[SocketAddr]) -> Option<Vec<u8>> {
 }
 
 /// Questions by TCP, each after its length.
-async fn connection(names: &Names, mut stream: TcpStream) -> io::Result<()> {
+async fn connection(names: &Names, mut stream: TcpStream, pace: &Pace) -> io::Result<()> {
     while let Ok(question) = timeout(TCP_IDLE, read(&mut stream)).await {
         let question = question?;
+        pace.turn().await;
         let bytes = match answer(&question, |name| names.addresses(name)) {
             Some(bytes) => Some(bytes),
             None if !is_for_others(&question) => refusal(&question, ResponseCode::Refused),
@@ -322,6 +356,18 @@ mod tests {
     use super::*;
     use hickory_proto::op::Query;
     use hickory_proto::rr::Name;
+
+    #[test]
+    fn a_flood_of_questions_is_answered_slowly() {
+        let begun = Instant::now();
+        let pace = Pace::new(begun);
+        let at = |ms| begun + Duration::from_millis(ms);
+        assert!((0..BURST).all(|_| pace.take(at(0)).is_zero()), "some may come at once");
+        let waited: Vec<u128> = (0..3).map(|_| pace.take(at(0)).as_millis()).collect();
+        assert_eq!(waited, [1, 2, 3]);
+        assert!(pace.take(at(1000)).is_zero(), "after a while of quiet");
+        assert!((0..5000).all(|n| pace.take(at(2000 + 2 * n)).is_zero()), "500 a second");
+    }
 
     const V4: Ipv4Addr = Ipv4Addr::new(10, 213, 0, 7);
     const V6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0, 0, 0, 0, 0, 0, 7);

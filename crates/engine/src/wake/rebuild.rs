@@ -4,7 +4,7 @@
 //! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
 
 use super::reopen::open_again;
-use super::{Steps, WakeError, end_half_made, release, timers};
+use super::{Steps, WakeError, end_half_made, mount_namespace, release, timers};
 use crate::cause::WakeCause;
 use crate::fd_store::key;
 use crate::hibernate;
@@ -12,7 +12,7 @@ use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
 use crate::terminals;
-use kip_checkpoint::plan::{Plan, PlanError, Received};
+use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
 use kip_checkpoint::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
@@ -89,7 +89,9 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
         }
     };
     let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
-    let get = |what: &Received| match what {
+    let mut memory_files = MemoryFiles::default();
+    let complain = |error: &io::Error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again");
+    let mut get = |what: &Received| match what {
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
         Received::Object(id) => proc.fd_store.get(&format!("{}{id}", key::OBJECT)),
@@ -102,15 +104,17 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
                 .map(Arc::new)
         }
         Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
-        Received::Memory(memory) => memory
-            .make(images, proc.first_id())
-            .map_err(|error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again"))
-            .ok()
-            .map(Arc::new),
+        Received::Memory(memory) => {
+            memory_files.readable(memory, images, proc.first_id()).inspect_err(complain).ok().map(Arc::new)
+        }
+        Received::OpenMemory(memory, opened) => {
+            let opened = memory_files.opened(memory, *opened, images, proc.first_id());
+            opened.inspect_err(complain).ok().map(Arc::new)
+        }
         Received::Inotify(id) => proc.fd_store.get(&key_of(*id)),
         Received::Socket(inode) => proc.fd_store.get(&format!("{}{inode}", key::SOCKET)),
     };
-    let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
+    let received = plan.received.iter().skip(1).map(&mut get).collect::<Option<Vec<_>>>()?;
     let namespace = |key| proc.fd_store.get(key);
     let user = Arc::new(proc.held_user().ok()?);
     let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
@@ -181,6 +185,8 @@ pub(super) fn rebuild(
     steps.done("processes");
     fault::reach("wake-created");
     let (init, pidfd) = (started.init_pid, started.pidfd);
+    let mounted = mount_namespace(init);
+    rebuild.go_on();
     let result = std::thread::scope(|scope| {
         let check = scope.spawn(|| verify(images, manifest, &ready.plan));
         let mut inflating = None;
@@ -212,6 +218,7 @@ pub(super) fn rebuild(
         if let Err(e) = stopped.go() {
             tracing::warn!(proc = %proc.name, error = %e, "a rebuilt thread was not let go");
         }
+        timers::send_later(proc, rebuild.later());
         timers::give_back(shortened);
         Ok(())
     });
@@ -222,6 +229,9 @@ pub(super) fn rebuild(
             Ok(init)
         }
         Err(e) => {
+            if let Ok(mounted) = mounted {
+                proc.hold_mounts_again(mounted.as_fd());
+            }
             // With pid 1 the kernel ends all the others; often it has ended by itself, which must not hide why.
             let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
             hibernate::forget(proc);

@@ -9,6 +9,7 @@ use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, read_memory, write
 use kip_sys::shortened::{self, Shortened, Wait};
 use kip_sys::{timed, timer};
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -71,19 +72,17 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
     };
     for timerfd in &clocks.timerfds {
         let set = host(timerfd.pid).and_then(|pid| take(pid, timerfd.fd));
-        if let Err(e) = set.and_then(|fd| clocks::set_timerfd(fd.as_fd(), timerfd)) {
+        let after_packet = clocks::after_packet(timerfd, clocks, Now::read());
+        if let Err(e) = set.and_then(|fd| clocks::set_timerfd(fd.as_fd(), &after_packet)) {
             complain("a timerfd could not be set", timerfd.pid, &e);
         }
     }
     for signal in missed {
-        let (whose, sent) = match signal {
-            Missed::Interval { pid } => (*pid, host(*pid).and_then(alarm)),
-            Missed::Posix { pid, thread, signal } => {
-                let thread = thread.map(host).transpose();
-                let sent = host(*pid).and_then(|pid| timer::send_timer_signal(pid, thread?, *signal));
-                (*pid, sent)
-            }
-        };
+        let (Missed::Interval { pid: whose } | Missed::Posix { pid: whose, .. }) = *signal;
+        let sent = on_host(signal, &tree).and_then(|signal| match signal {
+            Missed::Interval { pid } => alarm(pid),
+            Missed::Posix { pid, thread, signal } => timer::send_timer_signal(pid, thread, signal),
+        });
         if let Err(e) = sent {
             complain("the signal of a timer could not be sent", whose, &e);
         }
@@ -136,11 +135,63 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
     shortened.into_values().collect()
 }
 
+/// Sends signals of timers that came due after the packet which the program was woken for, when the program has had time to take that:
+/// [`clocks::AFTER_PACKET`]. Those of a timer that is gone by then, or that would end a program which takes them no more, are not sent.
+pub(super) fn send_later(proc: &Proc, signals: &[Missed]) {
+    if signals.is_empty() {
+        return;
+    }
+    let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
+    let signals: Vec<Missed> = signals.iter().filter_map(|signal| on_host(signal, &tree).ok()).collect();
+    let send = move || {
+        std::thread::sleep(clocks::AFTER_PACKET);
+        for signal in signals {
+            // What has ended meanwhile misses nothing.
+            let _ = match signal {
+                Missed::Interval { pid } if bears(pid, Signal::ALARM.as_raw()) => alarm(pid),
+                Missed::Posix { pid, thread, signal } if bears(pid, signal.signal) && has_timer(pid, signal.timer) => {
+                    timer::send_timer_signal(pid, thread, signal)
+                }
+                _ => Ok(()),
+            };
+        }
+    };
+    if let Err(e) = std::thread::Builder::new().name("kip-signals".to_owned()).spawn(send) {
+        tracing::warn!(proc = %proc.name, error = %e, "signals of periodic timers are not sent, the next expirations are");
+    }
+}
+
+/// The same signal with the numbers that process and thread have on the host.
+fn on_host(signal: &Missed, tree: &Tree) -> io::Result<Missed> {
+    let host = |inside: u32| tree.threads.get(&inside).copied().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+    Ok(match *signal {
+        Missed::Interval { pid } => Missed::Interval { pid: host(pid)? },
+        Missed::Posix { pid, thread, signal } => {
+            Missed::Posix { pid: host(pid)?, thread: thread.map(host).transpose()?, signal }
+        }
+    })
+}
+
+/// Whether a process catches, blocks or ignores a signal: proc_pid_status(5).
+fn bears(pid: u32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let sets = ["SigBlk:", "SigIgn:", "SigCgt:"].map(|name| {
+        let set = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix(name)?.trim(), 16).ok());
+        set.unwrap_or(0)
+    });
+    sets.iter().fold(0, |all, set| all | set) >> (signal - 1) & 1 == 1
+}
+
+/// Whether a process has a timer of that id: proc_pid_timers(5). Where the kernel does not say, it has.
+fn has_timer(pid: u32, id: i32) -> bool {
+    let is_it = |line: &str| line.strip_prefix("ID: ").is_some_and(|known| known.trim() == id.to_string());
+    fs::read_to_string(format!("/proc/{pid}/timers")).map_or(true, |text| text.lines().any(is_it))
+}
+
 /// Gives sockets their own time-outs back.
 pub(super) fn give_back(shortened: Vec<Shortened>) {
-    shortened::give_back(shortened, |e| {
-        tracing::warn!(error = %e, "a socket keeps a time-out that was meant for one call");
-    });
+    let complain = |e: &io::Error| tracing::warn!(error = %e, "a socket keeps a time-out that was meant for one call");
+    drop(shortened::give_back(shortened, complain));
 }
 
 fn alarm(pid: u32) -> io::Result<()> {
