@@ -155,12 +155,13 @@ pub fn find_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
 
 /// Gives each wait that ends by a time-out a record of its end ([`kip_sys::ends`]). A call that is broken off from outside and begun anew,
 /// as by a dump that is called off, takes the whole time again; with a record the next stop has it end when it would have
-/// ended. So it is to be called before and after.
+/// ended. So it is to be called before and after. A program with system call filters of its own keeps its calls as they are.
 ///
 /// # Errors
 /// See [`StopError`]; all run on.
 pub fn note_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
-    let stopped = stop(|| Ok(pids.to_vec()), until)?;
+    let pids: Vec<u32> = pids.iter().copied().filter(|pid| !timeouts::has_own_filters(*pid)).collect();
+    let stopped = stop(|| Ok(pids.clone()), until)?;
     stopped.go_and_give_back(GIVEN_BACK_WITHIN);
     Ok(())
 }
