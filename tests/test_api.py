@@ -207,8 +207,8 @@ def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
     assert kip.names() == []
     kip.cli("run", "--name", "open", "--", "sleep", "1000")
     headers = {"connection": "upgrade", "upgrade": "kip-frames"}
-    status, content = local_upgrade(kip, "/v1/procs/open/exec", {"command": ["true"], "workdir": "/"}, headers)
-    assert status == 400 and "unknown field: workdir" in content, content
+    status, content = local_upgrade(kip, "/v1/procs/open/exec", {"command": ["true"], "tty": True}, headers)
+    assert status == 400 and "unknown field: tty" in content, content
     assert local(kip, "POST", "/v1/procs/open/wake?name=x")[0] == 400
     # Nothing ends by a wish to park that is not understood.
     for query, body in (("?parked=true", None), ("?within_ms=5", None), ("", {"park": True}), ("?park=yes", None)):

@@ -143,7 +143,7 @@ def check_sizes(now: Scrape, kip: Kip) -> None:
 def test_refusals_are_counted_by_cause(kip: Kip, tmp_path: Path) -> None:
     proc = lines(kip, tmp_path, "kept", "--idle", "1h")
     before = refusals(kip, "parked", "exec")
-    words = [kip.program, "--data", kip.data, "exec", "kept", "--", "cat"]
+    words = [kip.program, "--data", kip.data, "exec", "-i", "kept", "--", "cat"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as there:
         wait_for("it runs", lambda: len(proc.inspect()["pids"]) > 2, 10)
         assert "kip exec" in kip.refused("sleep", "kept", "--to", "parked")

@@ -94,7 +94,7 @@ def test_what_there_is(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -
     places = ["current", "kept", "kept", "unused"]
     assert [(one["generation"], one["place"]) for one in redis["generations"]] == list(zip(numbers[::-1], places))
     assert redis["state"] == "archived" and redis["packs"] and redis["pack_bytes"], redis
-    assert all(one["format"] == 1 and one["bytes"] and one["frozen_at_ms"] for one in redis["generations"])
+    assert all(one["format"] == 2 and one["bytes"] and one["frozen_at_ms"] for one in redis["generations"])
     (local,) = kip.json("snapshot", "ls", "parked")
     assert local["state"] == "local" and [one["place"] for one in local["generations"]] == ["local"]
     table = kip.cli("snapshot", "ls").stdout.splitlines()

@@ -178,8 +178,10 @@ def test_what_cannot_be_is_refused(kip: Kip, host: Path) -> None:
         assert re.search(why, said), said
         assert "no" not in kip.names()
     assert "two volumes are at /x" in kip.refused("run", *volumes("a:/x", "b:/x/"), "--", "/bin/true")
-    done = kip.cli("run", "-v", "./a:/x", "--", "/bin/true", check=False)
-    assert done.returncode == 2 and "SRC:DST" in done.stderr
+    # A relative path begins with a dot and is that of the command's directory.
+    assert "make it first" in kip.refused("run", "-v", "./a:/x", "--", "/bin/true")
+    done = kip.cli("run", "-v", "a/b:/x", "--", "/bin/true", check=False)
+    assert done.returncode == 2 and "SRC:DST" in done.stderr, done
     assert not (host / "none").exists()
 
 

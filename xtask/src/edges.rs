@@ -14,8 +14,6 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
     ("kip-service", &[TYPES]),
-    // What has happened, and what was used.
-    ("kip-journal", &[TYPES, SYS, "kip-net"]),
     // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
@@ -36,6 +34,8 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
     ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot"]),
     // Policy: brings the mechanisms together.
+    // What has happened, and what was used.
+    ("kip-journal", &[TYPES, SYS, "kip-net"]),
     // What is recorded of procs; starts and stops nothing.
     ("kip-records", &[TYPES, "kip-net", "kip-checkpoint"]),
     // Generations to and from the store; knows no tasks.

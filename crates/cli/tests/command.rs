@@ -232,7 +232,7 @@ async fn exec_carries_the_streams_and_the_code() {
         (Some(0), String::new(), "{\"A\": \"1\"}\n".into())
     );
 
-    let mut command = command(dir.path(), &["exec", "web", "--", "cat"]);
+    let mut command = command(dir.path(), &["exec", "-i", "web", "--", "cat"]);
     let sent: Vec<u8> = (0..5_000_000u32).map(|n| (n % 253) as u8).collect();
     let carried = tokio::task::spawn_blocking(move || {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -251,7 +251,7 @@ async fn exec_carries_the_streams_and_the_code() {
 async fn exec_ends_although_its_stdin_stays_open() {
     let (dir, served) = start().await;
     said(dir.path(), &["run", "--name", "web", "--", "x"]).await;
-    let mut quick = command(dir.path(), &["exec", "web", "--", "exit", "4"]);
+    let mut quick = command(dir.path(), &["exec", "-i", "web", "--", "exit", "4"]);
     let code = tokio::task::spawn_blocking(move || {
         let mut child = quick.stdin(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take();

@@ -9,11 +9,11 @@
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`pressure`] | the memory of the machine, and when a wake may have some |
-//! | [`meter`], [`metering`], [`metrics`] | what each proc has used, counters for Prometheus |
+//! | [`metering`], [`metrics`] | what each proc has used, for its meter; counters for Prometheus |
 //! | [`plans`] | how a wake will be done |
 //! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`calls`], [`lifted`] | what a program has and waits for |
-//! | [`exec`], [`exec_ends`], [`exits`] | commands in procs, and how processes end |
-//! | [`events`], [`observe`] | events of procs, traces of wakes |
+//! | [`exec`], [`exec_ends`], [`session`], [`exits`] | commands in procs, terminals of clients, and how processes end |
+//! | [`observe`] | traces of wakes |
 //! | [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
 //!
 //! Never queues, never decides when: that is the worker's. Knows no tasks of procs.

@@ -309,11 +309,11 @@ fn a_list_goes_on_behind_what_cannot_be_read() {
     let places = of(fine).generations.iter().map(|g| (g.generation.0, g.place, g.trouble.is_some(), g.format));
     use SnapshotPlace::{Current, Kept, Local as OnDisk, Unused};
     let expected = [
-        (5, Current, false, Some(1)),
+        (5, Current, false, Some(2)),
         (4, Kept, true, None),
-        (3, Kept, false, Some(1)),
-        (2, Unused, false, Some(1)),
-        (1, Unused, false, Some(1)),
+        (3, Kept, false, Some(2)),
+        (2, Unused, false, Some(2)),
+        (1, Unused, false, Some(2)),
     ];
     assert_eq!(places.collect::<Vec<_>>(), expected);
     assert!(of(fine).packs > 0 && of(fine).pack_bytes > 0);
@@ -340,7 +340,7 @@ fn what_a_generation_is_made_of_is_shown() {
     let proc = ProcId::random();
     lab.store_all(&archive, proc, 1..=2);
     let view = lab.runtime.block_on(archive.show(&lab.find(&archive, "web"))).unwrap();
-    assert_eq!((view.generation, view.parent, view.format), (Generation(2), Some(Generation(1)), 1));
+    assert_eq!((view.generation, view.parent, view.format), (Generation(2), Some(Generation(1)), 2));
     let names: Vec<&str> = view.sections.iter().map(|section| &section.name[..]).collect();
     assert_eq!(names, ["manifest", "sets", "page table", "files", "metadata", "eager pages", "set pages", "end"]);
     assert_eq!(view.sections.iter().map(|section| section.bytes).sum::<u64>(), view.bytes, "nothing is left out");
