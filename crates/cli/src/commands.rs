@@ -49,7 +49,8 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Restart(args) => {
             let restart = async |name: &_| {
                 client.stop(name, args.grace).await?;
-                show(&client.start(name, &StartRequest::default()).await?, json, view::run)
+                let started = client.start(name, &StartRequest::default()).await;
+                show(&started.with_context(|| format!("{name} is stopped, and not started again"))?, json, view::run)
             };
             return each(&args.names, restart).await;
         }
@@ -86,6 +87,9 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             return each(&args.names, sleep).await;
         }
         Command::Wake(args) => {
+            if args.id.is_some() && args.names.len() > 1 {
+                bail!("--id is of one proc: give one name with it");
+            }
             let wake = async |name: &_| show(&client.wake(name, args.id.as_deref()).await?, json, view::wake);
             return each(&args.names, wake).await;
         }
@@ -191,6 +195,8 @@ pub fn at_home_only(command: &Command) -> Option<&'static str> {
         let file_of = |image: &str| is_file(image).then_some("this image is a file of");
         return if args.tar.is_some() {
             Some("--tar takes a file of")
+        } else if args.volumes.iter().any(|volume| volume.is_relative) {
+            Some("-v with a path that begins with a dot takes a directory of")
         } else {
             args.image.as_deref().and_then(file_of)
         };

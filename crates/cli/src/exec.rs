@@ -37,8 +37,12 @@ pub struct ExecArgs {
     /// Set an environment variable; may be repeated
     #[arg(short, long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
-    /// Run as USER[:GROUP] of the proc's own files, names or numbers, instead of the proc's user
-    #[arg(short, long)]
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Run as USER[:GROUP] of the proc's own files, names or numbers, instead of the proc's user",
+        short,
+        long
+    )]
     pub user: Option<String>,
     /// Working directory inside, instead of the proc's
     #[arg(short, long, value_name = "DIR")]
@@ -116,8 +120,9 @@ async fn send(mut input: ExecInput, interactive: bool, size: Option<TerminalSize
                 Some(bytes) => input.write(&bytes).await,
                 None => {
                     is_open = false;
-                    // Dropping this half is no sign to the daemon; the connection lives on in the other.
-                    input.end().await
+                    // Dropping this half is no sign to the daemon; the connection lives on in the other. A terminal has no end
+                    // of input, and new sizes still follow.
+                    if size.is_some() { Ok(()) } else { input.end().await }
                 }
             },
             _ = resized.recv(), if size.is_some() => match terminal::size() {

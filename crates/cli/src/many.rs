@@ -37,7 +37,8 @@ pub async fn each(names: &[String], one: impl AsyncFn(&ProcName) -> anyhow::Resu
 /// One line that names the proc.
 fn failure(name: &str, error: &anyhow::Error) -> String {
     let line = one_line(&format!("{error:#}"));
-    if line.contains(name) { line } else { format!("{name}: {line}") }
+    let is_named = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == name);
+    if is_named { line } else { format!("{name}: {line}") }
 }
 
 #[cfg(test)]
@@ -66,5 +67,6 @@ mod tests {
     fn each_failure_names_its_proc() {
         assert_eq!(failure("web", &anyhow::anyhow!("web is stopped")), "web is stopped");
         assert_eq!(failure("web", &anyhow::anyhow!("it\ncannot")), "web: it cannot");
+        assert_eq!(failure("on", &anyhow::anyhow!("no connection")), "on: no connection");
     }
 }

@@ -41,7 +41,7 @@ const FIELDS: [&str; 20] = [
 
 #[derive(Debug, Args)]
 pub struct PsArgs {
-    /// Accepted for those who know it from docker: the stopped ones are listed in any case
+    /// List stopped procs too, which `kip ps` does in any case: Docker has this flag
     #[arg(short, long)]
     pub all: bool,
     /// Only names, one a line

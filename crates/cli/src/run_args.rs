@@ -60,7 +60,7 @@ pub struct RunArgs {
         value_name = "SRC:DST",
         value_parser = parse_volume
     )]
-    pub volumes: Vec<VolumeSpec>,
+    pub volumes: Vec<GivenVolume>,
     /// Most memory, for example 64M
     #[arg(short, long, alias = "memory", value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,
@@ -154,7 +154,7 @@ pub struct RunArgs {
     /// Return only when its ports listen
     #[arg(long)]
     pub wait_ready: bool,
-    /// Accepted for those who know it from docker: pid 1 of every proc is an init of Kip's
+    /// Have an init as pid 1, which every proc has in any case: Docker has this flag
     #[arg(long)]
     pub init: bool,
     /// The image is named by the first word of the command, not by a flag.
@@ -185,8 +185,17 @@ fn parse_file_pages(s: &str) -> Result<FilePages, String> {
     }
 }
 
+/// A volume as the command line has it.
+#[derive(Debug, Clone)]
+pub struct GivenVolume {
+    /// What it is.
+    pub spec: VolumeSpec,
+    /// Its path counts from the directory that the command is given in.
+    pub is_relative: bool,
+}
+
 /// A path that begins with a dot counts from the directory that the command is given in.
-fn parse_volume(s: &str) -> Result<VolumeSpec, String> {
+fn parse_volume(s: &str) -> Result<GivenVolume, String> {
     let is_relative =
         |source: &str| matches!(source, "." | "..") || source.starts_with("./") || source.starts_with("../");
     let absolute = match s.split_once(':') {
@@ -197,7 +206,8 @@ fn parse_volume(s: &str) -> Result<VolumeSpec, String> {
         }
         _ => s.to_owned(),
     };
-    absolute.parse().map_err(|e: BadVolume| e.to_string())
+    let spec = absolute.parse().map_err(|e: BadVolume| e.to_string())?;
+    Ok(GivenVolume { spec, is_relative: absolute != s })
 }
 
 fn parse_hostname(s: &str) -> Result<String, String> {
@@ -311,7 +321,7 @@ impl RunArgs {
             hostname: self.hostname,
             extra_hosts: self.add_host,
             labels: self.labels.into_iter().collect(),
-            volumes: self.volumes,
+            volumes: self.volumes.into_iter().map(|volume| volume.spec).collect(),
             limits,
             ulimits: self.ulimits,
             timing,

@@ -80,6 +80,9 @@ pub fn exit_code(exit: &str) -> Option<i32> {
     }
 }
 
+/// A proc whose end is waited for is looked at so often, whatever events say.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Until it is stopped. One that is started again by its restart policy has not ended. Nothing of it wakes the proc.
 async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcView> {
     // Before the first look, so that no end comes between that and the events. None that are kept: only what comes.
@@ -91,8 +94,15 @@ async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcVie
             StateName::Elsewhere => bail!("{name} is elsewhere: it does not end here"),
             _ => {}
         }
+        // An event may come before what it tells of can be seen, or be lost among many.
+        let look_again = tokio::time::sleep(LOOK_EVERY);
+        tokio::pin!(look_again);
         loop {
-            match events.next().await? {
+            let event = tokio::select! {
+                event = events.next() => event?,
+                () = &mut look_again => break,
+            };
+            match event {
                 None => bail!("the daemon has ended, and with it the wait for {name}"),
                 Some(event) if event.name.as_ref() == Some(name) => break,
                 Some(_) => {}

@@ -404,7 +404,9 @@ const ON_THE_WAY: [&str; 4] = ["depends-on", "plain-http", "pull", "wait-ready"]
 pub fn differences(is: &RunRequest, wanted: &RunRequest) -> Vec<Difference> {
     let (is, wanted) = (fields(is), fields(wanted));
     let keys: std::collections::BTreeSet<&String> = is.keys().chain(wanted.keys()).collect();
-    let differ = |key: &&String| is.get(*key) != wanted.get(*key);
+    // Kip does nothing by labels, and older ones made procs without: what has none stays as it is.
+    let is_without_labels = |key: &str| key == "label" && !is.contains_key(key);
+    let differ = |key: &&String| is.get(*key) != wanted.get(*key) && !is_without_labels(key);
     let shown = |key: &str, value: Option<&String>| match key.starts_with("env.") {
         true => value.map(|_| "(not shown)".to_owned()),
         false => value.cloned(),

@@ -5,13 +5,14 @@
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     /// More letters than these are another word.
     const FARTHEST: usize = 3;
-    let plain = word.replace('_', "-").to_ascii_lowercase();
-    let far = |known: &str| strsim::damerau_levenshtein(&plain, known);
+    let plain_of = |word: &str| word.replace('_', "-").to_ascii_lowercase();
+    let plain = plain_of(word);
+    let far = |known: &str| strsim::damerau_levenshtein(&plain, &plain_of(known));
     known
         .map(|known| (far(known), known))
         .filter(|(far, known)| {
             let is_near = *far <= FARTHEST && 2 * far <= known.len().max(plain.len());
-            is_near || !plain.is_empty() && known.starts_with(&plain)
+            is_near || !plain.is_empty() && plain_of(known).starts_with(&plain)
         })
         .min_by_key(|(far, _)| *far)
         .map(|(_, known)| known)
@@ -27,6 +28,7 @@ mod tests {
         assert_eq!(nearest("ports", known.into_iter()), Some("port"));
         assert_eq!(nearest("park_after", known.into_iter()), Some("park-after"));
         assert_eq!(nearest("ENV", known.into_iter()), Some("env"));
+        assert_eq!(nearest("stop_grace_perd", ["stop_grace_period"].into_iter()), Some("stop_grace_period"));
         assert_eq!(nearest("zzzzzzzzzzzz", known.into_iter()), None);
         assert_eq!(nearest("x", std::iter::empty()), None);
         assert_eq!(nearest("none", ["front"].into_iter()), None, "most of its letters are others");

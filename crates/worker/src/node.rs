@@ -156,7 +156,12 @@ impl Worker {
             return Err(refusal);
         }
         let machine = Arc::clone(&self.machine);
-        blocking(move || machine.dismantle()).await?;
+        let dismantled = move || {
+            machine.dismantle()?;
+            machine.events.close();
+            Ok::<(), Refusal>(())
+        };
+        blocking(dismantled).await?;
         Ok(names)
     }
 }

@@ -75,7 +75,9 @@ impl Writer {
 
     /// Returns when all is written.
     pub fn close(&self) {
-        if let Some((sender, thread)) = self.0.lock().take() {
+        // An event that comes meanwhile does not wait for the disk.
+        let taken = self.0.lock().take();
+        if let Some((sender, thread)) = taken {
             drop(sender);
             let _ = thread.join();
         }
@@ -109,6 +111,7 @@ impl Log {
             *length += text.len() as u64;
             Ok(())
         });
+        self.told &= written.is_err();
         if let Err(error) = written {
             // The next one begins on a line of its own.
             self.open = None;

@@ -59,7 +59,7 @@ pub struct ExecRequest {
     /// Additional environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// User and group that it runs as, USER[:GROUP], names or numbers of the proc's own files; the proc's own if left out.
+    /// User that it runs as, or USER:GROUP, names or numbers of the proc's own files; the proc's own if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Working directory inside; the proc's own if left out.
@@ -71,7 +71,7 @@ pub struct ExecRequest {
     pub terminal: Option<TerminalSize>,
     /// It runs on without a client: standard input is empty, and what it writes is in the proc's logs. The answer ends as soon as
     /// the program runs.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detach: bool,
 }
 
@@ -82,4 +82,22 @@ pub struct ExecEnd {
     pub code: i32,
     /// Why it could not be run at all.
     pub refusal: Option<Refusal>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_request_is_one_that_an_older_daemon_reads() {
+        let request = ExecRequest { command: vec!["ls".into()], ..ExecRequest::default() };
+        assert_eq!(serde_json::to_string(&request).unwrap(), r#"{"command":["ls"],"env":{}}"#);
+    }
+
+    #[test]
+    fn the_size_of_a_terminal_travels_in_four_bytes() {
+        let size = TerminalSize { rows: 300, columns: 77 };
+        assert_eq!(TerminalSize::from_frame(&size.to_frame()), Some(size));
+        assert_eq!(TerminalSize::from_frame(&[1, 2, 3]), None);
+    }
 }
