@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -185,6 +186,38 @@ def test_a_client_that_is_gone_hangs_up(idle: Proc, tier: str) -> None:
         TIERS[tier](idle)
     user.hang_up()
     wait_for("it was told", lambda: idle.exec("cat", "/srv/said", check=False).stdout == "hung up\n" or None)
+
+
+# promise K14: a session does not outlive its daemon: at the next wake its program gets SIGHUP
+def test_a_daemon_that_ends_hangs_up(idle: Proc) -> None:
+    user = Typist(idle, "bash", "--norc", "-c", "trap 'echo hung up > /srv/said; exit' HUP; echo set; while :; do read x; done")
+    user.see("set")
+    idle.sleep()
+    idle.kip.kill()
+    assert user.process.wait(20) == 1
+    idle.kip.up()
+    idle.kip.cli("wake", "idle")
+    assert idle.rebuilt()
+    wait_for("it was told", lambda: idle.exec("cat", "/srv/said", check=False).stdout == "hung up\n" or None)
+
+
+def test_a_session_ends_with_its_program(idle: Proc) -> None:
+    """Whatever other programs in it go on to write, and though another program has the terminal open for writing only."""
+    first = Typist(idle, *SHELL_COMMAND)
+    first.see(r"ready\$ ")
+    second = Typist(idle, *SHELL_COMMAND)
+    second.see(r"ready\$ ")
+    first.type("sleep 100000 > /dev/pts/1 & echo begun\n")
+    first.see("\nbegun\n")
+    idle.sleep()
+    second.type("yes & exit\n")
+    until = time.monotonic() + 30
+    with contextlib.suppress(OSError):
+        while time.monotonic() < until:
+            os.read(second.master, 65536)
+    assert second.process.wait(5) == 0 and idle.rebuilt()
+    first.type("exit 3\n")
+    assert first.process.wait(20) == 3
 
 
 def test_what_a_session_leaves_behind(idle: Proc) -> None:

@@ -15,6 +15,9 @@ use std::ops::Range;
 /// The numbers of the devices `/dev/ptmx` and `/dev/tty`, in the kernel's user encoding.
 const MASTER: u64 = 0x502;
 const OWN: u64 = 0x500;
+/// open(2) flags.
+const ACCESS: u64 = 3;
+const WRITE_ONLY: u64 = 1;
 /// Major numbers of slaves: UNIX98_PTY_SLAVE_MAJOR in linux/major.h, eight of them.
 const SLAVES: Range<u32> = 136..144;
 
@@ -44,7 +47,7 @@ pub fn are_open(images: &Images) -> Result<bool, ImageError> {
     Ok(images.entries("files.img")?.iter().any(|file| file.number(file_entry::TYPE) == kind::TTY))
 }
 
-/// The slaves that a tree has open: the id of one file of each, by device number.
+/// The slaves that a tree has open for reading: the id of one file of each, by device number.
 ///
 /// # Errors
 /// An image is missing or damaged.
@@ -58,6 +61,8 @@ pub fn slaves(images: &Images) -> Result<BTreeMap<u64, u64>, ImageError> {
         let tty = file.message(file_entry::TTY).map_err(damaged)?.unwrap_or_default();
         if let Some(device) = device_of.get(&tty.number(tty_file_entry::TTY_INFO_ID))
             && SLAVES.contains(&rustix::fs::major(*device))
+            // The kernel gives a session no terminal by a file that is open for writing only.
+            && tty.number(tty_file_entry::FLAGS) & ACCESS != WRITE_ONLY
         {
             found.entry(*device).or_insert_with(|| file.number(file_entry::ID));
         }

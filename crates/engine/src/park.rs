@@ -54,7 +54,7 @@ use kip_sys::timens;
 use kip_types::chain;
 use kip_types::spec::Clock;
 use kip_types::{Generation, Image};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -87,10 +87,10 @@ struct Ran {
     pending: BTreeMap<u32, Pending>,
 }
 
-/// Whether it was started with terminals of its own, and whether some are open.
+/// Whether it was started with terminals of its own, and those that CRIU is told of.
 struct Terminals {
     there: bool,
-    open: bool,
+    open: BTreeSet<String>,
 }
 
 /// What was read while the program still ran.
@@ -194,7 +194,7 @@ pub fn park(
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
-    let open = Terminals { there: has_terminals, open: !terminals.is_empty() };
+    let open = Terminals { there: has_terminals, open: terminals.clone() };
     let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, terminals: open, init, lifted };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
@@ -335,8 +335,11 @@ fn finalize(
         if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
     let (unreported, threads) = (seen.ran.unreported.clone(), images.threads());
-    let controlled = if seen.terminals.open { terminals::controlled(&tree) } else { Vec::new() };
-    let released = terminals::of_sessions(&images, &controlled)?;
+    // CRIU would have emptied the queues of another one.
+    if !terminals::outside(&tree).is_subset(&seen.terminals.open) {
+        return Err(ParkError::OpensTerminals);
+    }
+    let controlled = if seen.terminals.open.is_empty() { Vec::new() } else { terminals::controlled(&tree) };
     let terminals = seen.terminals.there.then_some(SleepingTerminals { controlled });
     let body = Body {
         clocks,
@@ -357,7 +360,7 @@ fn finalize(
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     if let Some(Mounts { root, usr, terminals, .. }) = &seen.mounts {
-        let terminals = terminals.as_ref().filter(|_| seen.terminals.open);
+        let terminals = terminals.as_ref().filter(|_| !seen.terminals.open.is_empty());
         for (key, fd) in
             [(key::ROOT, root), (key::USR, usr)].into_iter().chain(terminals.map(|fd| (key::TERMINALS, fd)))
         {
@@ -379,7 +382,6 @@ fn finalize(
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
-    terminals::release(proc, &released);
     Ok(Finalized { body, bytes, image_bytes, images, pages })
 }
 

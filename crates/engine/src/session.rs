@@ -30,12 +30,18 @@ use tokio::io::AsyncReadExt;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// How long the program may take to be exec'd.
 const EXEC_WITHIN: Duration = Duration::from_secs(30);
 /// How long a proc may take to wake for the news that its client has gone.
 const HANG_UP_WITHIN: Duration = Duration::from_secs(10);
+/// So long a program may take to read what was typed before its proc may sleep again.
+const READS_WITHIN: Duration = Duration::from_secs(5);
+/// From a wake that was refused to the next try.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// So many pieces of output are carried after the end of the program.
+const LAST_PIECES: usize = 8;
 /// Bytes that are read from a terminal at once.
 const PIECE: usize = 32 << 10;
 
@@ -177,7 +183,6 @@ async fn carry(
     let (mut is_open, mut has_input, mut unwritten) = (true, true, Vec::new());
     let exit = loop {
         tokio::select! {
-            biased;
             record = next_record(&mut status) => match record {
                 Some(Record::Ended(exit)) => break exit,
                 Some(_) => {}
@@ -195,8 +200,8 @@ async fn carry(
             input = typed.recv(), if has_input && unwritten.is_empty() => {
                 // A client that is at its end of file may still watch.
                 let Some(input) = input else { has_input = false; continue };
-                match keep_awake().await {
-                    Ok(ticket) => awake = Some(ticket),
+                match woken(&keep_awake, &sender).await {
+                    Ok(ticket) => awake = ticket,
                     Err(refusal) => {
                         let end = ExecEnd { code: 1, refusal: Some(refusal) };
                         let _ = sender.send(ExecOutput::End(end)).await;
@@ -211,6 +216,8 @@ async fn carry(
                     }
                 }
             }
+            // A program that does not read what was typed may sleep all the same.
+            () = sleep(READS_WITHIN), if awake.is_some() => awake = None,
             () = sender.closed() => break Exit::Unknown,
         }
     };
@@ -220,8 +227,9 @@ async fn carry(
         drop(master);
         return;
     }
-    // What the program wrote last. The terminal is hung up when its session's leader has ended.
-    while let Some(bytes) = read_now(master.get_ref()) {
+    // What the program wrote last. Others of its session may write on.
+    for _ in 0..LAST_PIECES {
+        let Some(bytes) = read_now(master.get_ref()) else { break };
         if sender.send(ExecOutput::Stdout(bytes)).await.is_err() {
             return;
         }
@@ -232,6 +240,28 @@ async fn carry(
         Exit::Unknown => 1,
     };
     let _ = sender.send(ExecOutput::End(ExecEnd { code, refusal: None })).await;
+}
+
+/// Wakes the proc for what was typed. A wake that is refused (there is no memory, say) is tried again as long as there is a client, but
+/// not where the proc has ended; none if the client has gone.
+async fn woken(keep_awake: &KeepAwake, client: &mpsc::Sender<ExecOutput>) -> Result<Option<Ticket>, Refusal> {
+    loop {
+        let refusal = tokio::select! {
+            woken = keep_awake() => match woken {
+                Ok(ticket) => return Ok(Some(ticket)),
+                Err(refusal) => refusal,
+            },
+            () = client.closed() => return Ok(None),
+        };
+        if matches!(refusal.code, Code::State | Code::Unknown) {
+            return Err(refusal);
+        }
+        tracing::info!(reason = refusal.message, "what a client types waits for its proc");
+        tokio::select! {
+            () = sleep(AGAIN_AFTER) => {}
+            () = client.closed() => return Ok(None),
+        }
+    }
 }
 
 /// None when the terminal has been hung up.

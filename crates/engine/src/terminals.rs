@@ -2,16 +2,13 @@
 //!
 //! The terminals themselves are held as other objects are ([`crate::park`]), each with what is in its queues. Never speaks to a client.
 
-use crate::fd_store::key;
 use crate::host::Proc;
 use crate::tree::{self, Tree, inner_id};
 use kip_checkpoint::terminals::{self, Controlled};
-use kip_criu_images::{ImageError, Images};
 use kip_records::body::Body;
 use kip_sandbox::terminals::{device, mount, mounted};
 use kip_sandbox::volume::Volume;
 use kip_sys::status::Status;
-use kip_types::chain;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
@@ -59,28 +56,6 @@ pub(crate) fn controlled(tree: &Tree) -> Vec<Controlled> {
         Some(Controlled { session: inside, device: *device as u64, foreground })
     };
     all.iter().filter_map(one).collect()
-}
-
-/// The held objects that are terminals of sessions.
-pub(crate) fn of_sessions(images: &Images, controlled: &[Controlled]) -> Result<Vec<String>, ImageError> {
-    if controlled.is_empty() {
-        return Ok(Vec::new());
-    }
-    let slaves = terminals::slaves(images)?;
-    let ids = controlled.iter().filter_map(|session| slaves.get(&session.device));
-    Ok(ids.map(|id| format!("{}{id}", key::OBJECT)).collect())
-}
-
-/// Takes held terminals from the sessions that have them, just before these end: otherwise they would be hung up.
-pub(crate) fn release(proc: &Proc, keys: &[String]) {
-    let held: Vec<_> = keys.iter().filter_map(|key| proc.fd_store.get(key)).collect();
-    if held.is_empty() {
-        return;
-    }
-    let fds: Vec<_> = held.iter().map(|fd| fd.as_fd()).collect();
-    if let Err(e) = proc.shared.launcher().release_terminals(&fds) {
-        tracing::warn!(proc = %proc.name, error = chain(&e), "its terminals are hung up by this sleep");
-    }
 }
 
 /// The file system of a sleeper's terminals: that which is held, where some are open, else a new one.

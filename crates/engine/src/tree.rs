@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for threads whose waits are to get an end; a busy machine takes longer than its own work.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
+/// The same where a sleep is as right without the answer, and the program would stand still for it.
+const ASKED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
@@ -100,14 +102,14 @@ impl Tree {
 
     /// Has each wait end when it would have, once it has been broken off from outside and begun anew: [`stop::note_ends`].
     pub fn note_ends(&self) {
-        if let Err(e) = stop::note_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
+        if let Err(e) = stop::note_ends(&self.pids, Instant::now() + ASKED_WITHIN) {
             tracing::info!(error = kip_types::chain(&e), "time-outs may begin anew");
         }
     }
 
     /// The armed POSIX and interval timers of all processes, which are stopped for a moment; none if they do not stop.
     pub fn timers(&self) -> Vec<Timer> {
-        timers::of_running(&self.pids, Instant::now() + FOUND_WITHIN).unwrap_or_else(|e| {
+        timers::of_running(&self.pids, Instant::now() + ASKED_WITHIN).unwrap_or_else(|e| {
             tracing::info!(error = kip_types::chain(&e), "timers are not known");
             Vec::new()
         })

@@ -478,6 +478,8 @@ static void run_task(word index)
     await_stopped(index);
     set_signals(task);
     queue(task->pending, task->pid, 0);
+    if (task->leads_session)
+        hang_up(task->pid);
     if (task->personality)
         must(call1(SYS_personality, task->personality), AT_SETTING, 8);
     start_threads(task);

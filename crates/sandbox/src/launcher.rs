@@ -328,16 +328,6 @@ impl Launcher {
         Ok(Mounts { root, usr, terminals: fds.next(), volumes: Vec::new() })
     }
 
-    /// Takes terminals from the sessions that have them, so that they outlive these. For programs that are about to be killed: a
-    /// session does not get its terminal back.
-    ///
-    /// # Errors
-    /// See [`LaunchError`].
-    pub fn release_terminals(&self, terminals: &[BorrowedFd<'_>]) -> Result<(), LaunchError> {
-        let [] = self.ready(&Request::Release, terminals)?;
-        Ok(())
-    }
-
     /// Mounts the overlays of a proc.
     pub(crate) fn mount(&self, lower: Lower, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
         let [root, usr] = self.ready(&Request::Mount(lower), fds)?;

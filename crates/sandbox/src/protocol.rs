@@ -57,8 +57,6 @@ pub(crate) enum Request {
     },
     /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr), and of its terminals if it has some.
     Copy,
-    /// (terminals..): [`Reply::Ready`]. No session has one of them any more.
-    Release,
     /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with (root, usr).
     Mount(Lower),
 }
@@ -211,8 +209,6 @@ pub enum Step {
     Overlay,
     /// Making other mounts of a sandbox's filesystems.
     Copy,
-    /// Taking a terminal from its session.
-    Terminal,
 }
 
 impl fmt::Display for Step {
@@ -245,7 +241,6 @@ impl fmt::Display for Step {
             Step::Layers => "attach the layers of the root filesystem",
             Step::Overlay => "mount the overlay",
             Step::Copy => "make other mounts of a sandbox's filesystems",
-            Step::Terminal => "take a terminal from its session",
         })
     }
 }

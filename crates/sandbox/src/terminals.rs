@@ -16,7 +16,7 @@ pub const TARGET: &str = "/dev/pts";
 /// The key by which CRIU knows the mount.
 pub const KEY: &str = "terminals";
 /// Most terminals of a sandbox.
-const MOST: u32 = 256;
+const MOST: u32 = 64;
 /// The group `tty` inside.
 const TTY_GROUP: u32 = 5;
 

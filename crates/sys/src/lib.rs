@@ -26,7 +26,6 @@ pub mod shortened;
 pub mod sock;
 pub mod status;
 pub mod stub;
-pub mod terminal;
 pub mod timed;
 pub mod timens;
 pub mod timer;

@@ -192,20 +192,6 @@ pub fn child_signal_fd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Blocks every signal for the calling thread: sigprocmask(2).
-///
-/// # Errors
-/// None that the kernel documents for these arguments.
-pub fn block_signals() -> io::Result<()> {
-    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset initialises `set`, sigprocmask reads it while it lives.
-    let done = unsafe {
-        libc::sigfillset(set.as_mut_ptr());
-        libc::sigprocmask(libc::SIG_SETMASK, set.as_ptr(), std::ptr::null_mut())
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Unblocks every signal for the calling thread: sigprocmask(2). A mask survives execve(2).
 ///
 /// # Errors

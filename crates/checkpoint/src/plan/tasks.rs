@@ -284,7 +284,7 @@ fn controlled(
         let is_leader = |task: &Task| task.pid == *session && task.life == Life::Alive;
         let Some(leader) = tree.iter().position(is_leader) else { continue };
         let Some(file) = slaves.get(device) else {
-            return unsupported("a controlling terminal that no process has open");
+            return unsupported("a controlling terminal that no process has open for reading");
         };
         let is_there = |group: &u32| {
             let in_it = |task: &Task| {

@@ -185,15 +185,16 @@ impl Proc {
     pub fn held_mounts(&self, with_pins: bool) -> Option<Mounts> {
         let get = |key| self.fd_store.get(key)?.try_clone().ok();
         let are_those = with_pins == pins::are_in_use(&self.dir.join("pins"));
-        let (root, usr, terminals) = (get(key::ROOT)?, get(key::USR)?, get(key::TERMINALS));
-        Some(Mounts { root, usr, terminals, volumes: Vec::new() }).filter(|_| are_those)
+        let (root, usr) = (get(key::ROOT)?, get(key::USR)?);
+        Some(Mounts { root, usr, terminals: None, volumes: Vec::new() }).filter(|_| are_those)
     }
 
     /// Holds the mounts of a wake that has failed again, from the mount namespace that it made: with them the file systems live on, and
     /// what watches files in them (inotify(7)). New ones would be file systems of their own.
     pub fn hold_mounts_again(&self, namespace: BorrowedFd<'_>) {
         let held = self.shared.launcher().copy_mounts(namespace).map_err(io::Error::other).and_then(|mounts| {
-            let fds = vec![(key::ROOT.to_owned(), mounts.root), (key::USR.to_owned(), mounts.usr)];
+            let mut fds = vec![(key::ROOT.to_owned(), mounts.root), (key::USR.to_owned(), mounts.usr)];
+            fds.extend(mounts.terminals.map(|fd| (key::TERMINALS.to_owned(), fd)));
             self.fd_store.hold(fds).map_err(io::Error::other)
         });
         if let Err(error) = held {
@@ -215,10 +216,13 @@ impl Proc {
         // Held mounts live on when their layers are deleted, but the deleted files are not in them.
         self.rootfs(&self.dir, with_pins).check_layers()?;
         let held = self.held_mounts(with_pins);
+        // Its terminals are what they were, whatever its files lie over.
+        let terminals = self.fd_store.get(key::TERMINALS).and_then(|fd| fd.try_clone().ok());
         if let Err(e) = self.fd_store.drop_prefix(key::MOUNTS) {
             tracing::warn!(proc = %self.name, error = %e, "the keeper did not let mounts go");
         }
-        held.map_or_else(|| self.mounts(with_pins), Ok)
+        let mounts = held.map_or_else(|| self.mounts(with_pins), Ok)?;
+        Ok(Mounts { terminals, ..mounts })
     }
 
     /// Namespaces that are held through parking, with their CLONE_NEW* types.

@@ -57,6 +57,8 @@ pub enum ParkError {
     Volume(#[from] UnfitVolume),
     #[error("the first thread of process {pid} ({name}) has ended while others of it go on, pthread_exit(3)")]
     WithoutFirstThread { pid: u32, name: String },
+    #[error("it opened a terminal just now")]
+    OpensTerminals,
     #[error("it could not be woken: {criu} ({plan})")]
     NoWayBack { criu: String, plan: String },
     #[error("its own files cannot be looked at")]

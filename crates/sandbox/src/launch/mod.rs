@@ -213,10 +213,6 @@ impl Server {
                 let [init] = exactly(fds)?;
                 Ok((Reply::Ready, prepare::copy(&init)?))
             }
-            Request::Release => {
-                prepare::release(&fds)?;
-                Ok((Reply::Ready, Vec::new()))
-            }
             Request::Mount(lower) => {
                 let ([state], trees) = first(fds)?;
                 Ok((Reply::Ready, prepare::mount(&state, &trees, &lower)?.into()))

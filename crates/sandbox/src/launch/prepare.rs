@@ -111,26 +111,6 @@ pub(super) fn copy(init: &OwnedFd) -> Result<Vec<OwnedFd>, Failure> {
     })
 }
 
-/// Takes terminals from their sessions. When the leader of a session ends its terminal is hung up for all that have it open; one that
-/// has no session is not. Source: `disassociate_ctty` in the kernel's drivers/tty/tty_jobctrl.c.
-pub(super) fn release(terminals: &[OwnedFd]) -> Result<(), Failure> {
-    super::in_child(Step::Terminal, || {
-        // Alone in its session and group, with all signals blocked: SIGHUP goes to no other process.
-        kip_sys::ns::block_signals().map_err(Failure::at(Step::Session))?;
-        rustix::process::setsid().map_err(Failure::at(Step::Session))?;
-        for terminal in terminals {
-            match kip_sys::terminal::take(terminal.as_fd()) {
-                // It has been hung up.
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::IO) => {}
-                taken => taken
-                    .and_then(|()| kip_sys::terminal::give_up(terminal.as_fd()))
-                    .map_err(Failure::at(Step::Terminal))?,
-            }
-        }
-        Ok(())
-    })
-}
-
 /// The layers while they are attached in the launcher's mount namespace.
 struct Layers;
 

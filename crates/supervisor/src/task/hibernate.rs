@@ -185,7 +185,7 @@ impl Task {
             let now_ns = Now::read().monotonic_ns;
             let due_in = first_due_ns.map(|ns| Duration::from_nanos(ns.saturating_sub(now_ns).max(0) as u64));
             let now = Instant::now();
-            let seen_in = seen_due.map(|at| at.saturating_duration_since(now));
+            let seen_in = seen_due.filter(|at| *at > now).map(|at| at.saturating_duration_since(now));
             let due_in = due_in.into_iter().chain(seen_in).min();
             hibernating.parks_at =
                 hibernating.parks_at.map(|at| now + not_just_before(due_in, at.saturating_duration_since(now)));
