@@ -15,7 +15,6 @@ use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::wake::Trigger;
 use kip_pager::client::{MOST_WATCHED, PagerError};
 use kip_pager::protocol::{Hibernated, MemoryStatus, Order};
-use kip_pager::timers::Timer;
 use kip_records::due;
 use kip_types::{Hibernate, WakeOn};
 use std::fs;
@@ -109,7 +108,13 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let report = report?;
     let held = report.held.then(|| {
         let now = Now::read();
-        dues.extend(report.timers.iter().map(|timer| due_of(timer, now)));
+        dues.extend(report.timers.iter().map(|timer| Due {
+            source: if timer.interval_timer { Source::Interval } else { Source::Posix },
+            at_ns: now.monotonic_ns + timer.left_ns,
+            every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
+            // Nothing asks here: hibernated, no clock stands.
+            monotonic: timer.interval_timer,
+        }));
         let clocks = Clocks { frozen_ns: now.monotonic_ns, dues, ..Clocks::default() };
         let still = |(fd, before): (OwnedFd, SavedOptions)| {
             let frozen = match before.kind {
@@ -126,31 +131,16 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
 }
 
-/// When a timer that has just been asked for is due.
-fn due_of(timer: &Timer, now: Now) -> Due {
-    Due {
-        source: if timer.interval_timer { Source::Interval } else { Source::Posix },
-        at_ns: now.monotonic_ns + timer.left_ns,
-        every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
-        // Nothing asks here: hibernated, no clock stands.
-        monotonic: timer.interval_timer,
-    }
-}
-
 /// The end of the first wait that a sleep can be put off for each time.
 fn first_seldom(dues: &[Due]) -> Option<i64> {
     dues.iter().filter(|due| due.every_ns.is_none_or(|ns| ns >= SELDOM_NS)).map(|due| due.at_ns).min()
 }
 
-/// After how long the first wait of a running program ends that a sleep can be put off for, or its first timer is due. Its threads are
-/// stopped for a moment, for no other process can ask for POSIX and interval timers.
+/// After how long the first wait of a running program ends that a sleep can be put off for, as far as its threads' waits and its
+/// timerfds show.
 pub fn first_due_in(proc: &Proc) -> Option<Duration> {
-    let tree = Tree::read(&proc.cgroup.pids().ok()?);
-    // First, for while threads are on their way back into their calls they show no waits.
-    let mut all = dues(&tree, Now::read());
-    let (timers, now) = (tree.timers(), Now::read());
-    all.extend(timers.iter().map(|timer| due_of(timer, now)));
-    let at_ns = first_seldom(&all)?;
+    let (tree, now) = (Tree::read(&proc.cgroup.pids().ok()?), Now::read());
+    let at_ns = first_seldom(&dues(&tree, now))?;
     Some(Duration::from_nanos((at_ns - now.monotonic_ns).max(0) as u64))
 }
 

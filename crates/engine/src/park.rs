@@ -237,7 +237,6 @@ pub fn park(
 }
 
 fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
-    Tree::read(&proc.cgroup.pids().unwrap_or_default()).note_ends();
     let keep = Generation(generation.0.saturating_sub(1));
     // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
@@ -444,8 +443,6 @@ fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
     tree().find_ends();
-    // A dump that is called off has each wait begin anew.
-    tree().note_ends();
     let until = Instant::now() + QUIESCENT_WITHIN;
     while Instant::now() < until {
         let now = tree();

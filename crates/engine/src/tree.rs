@@ -1,14 +1,12 @@
 //! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since when each thread waits.
 //!
-//! Reads /proc, and stops threads for a moment only where that does not say enough ([`Tree::find_ends`], [`Tree::note_ends`],
-//! [`Tree::timers`]). A process that ends while it is looked at
+//! Reads /proc, and stops a thread only where that does not say enough ([`Tree::find_ends`]). A process that ends while it is looked at
 //! is left out.
 
 use kip_checkpoint::Registers;
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
 use kip_checkpoint::resume::{Process, Thread};
 use kip_pager::stop;
-use kip_pager::timers::{self, Timer};
 use kip_sys::ran::CpuClocks;
 use kip_sys::status::{Status, threads};
 use kip_sys::timens;
@@ -19,8 +17,6 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for threads whose waits are to get an end; a busy machine takes longer than its own work.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
-/// The same where a sleep is as right without the answer, and the program would stand still for it.
-const ASKED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
@@ -98,21 +94,6 @@ impl Tree {
         if let Err(e) = stop::find_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
             tracing::info!(error = kip_types::chain(&e), "the end of a wait is not known");
         }
-    }
-
-    /// Has each wait end when it would have, once it has been broken off from outside and begun anew: [`stop::note_ends`].
-    pub fn note_ends(&self) {
-        if let Err(e) = stop::note_ends(&self.pids, Instant::now() + ASKED_WITHIN) {
-            tracing::info!(error = kip_types::chain(&e), "time-outs may begin anew");
-        }
-    }
-
-    /// The armed POSIX and interval timers of all processes, which are stopped for a moment; none if they do not stop.
-    pub fn timers(&self) -> Vec<Timer> {
-        timers::of_running(&self.pids, Instant::now() + ASKED_WITHIN).unwrap_or_else(|e| {
-            tracing::info!(error = kip_types::chain(&e), "timers are not known");
-            Vec::new()
-        })
     }
 
     /// Whether a thread waits of which `since` does not know since when: its processor is being changed.

@@ -51,7 +51,7 @@ mod stored;
 mod swap;
 mod ticking;
 mod timeouts;
-pub mod timers;
+mod timers;
 
 pub use memory::{Bell, SpaceId};
 pub use serve::Server;

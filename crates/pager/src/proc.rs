@@ -294,7 +294,7 @@ impl Proc {
             let pid = process.pid;
             if space::is_small(pid) && self.memory(pid).is_none() {
                 if way.timers {
-                    let timers = timers::ask(process, Some(&self.family.directory.join(LIFTED)));
+                    let timers = timers::ask(process, &self.family.directory.join(LIFTED));
                     let timers = timers.map_err(|source| DeflateError::Deflate { pid, source })?;
                     reports.insert(pid, Deflated { timers, ..Deflated::default() });
                 }

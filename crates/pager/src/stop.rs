@@ -20,7 +20,6 @@ use std::fs;
 use std::io;
 use std::marker::PhantomData;
 use std::path::Path;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long to wait before each further try to find processes quiescent.
@@ -31,11 +30,6 @@ const QUIESCENT_AFTER: [Duration; 4] =
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 /// How much longer to wait for one that only needs a processor: it will stop.
 const PROCESSOR_WITHIN: Duration = Duration::from_secs(5);
-
-/// How long to wait until sockets have their own time-outs back: as long as their threads take to be in their calls again.
-const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(50);
-/// Between looks.
-const GIVEN_BACK_EVERY: Duration = Duration::from_micros(500);
 
 /// Why processes do not stop.
 #[derive(Debug, thiserror::Error)]
@@ -93,8 +87,6 @@ pub struct Stopped {
     at: Instant,
     /// When the packet came for which they are let go, nanoseconds of CLOCK_MONOTONIC.
     packet_ns: Option<i64>,
-    /// Threads that give sockets their own time-outs back.
-    giving: Vec<JoinHandle<()>>,
     _here: PhantomData<*const ()>,
 }
 
@@ -151,19 +143,6 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
 /// See [`StopError`]; all run on.
 pub fn find_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
     find_ends_of(pids, until, kip_sys::ran::is_undated)
-}
-
-/// Gives each wait that ends by a time-out a record of its end ([`kip_sys::ends`]). A call that is broken off from outside and begun anew,
-/// as by a dump that is called off, takes the whole time again; with a record the next stop has it end when it would have
-/// ended. So it is to be called before and after. A program with system call filters of its own keeps its calls as they are.
-///
-/// # Errors
-/// See [`StopError`]; all run on.
-pub fn note_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
-    let pids: Vec<u32> = pids.iter().copied().filter(|pid| !timeouts::has_own_filters(*pid)).collect();
-    let stopped = stop(|| Ok(pids.clone()), until)?;
-    stopped.go_and_give_back(GIVEN_BACK_WITHIN);
-    Ok(())
 }
 
 fn find_ends_of(pids: &[u32], until: Instant, is_unknown: impl Fn(u32) -> bool) -> Result<(), StopError> {
@@ -339,7 +318,6 @@ impl Stopped {
             asked: HashSet::new(),
             at: now,
             packet_ns: None,
-            giving: Vec::new(),
             _here: PhantomData,
         }
     }
@@ -405,15 +383,6 @@ impl Stopped {
 
     /// Lets all run.
     pub fn go(self) {}
-
-    /// Lets all run, and waits until the sockets in whose calls threads stood have their own time-outs back, but for `within` at most.
-    fn go_and_give_back(mut self, within: Duration) {
-        self.release();
-        let until = Instant::now() + within;
-        while self.giving.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
-            std::thread::sleep(GIVEN_BACK_EVERY);
-        }
-    }
 
     /// Lets them go for a packet that came then.
     pub fn go_for_packet(mut self, came: Instant) {
@@ -493,10 +462,9 @@ impl Stopped {
                 }
             }
         }
-        let complain =
-            |error: &io::Error| tracing::warn!(%error, "a socket keeps a time-out that was meant for one call");
-        let giving = shortened::give_back(shortened.into_values().collect(), complain);
-        self.giving.extend(giving);
+        shortened::give_back(shortened.into_values().collect(), |error| {
+            tracing::warn!(%error, "a socket keeps a time-out that was meant for one call");
+        });
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::limits::{self, Lifted};
 use crate::plant::{Scratch, call};
-use crate::stop::{StopError, StoppedProcess, ended, stop};
+use crate::stop::{StoppedProcess, ended};
 use crate::swap::PAGE;
 use kip_sys::inject::Hand;
 use kip_sys::process::read_memory;
@@ -13,7 +13,6 @@ use kip_sys::status::is_init;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
-use std::time::Instant;
 
 /// A timer that is armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,11 +52,11 @@ pub(crate) fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> i
 
 /// All armed timers by real time of a stopped process whose memory stays. The sandbox's pid 1 has none, and is not asked; nor is one that
 /// has just been killed, or runs 32-bit code, whose timers are late. `lifted`: where the next pager finds the limits that are lifted
-/// meanwhile, if it is the pager that asks.
+/// meanwhile.
 ///
 /// # Errors
 /// As [`left`], and those of taking a thread.
-pub(crate) fn ask(process: &StoppedProcess, lifted: Option<&Path>) -> io::Result<Vec<Timer>> {
+pub(crate) fn ask(process: &StoppedProcess, lifted: &Path) -> io::Result<Vec<Timer>> {
     let pid = process.pid;
     if is_init(pid) {
         return Ok(Vec::new());
@@ -67,25 +66,13 @@ pub(crate) fn ask(process: &StoppedProcess, lifted: Option<&Path>) -> io::Result
         Err(e) if e.kind() == io::ErrorKind::Unsupported || ended(&e) => return Ok(Vec::new()),
         Err(e) => return Err(e),
     };
-    let limits = Lifted::of(pid, lifted)?;
+    let limits = Lifted::of(pid, Some(lifted))?;
     let scratch = Scratch::map(&hand, PAGE as u64).map_err(|e| limits::name(pid, e))?;
     drop(limits);
     let found = left(pid, process.alarmed, &hand, &scratch);
     scratch.unmap(&hand)?;
     hand.give_back()?;
     found
-}
-
-/// All armed timers by real time of running processes, which are stopped for a moment. Faults must be served by other threads or
-/// processes. A process that cannot be asked is left out.
-///
-/// # Errors
-/// They do not stop by `until`; all run on.
-pub fn of_running(pids: &[u32], until: Instant) -> Result<Vec<Timer>, StopError> {
-    let stopped = stop(|| Ok(pids.to_vec()), until)?;
-    let timers = stopped.processes.values().filter_map(|process| ask(process, None).ok()).flatten().collect();
-    stopped.go();
-    Ok(timers)
 }
 
 /// Ids of timers, but for those that count CPU time.

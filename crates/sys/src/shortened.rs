@@ -10,7 +10,6 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The least that a socket's time-out is set to: 0 would be for ever.
@@ -127,13 +126,9 @@ impl Shortened {
 }
 
 /// Gives sockets their own time-outs back, on a thread of its own; `complain` hears of those that keep what was meant for one call.
-/// Returns that thread, if it takes one.
-pub fn give_back(
-    shortened: Vec<Shortened>,
-    complain: impl Fn(&io::Error) + Send + Clone + 'static,
-) -> Option<JoinHandle<()>> {
+pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send + Clone + 'static) {
     if shortened.is_empty() {
-        return None;
+        return;
     }
     let begin = Instant::now();
     let complain_here = complain.clone();
@@ -155,7 +150,9 @@ pub fn give_back(
             std::thread::sleep(POLL_EVERY);
         }
     });
-    spawned.inspect_err(complain).ok()
+    if let Err(e) = spawned {
+        complain(&e);
+    }
 }
 
 /// How a thread is scheduled: proc_pid_status(5).
@@ -206,9 +203,8 @@ mod tests {
         assert!(socket.read_timeout().unwrap().unwrap() < Duration::from_millis(450));
         assert_ne!(done.way(), Way::Inside);
         go.send(()).unwrap();
-        let giving = give_back(vec![done], |e| panic!("{e}"));
+        give_back(vec![done], |e| panic!("{e}"));
         let waited = thread.join().unwrap();
-        giving.unwrap().join().unwrap();
         assert!((Duration::from_millis(400)..Duration::from_secs(2)).contains(&waited), "{waited:?}");
         assert_eq!(socket.read_timeout().unwrap(), Some(whole));
     }

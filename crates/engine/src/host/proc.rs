@@ -198,7 +198,7 @@ impl Proc {
             self.fd_store.hold(fds).map_err(io::Error::other)
         });
         if let Err(error) = held {
-            tracing::warn!(proc = %self.name, %error, "the mounts of a wake that failed are gone, files are watched anew");
+            tracing::info!(proc = %self.name, %error, "the mounts of a wake that failed are gone, files are watched anew");
         }
     }
 
