@@ -32,8 +32,8 @@ pub struct Controlled {
     pub foreground: Option<u32>,
 }
 
-/// What CRIU is told of a device that a tree has open, by its numbers and those of its file system: as a terminal it is one from
-/// outside. None if it is no terminal.
+/// CRIU's word for a terminal from outside, by the numbers of the device and of its file system. None if the device is no
+/// terminal.
 pub fn external(device: u64, dev: u64) -> Option<String> {
     let is_terminal = matches!(device, MASTER | OWN) || SLAVES.contains(&rustix::fs::major(device));
     is_terminal.then(|| format!("tty[{device:x}:{dev:x}]"))

@@ -51,7 +51,7 @@ struct Stats {
 /// Shows them every second until Ctrl-C, or once.
 pub async fn stats(client: &Client, args: &StatsArgs, json: bool) -> anyhow::Result<()> {
     let wanted = args.names.iter().map(|text| name(text)).collect::<anyhow::Result<Vec<_>>>()?;
-    // One that there is not is told by the daemon, with the name that may have been meant.
+    // The daemon refuses an unknown name, with the name that may have been meant.
     for name in &wanted {
         client.inspect(name).await?;
     }

@@ -271,7 +271,7 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
     assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
 }
 
-// promise files: a profile that no service has is told with the one that was meant
+// promise files: an unknown profile is refused, with the name of the one that was meant
 #[test]
 fn an_unknown_profile_is_told() {
     let text = "services:\n  a:\n    image: x\n  b:\n    image: x\n    profiles: [debug]\n";

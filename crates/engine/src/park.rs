@@ -87,7 +87,7 @@ struct Ran {
     pending: BTreeMap<u32, Pending>,
 }
 
-/// Whether it was started with terminals of its own, and those that CRIU is told of.
+/// Whether the proc was started with a devpts, and CRIU's words for the terminals that it has open.
 struct Terminals {
     there: bool,
     open: BTreeSet<String>,

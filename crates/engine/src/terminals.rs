@@ -20,7 +20,7 @@ pub(crate) fn are_there(init: u32) -> bool {
     File::open(format!("/proc/{init}/root")).is_ok_and(|root| device(root.as_fd()).is_some())
 }
 
-/// What CRIU is told of the terminals that a tree has open, those that have been hung up among them.
+/// CRIU's words for the terminals that a tree has open, those that have been hung up among them.
 pub(crate) fn outside(tree: &Tree) -> BTreeSet<String> {
     let all = tree.pids.iter().flat_map(|pid| {
         let open = tree::descriptors(*pid).unwrap_or_default().into_iter();

@@ -292,7 +292,7 @@ impl Launcher {
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
 
-    /// Runs a program in a sandbox as a part of its tree. The program is told of by [`crate::init::Record`]s in the pipe `status`; the
+    /// Runs a program in a sandbox as a part of its tree. [`crate::init::Record`]s of the program come by the pipe `status`; the
     /// result is the pidfd of the kip-init that writes them.
     ///
     /// # Errors
