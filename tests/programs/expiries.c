@@ -35,6 +35,10 @@ static volatile sig_atomic_t told;
 
 static int counts_cpu(int kind) { return kind == VIRTUAL || kind == PROF; }
 
+/* The kernel charges CPU time by ticks of some milliseconds, at random for work that is shorter: with less of it a timer may not
+ * expire for many seconds. */
+enum { WORK_US = 2000 };
+
 /* What counts CPU time has the short periods only, for it does little. */
 static int is_there(int kind, int period) { return !counts_cpu(kind) || period < 2; }
 
@@ -74,7 +78,7 @@ static void interval_timer(enum kind kind, int period)
 	shared->armed_us[kind][period] = now_us();
 	for (arm(kind, period);;) {
 		if (cpu)
-			for (volatile int n = 0; n < 300000; n++)
+			for (int64_t end = now_us() + WORK_US; now_us() < end;)
 				;
 		epoll_pwait(epoll, &event, 1, cpu ? 20 : -1, &none);
 		if (told) {

@@ -125,21 +125,24 @@ fn after(file: SystemTime, now: Now) -> i64 {
     now.monotonic_ns - ago.clamp(0, 60 * SECOND)
 }
 
-/// Arms an interval timer of real time that the kernel has not armed again yet, for the signal of its last expiration waits: it says that
-/// nothing is left, and set to that it would never expire again. Its next expiration is a whole interval away, which is
-/// at most an interval late and never early. True if there is one.
+/// Arms interval timers of which nothing is left, for set to that they would never expire again: one of real time that the kernel
+/// has not armed again yet, for the signal of its last expiration waits; one of CPU time that is due within a microsecond. The
+/// next expiration is a whole interval away, which is at most an interval late and never early. True if there is one.
 pub(super) fn arm_pending(core: &mut Message) -> Result<bool, Malformed> {
     let mut found = false;
     core.edit_messages::<Malformed>(core_entry::TC, |task| {
         task.edit_messages::<Malformed>(task_core_entry::TIMERS, |timers| {
-            timers.edit_messages::<Malformed>(task_timers_entry::REAL, |real| {
-                if interval_left(real) <= 0 && interval_every(real) > 0 {
-                    real.set_varint(itimer_entry::VSEC, real.number(itimer_entry::ISEC));
-                    real.set_varint(itimer_entry::VUSEC, real.number(itimer_entry::IUSEC));
-                    found = true;
-                }
-                Ok(())
-            })
+            for kind in [task_timers_entry::REAL, task_timers_entry::VIRT, task_timers_entry::PROF] {
+                timers.edit_messages::<Malformed>(kind, |timer| {
+                    if interval_left(timer) <= 0 && interval_every(timer) > 0 {
+                        timer.set_varint(itimer_entry::VSEC, timer.number(itimer_entry::ISEC));
+                        timer.set_varint(itimer_entry::VUSEC, timer.number(itimer_entry::IUSEC));
+                        found = true;
+                    }
+                    Ok(())
+                })?;
+            }
+            Ok(())
         })
     })?;
     Ok(found)
@@ -524,10 +527,10 @@ mod tests {
         real
     }
 
-    /// A process that has no timer but that one.
-    fn core_of(real: &Message) -> Message {
+    /// A process that has no timer but that interval timer, of which the image has field `kind`.
+    fn core_of(kind: u32, timer: &Message) -> Message {
         let (mut core, mut task, mut timers) = (Message::default(), Message::default(), Message::default());
-        timers.set_bytes(task_timers_entry::REAL, real.encode());
+        timers.set_bytes(kind, timer.encode());
         task.set_bytes(task_core_entry::TIMERS, timers.encode());
         core.set_bytes(core_entry::TC, task.encode());
         core
@@ -594,27 +597,29 @@ mod tests {
     /// The kernel arms an interval timer again when its signal is taken: while that waits, nothing is left and the interval is there.
     #[test]
     fn a_timer_whose_signal_waits_is_armed() {
-        let core = |left, every| core_of(&real((left, 0), (every, if every == 0 { 0 } else { 7 })));
-        let left = |core: &Message| {
-            let task = core.message(core_entry::TC).unwrap().unwrap();
-            let timers = task.message(task_core_entry::TIMERS).unwrap().unwrap();
-            interval_left(&timers.message(task_timers_entry::REAL).unwrap().unwrap())
-        };
-        for (mut core, armed, expected) in [
-            (core(0, 2), true, 2 * SECOND + 7_000),
-            (core(1, 2), false, SECOND),
-            (core(1, 0), false, SECOND),
-            (core(0, 0), false, 0),
-        ] {
-            assert_eq!(arm_pending(&mut core).unwrap(), armed);
-            assert_eq!(left(&core), expected);
+        for kind in [task_timers_entry::REAL, task_timers_entry::VIRT, task_timers_entry::PROF] {
+            let core = |left, every| core_of(kind, &real((left, 0), (every, if every == 0 { 0 } else { 7 })));
+            let left = |core: &Message| {
+                let task = core.message(core_entry::TC).unwrap().unwrap();
+                let timers = task.message(task_core_entry::TIMERS).unwrap().unwrap();
+                interval_left(&timers.message(kind).unwrap().unwrap())
+            };
+            for (mut core, armed, expected) in [
+                (core(0, 2), true, 2 * SECOND + 7_000),
+                (core(1, 2), false, SECOND),
+                (core(1, 0), false, SECOND),
+                (core(0, 0), false, 0),
+            ] {
+                assert_eq!(arm_pending(&mut core).unwrap(), armed);
+                assert_eq!(left(&core), expected);
+            }
         }
     }
 
     /// A tick that came while the program was frozen is no reason to wake at once, any other signal is.
     #[test]
     fn signals_of_ticks_are_gathered() {
-        let core = core_of(&real((0, 100_000), (0, 200_000)));
+        let core = core_of(task_timers_entry::REAL, &real((0, 100_000), (0, 200_000)));
         let (mut arrived, mut dues) = (1 << (SIGALRM - 1) | 1, Vec::new());
         assert!(collect(&core, SECOND, &mut arrived, &mut dues).unwrap());
         assert_eq!(arrived, 1);
