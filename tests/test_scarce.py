@@ -46,9 +46,9 @@ def arguments(proc: Proc) -> set[str]:
 #   `tests/test_scarce.py::test_memory_that_is_locked_as_it_is_mapped`,
 #   `tests/test_scarce.py::test_a_hard_limit_that_is_used_up`,
 #   `tests/test_scarce.py::test_what_cannot_be_lifted_is_named`,
-#   `kip_pager::limits::tests::what_is_used_up_is_lifted_for_a_moment`,
-#   `kip_pager::limits::tests::a_hard_limit_is_lifted_where_the_kernel_allows_it`,
-#   `kip_pager::limits::tests::the_limit_that_is_used_up_is_named`,
+#   `kip_stop::limits::tests::what_is_used_up_is_lifted_for_a_moment`,
+#   `kip_stop::limits::tests::a_hard_limit_is_lifted_where_the_kernel_allows_it`,
+#   `kip_stop::limits::tests::the_limit_that_is_used_up_is_named`,
 #   `kip_checkpoint::limits::tests::only_what_was_lifted_is_set`
 @pytest.mark.parametrize("what", WHATS)
 def test_what_is_used_up_is_no_obstacle(kip: Kip, tmp_path: Path, what: str) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from harness.clients import Lines
 from harness.kip import Kip, Proc
+from harness.typist import SHELL_COMMAND, TIERS, Typist
 from harness.wait import wait_for
 
 # A shell on a terminal that the server has made: each line of the client is typed, and what the terminal shows within 300 ms is the answer.
@@ -54,9 +55,6 @@ def typed(client: Lines, text: str) -> str:
     return eval(client.ask(repr(text.encode()))).decode().replace("\r\n", "\n")
 
 
-TIERS = {"hibernated": Proc.hibernate, "parked": Proc.sleep}
-
-
 # promise K14: a shell on a terminal of its own goes on after each tier: its variables, job control,
 #   the foreground group, what was typed and not read, settings and size of the terminal
 @pytest.mark.parametrize("tier", TIERS)
@@ -83,53 +81,6 @@ def test_a_shell_goes_on(shell: Proc, tier: str) -> None:
     assert "Stopped" in typed(client, "jobs\n")
 
 
-class Typist:
-    """A user at a terminal that runs `kip exec -it`."""
-
-    def __init__(self, proc: Proc, *command: str) -> None:
-        self.master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-        words = [proc.kip.program, "--data", proc.kip.data, "exec", "-it", proc.name, "--", *command]
-        self.process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
-        os.close(slave)
-        self.shown = b""
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def see(self, pattern: str, timeout: float = 20) -> re.Match[str]:
-        """Waits until the terminal shows it, and forgets what it has shown up to there."""
-        until = time.monotonic() + timeout
-        while True:
-            text = self.shown.decode(errors="replace").replace("\r\n", "\n")
-            if found := re.search(pattern, text):
-                self.shown = text[found.end() :].encode()
-                return found
-            left = until - time.monotonic()
-            assert left > 0 and select.select([self.master], [], [], left)[0], f"{pattern!r} is not in {text!r}"
-            try:
-                self.shown += os.read(self.master, 4096)
-            except OSError:
-                assert re.search(pattern, text), f"the terminal ended with {text!r}"
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.process.send_signal(signal.SIGWINCH)
-
-    def hang_up(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.master)
-
-
-SHELL_COMMAND = ["env", "PS1=ready$ ", "TERM=dumb", "bash", "--norc", "--noprofile", "-i"]
-
-
-def sized(user: Typist) -> str:
-    user.type("stty size\n")
-    return user.see(r"\n(\d+ \d+)\n")[1]
-
-
 @pytest.fixture
 def idle(fresh_kip: Callable[..., Kip]) -> Proc:
     return fresh_kip().run("idle", ["sleep", "1000000"])
@@ -139,7 +90,7 @@ def idle(fresh_kip: Callable[..., Kip]) -> Proc:
 #   program's exit code; it sleeps with the proc in each tier and goes on where it was when the client types
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
-    user = Typist(idle, *SHELL_COMMAND)
+    user = Typist.exec(idle, *SHELL_COMMAND)
     user.see(r"ready\$ ")
     user.type("x=kept; tty; stty size\n")
     user.see("/dev/pts/0\n33 77\nready")
@@ -150,7 +101,7 @@ def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
         TIERS[tier](idle)
         user.resize(rows, 120)
         # The size takes another way than what is typed.
-        wait_for(f"{rows} rows", lambda rows=rows: sized(user) == f"{rows} 120" or None)
+        wait_for(f"{rows} rows", lambda rows=rows: user.sized() == f"{rows} 120" or None)
     user.type("sleep 1000\n")
     user.see("sleep 1000\n")
     # The shell has to have the terminal given to it before the sleep, as on a machine that was suspended.
@@ -168,7 +119,7 @@ def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
 # promise K14: a proc sleeps by itself while a session is open and idle
 def test_an_open_session_keeps_nothing_awake(fresh_kip: Callable[..., Kip]) -> None:
     proc = fresh_kip().run("idle", ["sleep", "1000000"], flags=["--idle", "2s", "--park-after", "4s"])
-    user = Typist(proc, *SHELL_COMMAND)
+    user = Typist.exec(proc, *SHELL_COMMAND)
     user.see(r"ready\$ ")
     proc.wait_state("parked", 60)
     user.type("echo there\n")
@@ -180,7 +131,7 @@ def test_an_open_session_keeps_nothing_awake(fresh_kip: Callable[..., Kip]) -> N
 # promise K14: a client that is gone hangs its terminal up, awake or asleep: its programs get SIGHUP
 @pytest.mark.parametrize("tier", ["running", *TIERS])
 def test_a_client_that_is_gone_hangs_up(idle: Proc, tier: str) -> None:
-    user = Typist(idle, "bash", "--norc", "-c", "trap 'echo hung up > /srv/said; exit' HUP; echo set; while :; do read x; done")
+    user = Typist.exec(idle, "bash", "--norc", "-c", "trap 'echo hung up > /srv/said; exit' HUP; echo set; while :; do read x; done")
     user.see("set")
     if tier != "running":
         TIERS[tier](idle)
@@ -190,7 +141,7 @@ def test_a_client_that_is_gone_hangs_up(idle: Proc, tier: str) -> None:
 
 # promise K14: a session does not outlive its daemon: at the next wake its program gets SIGHUP
 def test_a_daemon_that_ends_hangs_up(idle: Proc) -> None:
-    user = Typist(idle, "bash", "--norc", "-c", "trap 'echo hung up > /srv/said; exit' HUP; echo set; while :; do read x; done")
+    user = Typist.exec(idle, "bash", "--norc", "-c", "trap 'echo hung up > /srv/said; exit' HUP; echo set; while :; do read x; done")
     user.see("set")
     idle.sleep()
     idle.kip.kill()
@@ -203,9 +154,9 @@ def test_a_daemon_that_ends_hangs_up(idle: Proc) -> None:
 
 def test_a_session_ends_with_its_program(idle: Proc) -> None:
     """Whatever other programs in it go on to write, and though another program has the terminal open for writing only."""
-    first = Typist(idle, *SHELL_COMMAND)
+    first = Typist.exec(idle, *SHELL_COMMAND)
     first.see(r"ready\$ ")
-    second = Typist(idle, *SHELL_COMMAND)
+    second = Typist.exec(idle, *SHELL_COMMAND)
     second.see(r"ready\$ ")
     first.type("sleep 100000 > /dev/pts/1 & echo begun\n")
     first.see("\nbegun\n")
@@ -222,7 +173,7 @@ def test_a_session_ends_with_its_program(idle: Proc) -> None:
 
 def test_what_a_session_leaves_behind(idle: Proc) -> None:
     """A background program whose terminal has been hung up, as its standard input is, sleeps and wakes."""
-    user = Typist(idle, *SHELL_COMMAND)
+    user = Typist.exec(idle, *SHELL_COMMAND)
     user.see(r"ready\$ ")
     user.type("nohup sleep 100000 >/dev/null 2>&1 & disown; exit\n")
     assert user.process.wait(20) == 0
@@ -237,7 +188,7 @@ def test_what_a_session_leaves_behind(idle: Proc) -> None:
 
 def test_full_screen_programs(idle: Proc) -> None:
     """They read the size and settings of the terminal, and draw."""
-    user = Typist(idle, "top", "-d", "1000")
+    user = Typist.exec(idle, "top", "-d", "1000")
     user.see("load average")
     idle.sleep()
     user.type("q")
@@ -246,7 +197,7 @@ def test_full_screen_programs(idle: Proc) -> None:
 
 def test_much_goes_both_ways(idle: Proc) -> None:
     """More than the terminal's queues hold, in one piece, while the program writes as much."""
-    user = Typist(idle, "sh", "-c", "stty raw -echo; echo set; head -c 300000 | sha256sum; head -c 300000 /dev/zero | tr '\\0' z")
+    user = Typist.exec(idle, "sh", "-c", "stty raw -echo; echo set; head -c 300000 | sha256sum; head -c 300000 /dev/zero | tr '\\0' z")
     user.see("set")
     data = b"some line of text\n" * 17000
     reader = threading.Thread(target=lambda: user.see("z{300000}", 60))

@@ -46,6 +46,8 @@ def tiers(proc: Proc, sequence: str) -> None:
         "parked": proc.sleep,
         "archived": proc.archive,
         "hot": proc.wake,
+        # The descriptors that cannot be parked are found when all stands still: the dump is called off.
+        "refused": lambda: proc.kip.refused("sleep", proc.name, "--to", "parked"),
         # Parked by Kip after it has looked at what the program waits for.
         "itself": lambda: proc.wait_state("parked"),
     }
@@ -119,6 +121,8 @@ SHORT = [
     "parked hot parked",
     "hibernated hot hibernated parked hot",
     "itself hot itself hot itself hot itself",
+    "refused",
+    "hibernated refused",
 ]
 LONG = [
     "archived",
@@ -134,7 +138,7 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
     tar = programs.tarball(programs.directory() / "waits.tar", {"waits": program})
     procs: dict[str, Proc] = {}
     for sequence in sequences:
-        left_out = [] if sequence == "hibernated" else NOT_PARKED
+        left_out = [] if sequence == "hibernated" or "refused" in sequence else NOT_PARKED
         idle = ["1s", "1s"] if "itself" in sequence else ["1h", "1d"]
         for hibernate in ["blocked", "held"]:
             timing = ["--tick", "0s", "--idle", idle[0], "--park-after", idle[1], "--hibernate", hibernate]
@@ -152,9 +156,9 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
 
 
 # promise waking: every call with a time-out ends when it would have ended, whatever tiers it was in
-#   meanwhile: what counts is when it began
+#   meanwhile, and whatever sleeps were refused: what counts is when it began
 # held by: this,
-#   `kip_pager::stop::tests::a_wait_whose_beginning_is_not_known_ends_when_its_timer_says`,
+#   `kip_stop::stopped::tests::a_wait_whose_beginning_is_not_known_ends_when_its_timer_says`,
 #   `kip_sys::armed::tests::a_sleeping_thread_has_a_timer_that_is_gone_when_it_has_woken`,
 #   `tests/test_waits.py::test_a_sleep_does_not_begin_just_before_a_wait_ends`,
 #   `kip_supervisor::task::hibernate::tests::a_park_is_not_in_the_way_of_a_wait_that_ends`,
@@ -169,20 +173,30 @@ def test_every_wait_ends_on_time(kip: Kip) -> None:
 
 # Much memory, which takes longer to put away than a wait may be late.
 WAITS_AND_SAYS = """
-import os, select, time
+import ctypes, os, select, signal, sys, time
 memory = os.urandom(200 << 20)
+libc, timer, value = ctypes.CDLL(None), ctypes.c_void_p(), (ctypes.c_long * 4)(0, 0, 11, 0)
+libc.timer_create(1, None, ctypes.byref(timer))
+signal.signal(signal.SIGALRM, lambda *_: None)
+waits = {"poll": lambda: select.poll().poll(11000), "setitimer": lambda: signal.setitimer(signal.ITIMER_REAL, 11) and signal.pause(),
+         "timer_create": lambda: libc.timer_settime(timer, 0, value, None) or signal.pause()}
 while True:
     began = time.monotonic()
-    select.poll().poll(11000)
+    waits[sys.argv[1]]()
     print(time.monotonic() - began - 11, flush=True)
 """
 
 
+# promise waking: a sleep that Kip begins by itself is put off until after a wait that is about to end,
+#   a POSIX timer or an interval timer that is about to expire
+# held by: this
 @pytest.mark.parametrize("tier", ["hibernated", "parked"])
-def test_a_sleep_does_not_begin_just_before_a_wait_ends(kip: Kip, tier: str) -> None:
+@pytest.mark.parametrize("call", ["poll", "setitimer", "timer_create"])
+def test_a_sleep_does_not_begin_just_before_a_wait_ends(kip: Kip, tier: str, call: str) -> None:
     """It would have begun about a second before; and it is put off once, not for ever."""
     way = ["--park-after", "1h"] if tier == "hibernated" else ["--hibernate", "off", "--park-after", "0s"]
-    proc = kip.run(f"big-{tier}", ["python3", "-c", WAITS_AND_SAYS], flags=["--tick", "0s", "--idle", "9500ms", *way])
+    command = ["python3", "-c", WAITS_AND_SAYS, call]
+    proc = kip.run(f"big-{tier}-{call.replace('_', '-')}", command, flags=["--tick", "0s", "--idle", "9500ms", *way])
     wait_for("the first wait ends", proc.logs, 20)
     kinds = {event["kind"] for event in kip.events() if event["name"] == proc.name}
     assert not kinds & {"hibernated", "parking"}, kinds

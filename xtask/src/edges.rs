@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 26] = [
+const ALLOWED: [(&str, &[&str]); 28] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -32,7 +32,9 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     // Both speak of where the pages of a generation lie: its page map.
     ("kip-checkpoint", &[TYPES, SYS, "kip-criu-images", "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
-    ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot"]),
+    // Threads stopped and let go; moves no memory.
+    ("kip-stop", &[SYS]),
+    ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot", "kip-stop"]),
     // Policy: brings the mechanisms together.
     // What has happened, and what was used.
     ("kip-journal", &[TYPES, SYS, "kip-net"]),
@@ -72,9 +74,13 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "kip-records",
             "kip-logs",
             "kip-pager",
+            // Limits are lifted for CRIU too.
+            "kip-stop",
             "kip-archive",
         ],
     ),
+    // What lies between a client's frames and a program's descriptors.
+    ("kip-sessions", &[TYPES, SYS, "kip-service", "kip-sandbox", "kip-engine"]),
     // One task per proc; touches a process only through the engine.
     (
         "kip-supervisor",
@@ -88,6 +94,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "kip-checkpoint",
             "kip-snapshot",
             "kip-engine",
+            "kip-sessions",
             "kip-offload",
             "kip-records",
             "kip-pager",
@@ -99,6 +106,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
         &[
             "kip-journal",
             "kip-engine",
+            "kip-sessions",
             "kip-supervisor",
             TYPES,
             "kip-service",

@@ -113,6 +113,7 @@ fn check(spec: &Spec) -> Result<(), String> {
     check_ports(spec)?;
     check_names(spec)?;
     check_labels(spec)?;
+    check_end(spec)?;
     if let Some(twice) =
         spec.ulimits.iter().enumerate().find(|(at, one)| spec.ulimits[..*at].iter().any(|o| o.name() == one.name()))
     {
@@ -224,6 +225,16 @@ fn check_names(spec: &Spec) -> Result<(), String> {
         None if spec.aliases.len() > MOST_ALIASES => Err(format!("more than {MOST_ALIASES} names for others")),
         None => Ok(()),
     }
+}
+
+/// What ends with the program, and what begins again.
+fn check_end(spec: &Spec) -> Result<(), String> {
+    if spec.remove && !spec.restart.is_no() {
+        return Err(
+            "a proc that is started again when it ends cannot be removed then: leave out --rm or --restart".to_owned()
+        );
+    }
+    Ok(())
 }
 
 fn check_labels(spec: &Spec) -> Result<(), String> {

@@ -23,11 +23,12 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use kip_service::Service;
+use kip_service::{ExecSession, Service};
 use kip_types::api::{
-    CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL,
-    Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
-    Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WakeRequest, WhyView,
+    AttachRequest, CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
+    EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved,
+    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest,
+    WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when another request takes the one it picked.
@@ -62,6 +63,7 @@ fn all() -> Routes {
         .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier; answers when it is there.").body::<SleepRequest>().json::<Moved>())
         .post("/v1/procs/{name}/wake", wake, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
         .post("/v1/procs/{name}/exec", exec, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
+        .post("/v1/procs/{name}/attach", attach, doc("attachToProc", "What a proc's own program writes, and input for it. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<AttachRequest>().upgrade())
         .get("/v1/procs/{name}/why", why, doc("whyProc", "Why a proc is in the tier that it is in.").json::<WhyView>())
         .get("/v1/procs/{name}/health", health, doc("healthOfProc", "How a proc is. Its probes are asked if it is awake. Neither wakes it nor keeps it awake.").json::<HealthView>())
         .get("/v1/procs/{name}/details", details, doc("lookIntoProc", "Open files, environments, sockets or maps of memory. Does not wake it.").query::<DetailsRequest>().json::<Details>())
@@ -280,7 +282,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
         match parts.extensions.remove::<OnUpgrade>() {
             Some(upgrade) if asks => Ok(Upgrade(upgrade)),
             _ => Err(Refused::invalid(format!(
-                "exec needs the headers Connection: upgrade and Upgrade: {EXEC_PROTOCOL}"
+                "this needs the headers Connection: upgrade and Upgrade: {EXEC_PROTOCOL}"
             ))
             .with_status(StatusCode::UPGRADE_REQUIRED)),
         }
@@ -298,6 +300,20 @@ async fn exec(
     }
     let service = api.service.clone();
     let session = api.operate(async move { service.exec(name, request).await }).await?;
+    Ok(in_frames(&api, upgrade, session))
+}
+
+async fn attach(
+    State(api): State<Api>,
+    Name(name): Name,
+    Upgrade(upgrade): Upgrade,
+    Asked(request): Asked<AttachRequest>,
+) -> Answer<Response> {
+    let session = api.service.attach(name, request).await?;
+    Ok(in_frames(&api, upgrade, session))
+}
+
+fn in_frames(api: &Api, upgrade: OnUpgrade, session: ExecSession) -> Response {
     let ending = api.ending();
     tokio::spawn(async move {
         match upgrade.await {
@@ -305,5 +321,5 @@ async fn exec(
             Err(e) => tracing::debug!(error = %e, "exec client is gone"),
         }
     });
-    Ok((StatusCode::SWITCHING_PROTOCOLS, [(CONNECTION, "upgrade"), (UPGRADE, EXEC_PROTOCOL)]).into_response())
+    (StatusCode::SWITCHING_PROTOCOLS, [(CONNECTION, "upgrade"), (UPGRADE, EXEC_PROTOCOL)]).into_response()
 }

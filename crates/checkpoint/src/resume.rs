@@ -92,7 +92,8 @@ pub fn stop(processes: &[Process<'_>]) -> io::Result<Stopped> {
         trace::seize(tid).map_err(at(tid, "seize"))?;
         trace::interrupt(tid).map_err(at(tid, "interrupt"))?;
     }
-    for tid in stopped.threads() {
+    // Those first of whose end others are told only after it: pid 1 and the leaders are last.
+    for tid in stopped.threads().collect::<Vec<_>>().into_iter().rev() {
         until_still(tid)?;
     }
     for process in processes {

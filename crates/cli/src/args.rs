@@ -1,6 +1,7 @@
 //! The command line, as DESIGN.md has it.
 
 use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
+use crate::attach::AttachArgs;
 use crate::backup::{BackupArgs, RestoreArgs};
 use crate::check::{CheckArgs, TrialArgs, parse_sleep_tier};
 use crate::events::EventsArgs;
@@ -115,6 +116,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// Run a program inside a proc; exits with its code
     Exec(ExecArgs),
+    /// Sit at a proc's own terminal, or watch its output and write to its standard input; the client goes by ctrl-p ctrl-q
+    Attach(AttachArgs),
     /// Wait until procs end, and print their exit codes; with --ready until they are ready
     Wait(WaitArgs),
     /// End procs; their names, files and logs stay

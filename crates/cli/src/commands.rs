@@ -8,8 +8,8 @@ use crate::output::{print, show};
 use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
-    apply, backup, check, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token, top, view,
-    volume, wait,
+    apply, attach, backup, check, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token,
+    top, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
@@ -37,7 +37,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             unreachable!("these are not calls of a daemon")
         }
         Command::Down(args) => return down(client, &args, json).await,
-        Command::Run { trial, args } => run(client, *args, &trial, json).await?,
+        Command::Run { trial, args } => return run(client, *args, &trial, json).await,
         Command::Check(args) => return check::check(client, *args, json).await,
         Command::Apply(args) => return apply::apply(client, &args, json).await,
         Command::Diff(args) => return apply::diff(client, &args, json).await,
@@ -105,19 +105,29 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Volume(command) => volume::call(client, command, json).await?,
         Command::Token(command) => token::call(client, command, json).await?,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
+        Command::Attach(args) => return attach::attach(client, &args).await,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Brings the image first, if there is one and that is wanted.
-async fn run(client: &Client, mut args: RunArgs, trial: &check::TrialArgs, json: bool) -> anyhow::Result<()> {
+/// Brings the image first, if there is one and that is wanted. Stays attached where that is asked for.
+async fn run(client: &Client, mut args: RunArgs, trial: &check::TrialArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let stays = (args.attach || args.interactive || args.tty) && !args.detach;
+    if stays && json {
+        bail!("--json is for a run that returns: add -d, or leave out -i, -t and -a");
+    }
+    let seat = attach::Seat::of_run(&args, stays)?;
     if let Some(text) = &args.image {
         let name = image::ensure(client, text, args.pull, &args.registry).await;
         args.image = Some(name.map_err(|e| args.meant_program(e))?);
     }
     let request = args.into_request()?;
     check::require(client, &request, trial).await?;
-    show(&client.run(&request).await?, json, view::run)
+    let view = client.run(&request).await?;
+    match seat {
+        Some(seat) => seat.sit(client, &view.name).await,
+        None => show(&view, json, view::run).map(|()| ExitCode::SUCCESS),
+    }
 }
 
 #[derive(Serialize)]

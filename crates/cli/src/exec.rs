@@ -1,5 +1,6 @@
 //! `kip exec`: this process's standard streams, or its terminal, for a program inside a proc.
 
+use crate::detach::Watch;
 use crate::env_file::parse_env;
 use crate::names;
 use crate::output;
@@ -10,9 +11,10 @@ use kip_client::{Client, Exec, ExecInput, Received};
 use kip_types::api::{ExecRequest, TerminalSize};
 use kip_types::name::ProcName;
 use std::process::ExitCode;
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// Bytes of input sent at once.
 const PIECE: usize = 64 << 10;
@@ -65,13 +67,14 @@ pub async fn exec(client: &Client, name: &ProcName, args: ExecArgs) -> anyhow::R
     // Until this returns, whatever happens.
     let raw = if args.tty && args.interactive { Some(Raw::begin().context("the terminal")?) } else { None };
     // Beside the output: either may wait for the other. It ends with this process.
-    tokio::spawn(send(input, args.interactive, size));
+    tokio::spawn(send(input, args.interactive, size, None));
     let code = receive(output).await;
     drop(raw);
     code
 }
 
-async fn receive(mut output: kip_client::ExecOutput) -> anyhow::Result<ExitCode> {
+/// Shows what the program writes; returns its code.
+pub async fn receive(mut output: kip_client::ExecOutput) -> anyhow::Result<ExitCode> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     loop {
         let written = match output.next().await? {
@@ -100,8 +103,13 @@ async fn write(to: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> std::io::
 }
 
 /// Sends what is typed and new sizes of the terminal. A failure here is either the end of the session, which the output tells, or of
-/// our own stdin, which is its end.
-async fn send(mut input: ExecInput, interactive: bool, size: Option<TerminalSize>) {
+/// our own stdin, which is its end. `watch`: keys by which the client leaves, and what is told then.
+pub async fn send(
+    mut input: ExecInput,
+    interactive: bool,
+    size: Option<TerminalSize>,
+    mut watch: Option<(Watch, Arc<Notify>)>,
+) {
     if !interactive && size.is_none() {
         let _ = input.end().await;
         return;
@@ -117,7 +125,16 @@ async fn send(mut input: ExecInput, interactive: bool, size: Option<TerminalSize
     loop {
         let sent = tokio::select! {
             piece = typed.recv(), if is_open => match piece {
-                Some(bytes) => input.write(&bytes).await,
+                Some(bytes) => match watch.as_mut().map(|(watch, _)| watch.pass(&bytes)) {
+                    None => input.write(&bytes).await,
+                    Some(Some(passed)) => input.write(&passed).await,
+                    Some(None) => {
+                        if let Some((_, left)) = watch {
+                            left.notify_one();
+                        }
+                        return;
+                    }
+                },
                 None => {
                     is_open = false;
                     // Dropping this half is no sign to the daemon; the connection lives on in the other. A terminal has no end

@@ -6,9 +6,11 @@
 
 mod apply;
 mod args;
+mod attach;
 mod backup;
 mod check;
 mod commands;
+mod detach;
 mod details;
 mod doctor;
 mod env_file;

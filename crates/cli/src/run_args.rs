@@ -1,5 +1,6 @@
 //! What `kip run` and `kip check` say of a proc, and the request that it makes.
 
+use crate::detach::{DETACH_KEYS, Keys, parse_keys};
 use crate::env_file::parse_env;
 use crate::image::{RegistryArgs, When};
 use crate::life::LifeArgs;
@@ -151,6 +152,24 @@ pub struct RunArgs {
     /// Let setuid and setgid programs inside change their identity
     #[arg(long)]
     pub allow_setuid: bool,
+    /// Keep its standard input open, and stay attached to it: what is typed here it reads
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give it a terminal of its own, and stay attached to it; a client that comes later uses `kip attach`
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Stay attached to its output until it ends, and exit with its code
+    #[arg(short, long, conflicts_with = "detach")]
+    pub attach: bool,
+    /// Return as soon as it runs, which is the default without -i, -t and -a
+    #[arg(short, long)]
+    pub detach: bool,
+    /// Remove it with all it has when it has ended
+    #[arg(long)]
+    pub rm: bool,
+    /// The keys by which a client leaves the proc alone, as `kip attach` has them
+    #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, value_parser = parse_keys)]
+    pub detach_keys: Keys,
     /// Return only when its ports listen
     #[arg(long)]
     pub wait_ready: bool,
@@ -288,7 +307,10 @@ impl RunArgs {
             keep_files: self.file_pages == FilePages::Keep,
             fallback: self.fallback,
         };
-        let env = self.life.environment(self.env)?;
+        let mut env = self.life.environment(self.env)?;
+        if let (true, Ok(kind)) = (self.tty, std::env::var("TERM")) {
+            env.entry("TERM".to_owned()).or_insert(kind);
+        }
         let limits = Limits {
             memory_bytes: self.mem,
             cpus: self.cpus,
@@ -334,6 +356,9 @@ impl RunArgs {
             ready: self.life.ready(),
             hooks: self.life.hooks(),
             probes: self.life.probes.clone(),
+            terminal: self.tty,
+            stdin_open: self.interactive,
+            remove: self.rm,
             file: None,
             asked: None,
             tar_digest: None,

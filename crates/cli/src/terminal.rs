@@ -19,6 +19,11 @@ pub fn size() -> anyhow::Result<TerminalSize> {
 pub struct Raw(Option<Termios>);
 
 impl Raw {
+    /// Whether standard input is a terminal.
+    pub fn is_in_place(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Begins, if standard input is a terminal.
     pub fn begin() -> io::Result<Raw> {
         if !isatty(io::stdin()) {

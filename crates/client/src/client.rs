@@ -7,9 +7,9 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
 use kip_types::api::{
-    CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL,
-    Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, RemoveRequest,
-    RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
+    AttachRequest, CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
+    EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
+    RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use serde::Serialize;
@@ -139,11 +139,20 @@ impl Client {
 
     /// Runs a program inside a proc.
     pub async fn exec(&self, name: &ProcName, request: &ExecRequest) -> Result<Exec, CallError> {
+        self.in_frames(&format!("/v1/procs/{name}/exec"), request).await
+    }
+
+    /// What the proc's own program writes, and input for it. Dropping both halves leaves it alone.
+    pub async fn attach(&self, name: &ProcName, request: &AttachRequest) -> Result<Exec, CallError> {
+        self.in_frames(&format!("/v1/procs/{name}/attach"), request).await
+    }
+
+    async fn in_frames(&self, path: &str, body: &impl Serialize) -> Result<Exec, CallError> {
         let request = self
-            .request(Method::POST, &format!("/v1/procs/{name}/exec"))
+            .request(Method::POST, path)
             .header("connection", "upgrade")
             .header("upgrade", EXEC_PROTOCOL)
-            .body(Full::new(json(request)))
+            .body(Full::new(json(body)))
             .expect("a name is a path segment and the rest is constant");
         exec::open(connect::send(&self.way, request).await?).await
     }

@@ -22,6 +22,8 @@ tar = "files.tar"
 network = "shop"
 alias = ["www", "front.internal"]
 hostname = "front"
+terminal = true
+stdin-open = true
 ulimit = ["nofile=1024:4096", "core=0"]
 add-host = ["db:192.0.2.7", "six:[2001:db8::7]"]
 port = ["8080:80", 443, { port = 53, proto = "udp", host-port = 5353, wake = "data" }]

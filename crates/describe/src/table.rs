@@ -156,6 +156,12 @@ pub struct ProcTable {
     /// Let setuid and setgid programs inside change their identity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub allow_setuid: bool,
+    /// Its program's standard input and output are a terminal: `kip attach`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub terminal: bool,
+    /// Its program's standard input is open, for `kip attach`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub stdin_open: bool,
     /// Those that depend on it, and `kip apply`, wait until its ports listen.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub wait_ready: bool,
@@ -262,6 +268,9 @@ impl ProcTable {
                 within_ms: self.hook_timeout.map_or(HOOK_WITHIN_MS, |time| time.0),
             },
             probes: self.probe,
+            terminal: self.terminal,
+            stdin_open: self.stdin_open,
+            remove: false,
             file: None,
             asked: None,
             tar_digest: None,
@@ -302,6 +311,10 @@ impl ProcTable {
             ready,
             hooks,
             probes,
+            terminal,
+            stdin_open,
+            // One that goes by itself is none that a file describes.
+            remove: _,
             file: _,
             asked: _,
             tar_digest: _,
@@ -366,6 +379,8 @@ impl ProcTable {
             never_sleep: timing.never,
             idle_dry_run: timing.dry_run,
             allow_setuid,
+            terminal,
+            stdin_open,
             wait_ready: *wait_ready,
             depends_on: in_file.depends_on.clone(),
             env_file: None,

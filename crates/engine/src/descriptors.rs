@@ -4,6 +4,7 @@ use crate::tree::{self, Tree};
 use kip_net::custody;
 use kip_sys::process::{pidfd_getfd, pidfd_open};
 use kip_sys::status::Status;
+use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -55,6 +56,12 @@ pub fn take(tid: u32, number: i32) -> io::Result<OwnedFd> {
 /// The key CRIU names a mask by.
 pub fn mask_key(mask: &str) -> String {
     mask.trim_start_matches('/').replace('/', "-")
+}
+
+/// The same pipe opened once more.
+pub fn reopen(pipe: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// The key under which a pipe is inherited.

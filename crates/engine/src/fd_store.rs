@@ -20,8 +20,14 @@ pub mod key {
     pub const OUT: &str = "io/out";
     /// Standard error, likewise.
     pub const ERR: &str = "io/err";
+    /// Standard input, likewise, if it is open and no terminal.
+    pub const IN: &str = "io/in";
+    /// The client's side of the proc's own terminal, if it has one.
+    pub const TERMINAL: &str = "io/terminal";
     /// What pid 1 reports, likewise.
     pub const STATUS: &str = "io/status";
+    /// The pipes that its program has from outside, each with whether the program reads it.
+    pub const PIPES: [(&str, bool); 4] = [(OUT, false), (ERR, false), (STATUS, false), (IN, true)];
     /// Prefix of port reservations.
     pub const PORT: &str = "port/";
     /// Prefix of the listeners of its probes, by port. They are there as long as the proc is.

@@ -9,12 +9,13 @@ use crate::cause::WakeCause;
 use crate::host::Proc;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::inotify;
+use crate::survey;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::wake::Trigger;
 use kip_pager::client::{MOST_WATCHED, PagerError};
-use kip_pager::protocol::{Hibernated, MemoryStatus, Order};
+use kip_pager::protocol::{Hibernated, MemoryStatus, Order, Timer};
 use kip_records::due;
 use kip_types::{Hibernate, WakeOn};
 use std::fs;
@@ -68,7 +69,7 @@ pub struct Watched {
 pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, PagerError> {
     let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(kip_types::chain(&e)))?;
     let tree = Tree::read(&pids);
-    tree.find_ends();
+    survey::find_ends(proc, &tree);
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
     let (ticks, mut dues) = find_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
@@ -108,13 +109,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let report = report?;
     let held = report.held.then(|| {
         let now = Now::read();
-        dues.extend(report.timers.iter().map(|timer| Due {
-            source: if timer.interval_timer { Source::Interval } else { Source::Posix },
-            at_ns: now.monotonic_ns + timer.left_ns,
-            every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
-            // Nothing asks here: hibernated, no clock stands.
-            monotonic: timer.interval_timer,
-        }));
+        dues.extend(report.timers.iter().map(|timer| due_of(timer, now)));
         let clocks = Clocks { frozen_ns: now.monotonic_ns, dues, ..Clocks::default() };
         let still = |(fd, before): (OwnedFd, SavedOptions)| {
             let frozen = match before.kind {
@@ -131,16 +126,31 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
 }
 
+/// When a timer that has just been asked for is due.
+fn due_of(timer: &Timer, now: Now) -> Due {
+    Due {
+        source: if timer.interval_timer { Source::Interval } else { Source::Posix },
+        at_ns: now.monotonic_ns + timer.left_ns,
+        every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
+        // Nothing asks here: hibernated, no clock stands.
+        monotonic: timer.interval_timer,
+    }
+}
+
 /// The end of the first wait that a sleep can be put off for each time.
 fn first_seldom(dues: &[Due]) -> Option<i64> {
     dues.iter().filter(|due| due.every_ns.is_none_or(|ns| ns >= SELDOM_NS)).map(|due| due.at_ns).min()
 }
 
-/// After how long the first wait of a running program ends that a sleep can be put off for, as far as its threads' waits and its
-/// timerfds show.
+/// After how long the first wait of a running program ends that a sleep can be put off for, or its first timer is due. Its threads are
+/// stopped for a moment, for no other process can ask for POSIX and interval timers.
 pub fn first_due_in(proc: &Proc) -> Option<Duration> {
-    let (tree, now) = (Tree::read(&proc.cgroup.pids().ok()?), Now::read());
-    let at_ns = first_seldom(&dues(&tree, now))?;
+    let tree = Tree::read(&proc.cgroup.pids().ok()?);
+    // First, for while threads are on their way back into their calls they show no waits.
+    let mut all = dues(&tree, Now::read());
+    let (timers, now) = (survey::timers(proc), Now::read());
+    all.extend(timers.iter().map(|timer| due_of(timer, now)));
+    let at_ns = first_seldom(&all)?;
     Some(Duration::from_nanos((at_ns - now.monotonic_ns).max(0) as u64))
 }
 

@@ -9,6 +9,7 @@ pub mod resolver;
 
 pub use proc::Proc;
 
+use crate::descriptors::reopen;
 use crate::exec_ends::Ends;
 use crate::fd_store::key;
 use crate::helper_pool::HelperPool;
@@ -35,8 +36,10 @@ use kip_types::chain;
 use kip_types::spec::addresses_meet;
 use kip_types::{Image, PortSpec, ProcName, Spec, State, VolumeName};
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -255,7 +258,7 @@ impl Host {
         found.next().map(|p| p.name.clone())
     }
 
-    /// Sends what a proc writes to its log from now on.
+    /// Sends what a proc writes to its log from now on. To be called in a runtime.
     pub fn follow_output(&self, proc: &Proc) {
         let ends = [key::OUT, key::ERR].map(|k| proc.fd_store.get(k));
         let [Some(out), Some(err)] = ends else {
@@ -265,6 +268,12 @@ impl Host {
         let rotation = Rotation::of(&proc.spec.limits);
         if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), rotation) {
             tracing::warn!(proc = %proc.name, error = chain(&e), "its output is not logged");
+        }
+        let Some(terminal) = proc.fd_store.get(key::TERMINAL) else { return };
+        let out = proc.fd_store.get(key::OUT).ok_or_else(|| io::Error::other("its output is lost"));
+        let log = out.and_then(|out| reopen(&out, OFlags::WRONLY | OFlags::NONBLOCK));
+        if let Err(error) = log.and_then(|log| proc.console.follow(terminal, log)) {
+            tracing::warn!(proc = %proc.name, %error, "its terminal is not read");
         }
     }
 

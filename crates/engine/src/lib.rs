@@ -12,7 +12,8 @@
 //! | [`metering`], [`metrics`] | what each proc has used, for its meter; counters for Prometheus |
 //! | [`plans`] | how a wake will be done |
 //! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`calls`], [`lifted`] | what a program has and waits for |
-//! | [`exec`], [`exec_ends`], [`session`], [`exits`] | commands in procs, terminals of clients, and how processes end |
+//! | [`input`], [`console`], [`pty`] | the standard input of a program, its own terminal, and the side of terminals that clients have |
+//! | [`exec_ends`], [`exits`] | how processes end |
 //! | [`observe`] | traces of wakes |
 //! | [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
 //!
@@ -22,8 +23,8 @@
 pub mod blocking;
 pub mod calls;
 pub mod cause;
+pub mod console;
 pub mod descriptors;
-pub mod exec;
 pub mod exec_ends;
 pub mod exits;
 pub mod fd_store;
@@ -31,6 +32,7 @@ pub mod helper_pool;
 pub mod hibernate;
 pub mod host;
 pub mod inotify;
+pub mod input;
 pub mod lifted;
 pub mod metering;
 pub mod metrics;
@@ -42,11 +44,12 @@ pub mod pins;
 pub mod plans;
 pub mod prepared;
 pub mod pressure;
+pub mod pty;
 pub mod renew;
 pub mod secrets;
-pub mod session;
 pub mod start;
 pub mod stop;
+mod survey;
 pub mod suspend;
 mod terminals;
 pub mod tickets;

@@ -3,7 +3,7 @@
 use crate::tree::Tree;
 use kip_checkpoint::set_limits;
 use kip_criu_images::{ImageError, Images};
-use kip_pager::limits::Lifted;
+use kip_stop::limits::Lifted;
 
 /// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do without.
 pub fn lift(tree: &Tree) -> Vec<(u32, Lifted)> {
@@ -30,5 +30,5 @@ pub fn note(lifted: &[(u32, Lifted)], tree: &Tree, images: &mut Images) -> Resul
 
 /// What keeps CRIU from making calls in a process of a tree, if a dump failed for that.
 pub fn used_up(tree: &Tree) -> Option<String> {
-    tree.pids.iter().find_map(|pid| kip_pager::limits::used_up(*pid))
+    tree.pids.iter().find_map(|pid| kip_stop::limits::used_up(*pid))
 }

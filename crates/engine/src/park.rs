@@ -26,6 +26,7 @@ use crate::inotify::{self, Events};
 use crate::lifted;
 use crate::pins;
 use crate::plans::plan_of;
+use crate::survey;
 use crate::suspend::{self, is_connection};
 use crate::terminals;
 use crate::tree::Tree;
@@ -38,7 +39,6 @@ use kip_checkpoint::{bars_criu, is_below, mend_proc_paths, page_map, take_owners
 use kip_criu_images::Images;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
-use kip_pager::limits::Lifted;
 use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_records::body::SleepingSocket;
@@ -49,6 +49,7 @@ use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, Sealed};
+use kip_stop::limits::Lifted;
 use kip_sys::fault;
 use kip_sys::timens;
 use kip_types::chain;
@@ -237,6 +238,8 @@ pub fn park(
 }
 
 fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
+    // The dump had each call begin anew.
+    survey::note_ends(proc);
     let keep = Generation(generation.0.saturating_sub(1));
     // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
@@ -395,7 +398,7 @@ fn only_by_plan(proc: &Proc, images: &Images, pages: &PageMap, body: &Body, has_
 /// Where it is now.
 fn home_of(proc: &Proc) -> io::Result<Home> {
     let mut pipes = BTreeMap::new();
-    for key in [key::OUT, key::ERR, key::STATUS] {
+    for (key, _) in key::PIPES {
         // What is not held is lost already, and the wake says so.
         if let Some(held) = proc.fd_store.get(key) {
             pipes.insert(key.to_owned(), pipe_key(&held)?);
@@ -442,7 +445,9 @@ fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
-    tree().find_ends();
+    survey::find_ends(proc, &tree());
+    // A dump that is called off has each wait begin anew.
+    survey::note_ends(proc);
     let until = Instant::now() + QUIESCENT_WITHIN;
     while Instant::now() < until {
         let now = tree();

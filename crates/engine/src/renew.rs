@@ -9,6 +9,7 @@ use crate::descriptors::pipe_key;
 use crate::fd_store::key;
 use crate::host::Proc;
 use crate::host::resolver;
+use crate::input;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
@@ -39,6 +40,8 @@ pub enum RenewError {
     Socket(#[from] RenewalError),
     #[error("the keeper")]
     Keeper(#[from] KeeperError),
+    #[error("its standard input")]
+    Input(#[source] std::io::Error),
 }
 
 /// Whether what it held is lost.
@@ -64,6 +67,9 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     let sockets = make(&recipes, &place)?;
     let reserved = start::reserve_ports(proc, ports).map_err(RenewError::Refused)?;
     start::hold_pipes(proc).map_err(RenewError::Refused)?;
+    if home.pipes.contains_key(key::IN) {
+        input::hold_input(proc, proc.first_id()).map_err(RenewError::Input)?;
+    }
     let names = body.sockets.iter().map(|s| format!("{}{}", key::SOCKET, s.inode));
     let mut fds: Vec<_> = names.zip(sockets).collect();
     fds.push((key::UTS.to_owned(), made.uts));

@@ -1,9 +1,11 @@
 //! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
 
+use crate::descriptors::reopen;
 use crate::exits::read_record;
 use crate::fd_store::key;
 use crate::host::Proc;
 use crate::host::resolver;
+use crate::input;
 use crate::prepared::PreparedNetwork;
 use crate::volumes;
 use kip_net::nat::{Forward, Published};
@@ -20,12 +22,12 @@ use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
 use kip_types::spec::Ulimit;
 use kip_types::{Image, ProcName, Protocol};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,13 +90,19 @@ pub fn build(
     let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
     let volumes = volumes::for_start(proc, &mounts, namespaces.user.as_fd(), owner);
     mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
-    let terminals = terminals::mount(proc.first_id());
-    mounts.volumes.push(terminals.map_err(|e| refuse(Code::Failed, proc, "its terminals", &e))?);
+    let terminals = terminals::mount(proc.first_id()).map_err(|e| refuse(Code::Failed, proc, "its terminals", &e))?;
+    let input = input::make(proc, terminals.fd.as_fd(), proc.first_id() + owner.0);
+    let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input", &e))?;
+    mounts.volumes.push(terminals);
     fault::reach("start-mounts");
     if let Some(user) = &user {
         give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;
     }
-    let env = environment_of(proc, user.as_ref(), proc.spec.env.clone());
+    let mut env = proc.spec.env.clone();
+    if proc.spec.terminal {
+        env.entry("TERM".to_owned()).or_insert_with(|| "xterm".to_owned());
+    }
+    let env = environment_of(proc, user.as_ref(), env);
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
     // Before the program can ask.
@@ -114,8 +122,9 @@ pub fn build(
         namespaces: &namespaces,
         net: prepared.net.fd.as_fd(),
         cgroup: &tasks,
-        stdout: out.as_fd(),
-        stderr: err.as_fd(),
+        stdin: input.stdin(),
+        stdout: input.terminal().unwrap_or(out.as_fd()),
+        stderr: input.terminal().unwrap_or(err.as_fd()),
         status: status_write.as_fd(),
     };
     let published = std::thread::scope(|scope| {
@@ -289,12 +298,6 @@ pub fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
     proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
     let status = proc.fd_store.get(key::STATUS).expect("held just now");
     Ok(Pipes { status, status_write, out, err })
-}
-
-/// The same pipe opened once more.
-pub fn reopen(pipe: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
-    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Waits for pid 1's word that the program was exec'd; returns its pid inside.

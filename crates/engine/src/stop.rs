@@ -71,9 +71,13 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
         let asked = proc.spec.stop_signal.as_deref().and_then(|text| parse_signal(text).ok());
         let signal = asked.unwrap_or(Signal::TERM.as_raw());
         if !grace.is_zero() {
-            let told = tree.threads.get(&program).is_some_and(|host| {
-                kip_sys::process::pidfd_open(*host)
-                    .is_ok_and(|pidfd| kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok())
+            // A shell that is typed at ignores SIGTERM, but not that its terminal is hung up: systemd has SendSIGHUP for it.
+            let hang_up = proc.spec.terminal.then_some(Signal::HUP.as_raw());
+            let told = tree.threads.get(&program).and_then(|host| kip_sys::process::pidfd_open(*host).ok());
+            let told = told.is_some_and(|pidfd| {
+                let send = |signal| kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok();
+                let first = send(signal);
+                first | hang_up.is_some_and(send)
             });
             // One that has ended by itself just now: pid 1 is about to say how, and ends too.
             proc.wait_until_empty(if told { grace } else { grace.min(JUST_ENDED) });
@@ -110,6 +114,7 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
         }
         crate::hibernate::forget(&proc);
         proc.resolver.end();
+        proc.console.finish();
         let _ = proc.shared.logs.remove(proc.name.as_str());
         if network != Network::Left
             && let Err(e) = proc.shared.nat.unpublish(&[proc.slot])

@@ -1,22 +1,16 @@
 //! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since when each thread waits.
 //!
-//! Reads /proc, and stops a thread only where that does not say enough ([`Tree::find_ends`]). A process that ends while it is looked at
-//! is left out.
+//! Only reads /proc; what that does not say the pager finds out ([`crate::survey`]). A process that ends while it is looked at is left out.
 
 use kip_checkpoint::Registers;
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
 use kip_checkpoint::resume::{Process, Thread};
-use kip_pager::stop;
-use kip_sys::ran::CpuClocks;
+use kip_sys::ran::{CpuClocks, is_undated};
 use kip_sys::status::{Status, threads};
 use kip_sys::timens;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::time::{Duration, Instant};
-
-/// How long to wait for threads whose waits are to get an end; a busy machine takes longer than its own work.
-const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
@@ -89,11 +83,9 @@ impl Tree {
         self.threads.iter().filter_map(wait).collect()
     }
 
-    /// Makes sure that the end of each thread's wait can be told ([`stop::find_ends`]): a wait of which it cannot begins anew.
-    pub fn find_ends(&self) {
-        if let Err(e) = stop::find_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
-            tracing::info!(error = kip_types::chain(&e), "the end of a wait is not known");
-        }
+    /// Whether the kernel does not say of some thread since when it waits.
+    pub fn has_undated(&self) -> bool {
+        self.threads.values().any(|tid| is_undated(*tid))
     }
 
     /// Whether a thread waits of which `since` does not know since when: its processor is being changed.

@@ -12,11 +12,11 @@ mod timers;
 use crate::cause::WakeCause;
 use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
+use crate::descriptors::reopen;
 use crate::fd_store::key;
 use crate::host::Proc;
 use crate::owners;
 use crate::pins;
-use crate::start::reopen;
 use crate::terminals;
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
@@ -392,10 +392,15 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
         let fd = proc.fd_store.get(&what).ok_or(WakeError::Lost { what })?;
         list.push((inherit_key(socket.inode), fd));
     }
-    for what in [key::OUT, key::ERR, key::STATUS] {
+    for (what, is_input) in key::PIPES {
         let lost = || WakeError::Lost { what: what.to_owned() };
-        let held = proc.fd_store.get(what).ok_or_else(lost)?;
-        let end = reopen(&held, OFlags::WRONLY).map_err(|_| lost())?;
+        let held = match proc.fd_store.get(what) {
+            Some(held) => held,
+            // Not all procs have it, and it ends.
+            None if is_input => continue,
+            None => return Err(lost()),
+        };
+        let end = reopen(&held, if is_input { OFlags::RDONLY } else { OFlags::WRONLY }).map_err(|_| lost())?;
         // The images know the pipe that it was, which may have been lost since.
         let was = body.home.as_ref().and_then(|home| home.pipes.get(what).cloned());
         let pipe = was.map_or_else(|| pipe_key(&end), Ok).map_err(|_| lost())?;

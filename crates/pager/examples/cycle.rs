@@ -6,7 +6,7 @@ mod programs;
 use kip_pager::Predictor;
 use kip_pager::Server;
 use kip_pager::proc::{Proc, Sets, Way};
-use kip_pager::stop::stop;
+use kip_stop::stop;
 use programs::{GET, Holder, Program};
 use std::path::Path;
 use std::process::Command;

@@ -10,8 +10,8 @@ mod programs;
 
 use kip_pager::Server;
 use kip_pager::proc::{Proc, Sets, Way};
-use kip_pager::stop::stop;
 use kip_pager::{History, Predictor, Record};
+use kip_stop::stop;
 use programs::{GET, Holder, Program};
 use std::collections::HashSet;
 use std::process::Command;

@@ -3,9 +3,9 @@
 //! New memory is filled beside the old and then moved over it in one call, so the process is whole at every moment. What
 //! it can notice is that the file's name is gone from its maps there.
 
-use crate::plant::call;
 use crate::space::{Kind, Mapping, mappings};
 use crate::swap::PAGE;
+use kip_stop::call;
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, Region, States};
 use kip_sys::process::{read_memory, write_memory};

@@ -12,9 +12,9 @@
 //!
 //! The program `kip-pager` is [`service`]; the daemon speaks to it by [`client`], in the words of [`protocol`].
 //!
-//! From here, top down: [`proc`] one proc and the whole way; [`stop`] its threads; [`plant`] a userfaultfd from inside a
-//! sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up,
-//! with [`install`] and [`ticking`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
+//! From here, top down: [`proc`] one proc and the whole way, with [`kip_stop`]; [`plant`] a userfaultfd from inside a
+//! sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps down, with [`space`] and [`convert`]; [`memory`] one address space and its way up,
+//! with [`install`], [`resuming`] and [`ticking`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as another process holds the userfaultfds
 //! ([`proc::Custodian`]): processes wait at missing pages until [`proc::Proc::adopt`], and a thread
@@ -33,25 +33,22 @@ mod crew;
 mod deflate;
 pub mod fault;
 mod install;
-pub mod limits;
 mod memory;
 mod mend;
 mod parked;
 mod plant;
 pub mod proc;
 pub mod protocol;
+mod resuming;
 mod serve;
 pub mod service;
 mod set;
 mod slots;
 mod source;
 mod space;
-pub mod stop;
 mod stored;
 mod swap;
 mod ticking;
-mod timeouts;
-mod timers;
 
 pub use memory::{Bell, SpaceId};
 pub use serve::Server;

@@ -12,9 +12,9 @@
 //! file and in the descriptor, which another process holds too; the set and the counts are hints.
 
 use crate::ahead::Streams;
+use crate::resuming::Resuming;
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
-use crate::stop::Resuming;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE, PARKED};
 use crate::ticking::{Ticking, Touched};

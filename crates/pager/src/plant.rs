@@ -8,60 +8,13 @@
 //! numbers below its RLIMIT_NOFILE are needed for that moment, the lowest ones, which are free
 //! again afterwards.
 
+use kip_stop::{Scratch, call};
 use kip_sys::inject::Hand;
 use kip_sys::process::{pidfd_getfd, pidfd_open, read_memory, write_memory};
 use kip_sys::{fdpass, uffd};
 use rustix::net::{SocketAddrUnix, bind, connect, getsockname};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-
-/// Numbers of system calls, x86_64.
-pub(crate) mod call {
-    pub const MMAP: i64 = 9;
-    pub const MPROTECT: i64 = 10;
-    pub const MUNMAP: i64 = 11;
-    pub const IOCTL: i64 = 16;
-    pub const MREMAP: i64 = 25;
-    pub const GETITIMER: i64 = 36;
-    pub const SOCKET: i64 = 41;
-    pub const RECVMSG: i64 = 47;
-    pub const CLOSE: i64 = 3;
-    pub const TIMER_GETTIME: i64 = 224;
-    pub const PROCESS_MADVISE: i64 = 440;
-}
-
-/// Some pages of a stopped process that are ours until it goes on.
-#[derive(Debug)]
-pub struct Scratch {
-    /// Where they lie.
-    pub at: u64,
-    length: u64,
-}
-
-impl Scratch {
-    /// New pages, readable and writable.
-    ///
-    /// # Errors
-    /// ENOMEM, and the errors of the injection.
-    pub fn map(hand: &Hand, length: u64) -> io::Result<Self> {
-        let (protection, flags) = (1 | 2, 0x2 | 0x20);
-        let at = hand.call(call::MMAP, &[0, length, protection, flags, u64::MAX, 0])?;
-        Ok(Self { at, length })
-    }
-
-    /// Bytes.
-    pub fn length(&self) -> u64 {
-        self.length
-    }
-
-    /// Gives them up.
-    ///
-    /// # Errors
-    /// Those of the injection.
-    pub fn unmap(self, hand: &Hand) -> io::Result<()> {
-        hand.call(call::MUNMAP, &[self.at, self.length]).map(drop)
-    }
-}
 
 /// Makes the userfaultfd and sets it up.
 ///

@@ -15,21 +15,21 @@ use crate::arguments;
 use crate::convert;
 use crate::deflate::{self, Deflated, DropError, How};
 use crate::fault;
-use crate::limits::{self, Lifted};
 use crate::memory::{Bell, Memory, MemoryState, SpaceId};
 use crate::parked::{AskFor, Parked};
-use crate::plant::{Scratch, plant};
+use crate::plant::plant;
+use crate::resuming::Resuming;
 use crate::serve::{Nursery, Server};
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
-use crate::stop::{Resuming, Stopped, StoppedProcess};
 pub use crate::stored::Sets;
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
 use crate::ticking::Ticking;
-use crate::timers;
+use kip_stop::limits::{self, Lifted};
+use kip_stop::{Scratch, Stopped, StoppedProcess, timers};
 use kip_sys::inject::Hand;
 use kip_sys::pagemap;
 use kip_sys::status::{Status, threads};
@@ -153,7 +153,7 @@ fn asking(custodian: &Arc<dyn Custodian>) -> AskFor {
 pub const PARKED: &str = "parked";
 
 /// Name of the file with limits that are lifted, in the directory of a proc.
-const LIFTED: &str = "lifted";
+pub(crate) const LIFTED: &str = "lifted";
 
 /// What a wake by a first touch is for: the pager knows no more of it.
 const TOUCH: &str = "touch";
@@ -294,7 +294,7 @@ impl Proc {
             let pid = process.pid;
             if space::is_small(pid) && self.memory(pid).is_none() {
                 if way.timers {
-                    let timers = timers::ask(process, &self.family.directory.join(LIFTED));
+                    let timers = timers::ask(process, Some(&self.family.directory.join(LIFTED)));
                     let timers = timers.map_err(|source| DeflateError::Deflate { pid, source })?;
                     reports.insert(pid, Deflated { timers, ..Deflated::default() });
                 }

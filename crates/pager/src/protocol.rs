@@ -8,13 +8,13 @@
 //! the slot maps, whose form has a number of its own.
 
 use crate::deflate::Deflated;
-use crate::timers::Timer;
+pub use kip_stop::timers::Timer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most pages of a [`Peek`]: an answer has a line for each.
@@ -83,6 +83,18 @@ pub struct Peek {
     pub processes: PathBuf,
     /// Host pid and address of each, at most [`MOST_PEEKED`].
     pub pages: Vec<(u32, u64)>,
+}
+
+/// What is found out about the waits of a program that runs, or done with them, for which its threads stand still for a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Survey {
+    /// The end of each wait of which the kernel does not say when it began: [`kip_stop::find_ends`].
+    Ends,
+    /// Each wait that ends by a time-out gets a record of its end: [`kip_stop::note_ends`].
+    Records,
+    /// The armed POSIX and interval timers.
+    Timers,
 }
 
 /// What the daemon asks for.
@@ -154,6 +166,15 @@ pub enum Request {
     },
     /// Writes pages one behind the other into the file that comes with the request. Wakes no proc.
     Peek(Peek),
+    /// Stops the threads of a proc that runs for a moment: see [`Survey`].
+    Survey {
+        /// The proc.
+        name: String,
+        /// As in [`Order`].
+        processes: PathBuf,
+        /// What for.
+        survey: Survey,
+    },
     /// Asks for the proc's [`MemoryStatus`].
     #[serde(rename = "look")]
     Inspect {
@@ -261,6 +282,11 @@ pub enum Answer {
     Hibernated(Hibernated),
     /// To [`Request::Wake`] and [`Request::Inflate`].
     Woken(Woken),
+    /// To [`Request::Survey`].
+    Surveyed {
+        /// The timers, if they were asked for.
+        timers: Vec<Timer>,
+    },
     /// To [`Request::Inspect`].
     #[serde(rename = "look")]
     MemoryStatus(MemoryStatus),

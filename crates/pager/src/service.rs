@@ -16,11 +16,11 @@ use crate::protocol::{
 };
 use crate::serve::Server;
 use crate::set::Predictor;
-use crate::stop::{Stopped, stop_quiescent};
 use crate::swap::{PAGE, Swap};
 use crate::ticking::packets;
 use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
+use kip_stop::{Stopped, stop_quiescent};
 use kip_sys::fdpass;
 use news::at_once_or_later;
 use parking_lot::Mutex;
@@ -260,6 +260,7 @@ impl Service {
                 Request::Account { name, file } => self.account(&name, &file).map(|()| Answer::Done),
                 Request::Chart { name } => self.chart(&name, fds),
                 Request::Peek(peek) => self.peek(&peek, fds),
+                Request::Survey { name, processes, survey } => self.survey(&name, &processes, survey),
                 Request::Inspect { name } => Ok(Answer::MemoryStatus(self.memory_status(&name))),
                 Request::Mirror => self.mirror().map(|()| Answer::Done),
             };

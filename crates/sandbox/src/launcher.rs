@@ -94,6 +94,8 @@ pub struct StartRequest<'a> {
     pub net: BorrowedFd<'a>,
     /// From [`crate::cgroup::Cgroup::task_files`].
     pub cgroup: &'a [OwnedFd],
+    /// The program's stdin; none is the sandbox's null device.
+    pub stdin: Option<BorrowedFd<'a>>,
     /// The program's stdout.
     pub stdout: BorrowedFd<'a>,
     /// The program's stderr.
@@ -245,11 +247,13 @@ impl Launcher {
             request.stderr,
             request.status,
         ];
+        fds.extend(request.stdin);
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
         let program = Program { exec_only: request.exec_only, limits: request.limits.to_vec(), ..program };
-        let start = Request::Start { program, volumes, directories: request.directories.to_vec() };
+        let directories = request.directories.to_vec();
+        let start = Request::Start { program, has_stdin: request.stdin.is_some(), volumes, directories };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
     }

@@ -11,11 +11,13 @@ use std::fmt;
 pub(crate) enum Request {
     /// First of all: (events socket). Answered by [`Reply::Ready`].
     Events,
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, volumes.., cgroup task files..):
-    /// [`Reply::Process`].
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, stdin if there is one, volumes..,
+    /// cgroup task files..): [`Reply::Process`].
     Start {
         /// What to run.
         program: Program,
+        /// Whether there is one; else it is the null device.
+        has_stdin: bool,
         /// Where the volumes are attached.
         volumes: Vec<String>,
         /// What is to be a directory, whether a volume lies on it or not.

@@ -56,9 +56,16 @@ pub struct Terminal {
 /// # Errors
 /// `NotFound`: the sandbox has no terminals, for an older Kip has started it. Else open(2), ioctl(2).
 pub fn open(root: BorrowedFd<'_>, owner: u32) -> io::Result<Terminal> {
+    open_in(find(root)?.as_fd(), owner)
+}
+
+/// The same in such a file system, which need not be attached yet.
+///
+/// # Errors
+/// open(2), ioctl(2).
+pub fn open_in(directory: BorrowedFd<'_>, owner: u32) -> io::Result<Terminal> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let directory = find(root)?;
-    let master = rustix::fs::openat(&directory, "ptmx", flags, Mode::empty())?;
+    let master = rustix::fs::openat(directory, "ptmx", flags, Mode::empty())?;
     rustix::pty::unlockpt(&master)?;
     let open = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY | rustix::pty::OpenptFlags::CLOEXEC;
     let slave = rustix::pty::ioctl_tiocgptpeer(&master, open)?;

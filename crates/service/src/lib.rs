@@ -70,12 +70,12 @@ pub enum ExecInput {
     Size(TerminalSize),
 }
 
-/// A program that runs inside a proc for a client.
+/// A program that runs inside a proc for a client, or a client that is attached to the proc's own.
 #[derive(Debug)]
 pub struct ExecSession {
     /// What the client sends. Dropped at the client's end of file.
     pub input: mpsc::Sender<ExecInput>,
-    /// What it writes. When this is dropped before [`ExecOutput::End`] came, the client is gone and the program is
+    /// What it writes. When this is dropped before [`ExecOutput::End`] came, the client is gone and a program that runs for it is
     /// killed.
     pub output: mpsc::Receiver<ExecOutput>,
 }

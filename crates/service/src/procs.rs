@@ -3,8 +3,8 @@
 use crate::{ExecSession, Feed};
 use async_trait::async_trait;
 use kip_types::api::{
-    Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest,
-    RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+    AttachRequest, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
+    RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 
@@ -58,6 +58,9 @@ pub trait Procs: Send + Sync + 'static {
     /// Wakes a proc and returns when it runs. One that is not known here is looked for in the store, by its id or by its
     /// name there, and taken over if it runs nowhere.
     async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal>;
+
+    /// What a proc's own program writes, and what a client types for it, until the client goes. One that has ended shows what it wrote.
+    async fn attach(&self, name: ProcName, request: AttachRequest) -> Result<ExecSession, Refusal>;
 
     /// Runs a program inside a proc, which is woken for it.
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal>;

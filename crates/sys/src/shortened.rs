@@ -10,6 +10,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The least that a socket's time-out is set to: 0 would be for ever.
@@ -126,9 +127,13 @@ impl Shortened {
 }
 
 /// Gives sockets their own time-outs back, on a thread of its own; `complain` hears of those that keep what was meant for one call.
-pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send + Clone + 'static) {
+/// Returns that thread, if it takes one.
+pub fn give_back(
+    shortened: Vec<Shortened>,
+    complain: impl Fn(&io::Error) + Send + Clone + 'static,
+) -> Option<JoinHandle<()>> {
     if shortened.is_empty() {
-        return;
+        return None;
     }
     let begin = Instant::now();
     let complain_here = complain.clone();
@@ -150,9 +155,7 @@ pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send
             std::thread::sleep(POLL_EVERY);
         }
     });
-    if let Err(e) = spawned {
-        complain(&e);
-    }
+    spawned.inspect_err(complain).ok()
 }
 
 /// How a thread is scheduled: proc_pid_status(5).
@@ -203,8 +206,9 @@ mod tests {
         assert!(socket.read_timeout().unwrap().unwrap() < Duration::from_millis(450));
         assert_ne!(done.way(), Way::Inside);
         go.send(()).unwrap();
-        give_back(vec![done], |e| panic!("{e}"));
+        let giving = give_back(vec![done], |e| panic!("{e}"));
         let waited = thread.join().unwrap();
+        giving.unwrap().join().unwrap();
         assert!((Duration::from_millis(400)..Duration::from_secs(2)).contains(&waited), "{waited:?}");
         assert_eq!(socket.read_timeout().unwrap(), Some(whole));
     }

@@ -10,6 +10,7 @@
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::io;
+use std::time::{Duration, Instant};
 
 /// Registers in a set of [`get_general`]: r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags
 /// rsp ss fs_base gs_base ds es fs gs (`struct user_regs_struct`, sys/user.h).
@@ -18,6 +19,9 @@ pub const GENERAL: usize = 27;
 /// NT_PRSTATUS and NT_X86_XSTATE (elf.h): what PTRACE_GETREGSET calls the two sets of registers.
 const GENERAL_SET: usize = 1;
 const FLOATING_SET: usize = 0x202;
+
+/// A thread that has not stopped is looked for among the dying so often.
+const DYING_AFTER: Duration = Duration::from_millis(5);
 
 /// Why a traced thread stands still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,30 +81,56 @@ pub fn interrupt(tid: u32) -> io::Result<()> {
 
 /// Waits without a limit until a traced thread stands still: waitpid(2) with __WALL.
 ///
+/// A leader that dies is told of only after the other threads of its process, and pid 1 of a namespace after all of that, each of which
+/// the tracer has to wait for if it traces them too. So one that is dying counts as dead.
+///
 /// # Errors
-/// ECHILD when it is not ours; ESRCH when it has died instead (and it has been waited for now).
+/// ECHILD when it is not ours; ESRCH when it has died instead, or is dying.
 pub fn wait_stopped(tid: u32) -> io::Result<Stop> {
-    let tid = id(tid)?;
-    let mut status = 0;
+    let began = Instant::now();
+    let mut sought = began;
     loop {
-        // SAFETY: `status` lives through the call.
-        let found = unsafe { libc::waitpid(tid, &mut status, libc::__WALL) };
-        if found != -1 {
-            break;
+        if let Some(stop) = poll(tid)? {
+            return Ok(stop);
         }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        match began.elapsed() {
+            // A stop takes some microseconds, unless the thread waits for something.
+            passed if passed < Duration::from_micros(300) => std::thread::yield_now(),
+            passed if passed < Duration::from_millis(10) => std::thread::sleep(Duration::from_micros(50)),
+            _ => std::thread::sleep(Duration::from_micros(500)),
+        }
+        if sought.elapsed() > DYING_AFTER {
+            sought = Instant::now();
+            if is_dying(tid) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
         }
     }
-    if !libc::WIFSTOPPED(status) {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+}
+
+/// How a traced thread has stopped, if it has.
+fn poll(tid: u32) -> io::Result<Option<Stop>> {
+    let mut status = 0;
+    // SAFETY: `status` lives through the call.
+    match unsafe { libc::waitpid(id(tid)?, &mut status, libc::__WALL | libc::WNOHANG) } {
+        0 => return Ok(None),
+        -1 => return Err(io::Error::last_os_error()),
+        _ if !libc::WIFSTOPPED(status) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        _ => {}
     }
-    Ok(match (status >> 16, libc::WSTOPSIG(status)) {
+    Ok(Some(match (status >> 16, libc::WSTOPSIG(status)) {
         (libc::PTRACE_EVENT_STOP, _) => Stop::Event,
         (_, signal) if signal == libc::SIGTRAP | 0x80 => Stop::Call,
         (_, signal) => Stop::Signal(signal),
-    })
+    }))
+}
+
+/// Whether a thread has begun to end and not been waited for: PF_EXITING among the flags of proc_pid_stat(5), include/linux/sched.h.
+fn is_dying(tid: u32) -> bool {
+    const EXITING: u64 = 4;
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+    let flags = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 /// Whether a traced thread has died, without waiting; its real parent can see that only after we have. One that is
@@ -301,6 +331,54 @@ mod tests {
     fn stop(tid: u32) {
         interrupt(tid).unwrap();
         assert_eq!(wait_stopped(tid).unwrap(), Stop::Event);
+    }
+
+    /// The children of a process, once it has some.
+    fn children(of: u32) -> Vec<u32> {
+        let path = format!("/proc/{of}/task/{of}/children");
+        let read = || std::fs::read_to_string(&path).unwrap_or_default();
+        while read().is_empty() {
+            std::thread::yield_now();
+        }
+        read().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    }
+
+    fn kill(pid: u32) {
+        // SAFETY: kill(2) touches no memory of ours.
+        assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
+    }
+
+    /// The kernel tells of its end only after that of the other thread, for which only the tracer can wait.
+    #[test]
+    fn a_leader_that_dies_before_its_threads_are_waited_for_is_dead() {
+        let script =
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()\ntime.sleep(100)";
+        let mut child = Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let threads = || crate::status::threads(child.id()).unwrap();
+        while threads().len() < 2 {
+            std::thread::yield_now();
+        }
+        let all = threads();
+        all.iter().for_each(|tid| seize(*tid).unwrap());
+        kill(child.id());
+        assert_eq!(wait_stopped(child.id()).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        while !all.iter().rev().all(|tid| has_ended(*tid).unwrap()) {}
+        let _ = child.wait();
+    }
+
+    /// The kernel tells of its end only after that of all in its namespace.
+    #[test]
+    fn an_init_that_dies_before_its_children_are_waited_for_is_dead() {
+        let words = ["-Urpf", "--kill-child", "sh", "-c", "sleep 100 & exec sleep 100"];
+        let mut outside = Command::new("unshare").args(words).spawn().unwrap();
+        let init = children(outside.id())[0];
+        let child = children(init)[0];
+        seize(init).unwrap();
+        seize(child).unwrap();
+        kill(init);
+        assert_eq!(wait_stopped(init).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        while ![child, init].iter().all(|tid| has_ended(*tid).unwrap()) {}
+        outside.wait().unwrap();
     }
 
     #[test]

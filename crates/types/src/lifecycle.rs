@@ -79,6 +79,17 @@ pub enum Exit {
     Unknown,
 }
 
+impl Exit {
+    /// As shells tell it: the code, or 128 and the number of the signal; 1 where it is not known.
+    pub fn shell_code(self) -> i32 {
+        match self {
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => 128 + signal,
+            Exit::Unknown => 1,
+        }
+    }
+}
+
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -481,6 +481,15 @@ pub struct Spec {
     /// Ports of the host on which Kip answers how it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<Probe>,
+    /// Its program's standard input and output are a terminal of its own, at which a client sits by `kip attach`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub terminal: bool,
+    /// Its program's standard input is open, for what a client that is attached sends; a terminal always is. Without either it is empty.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stdin_open: bool,
+    /// It is removed with all it has when its program has ended, once no client is attached any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remove: bool,
     /// The file that describes it, as `kip apply` calls it; none for a proc that no file made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,

@@ -204,6 +204,9 @@ impl Worker {
             let half_taken = matches!(record.state, State::Archived { .. }) && !record.established;
             let trial = proc.spec.trial.then(|| proc.name.clone());
             let handle = worker.adopt(proc, record, None, Listeners::new());
+            if handle.proc.spec.remove {
+                tokio::spawn(worker.clone().remove_at_end(handle.clone(), false));
+            }
             if let Some(name) = trial {
                 // The client that asked for the trial is gone with the last daemon.
                 let worker = worker.clone();

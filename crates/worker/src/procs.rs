@@ -5,21 +5,24 @@ use crate::{inspect, logs, view, why};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{Request, WakeCause};
-use kip_engine::exec;
-use kip_engine::session;
 use kip_engine::stop::Network;
 use kip_service::{ExecSession, Feed, Procs, feed};
+use kip_sessions::session::{self, KeepAwake};
+use kip_sessions::{attach, exec};
 use kip_supervisor::probe;
-use kip_supervisor::task::{By, Command};
+use kip_supervisor::task::{By, Command, Handle, Status};
 use kip_types::api::{
-    Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+    AttachRequest, Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView,
+    Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
 };
+use kip_types::lifecycle::Exit;
 use kip_types::spec::Clock;
 use kip_types::{ProcName, State, Tier};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 #[async_trait]
 impl Procs for Worker {
@@ -44,6 +47,9 @@ impl Procs for Worker {
             self.notify_network(&handle.proc.spec).await;
         }
         started?;
+        if handle.proc.spec.remove {
+            tokio::spawn(self.clone().remove_at_end(handle.clone(), true));
+        }
         ready(&handle).await?;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
@@ -158,6 +164,20 @@ impl Procs for Worker {
         Ok(Moved { proc: self.inspect(name).await?, already })
     }
 
+    async fn attach(&self, name: ProcName, request: AttachRequest) -> Result<ExecSession, Refusal> {
+        let handle = self.handle(&name)?;
+        let proc = Arc::clone(&handle.proc);
+        let lines = match proc.spec.terminal {
+            true => None,
+            false => {
+                let tail = if request.since_start { None } else { Some(0) };
+                Some(self.logs(name, LogsRequest { follow: true, tail, since_ms: None }).await?)
+            }
+        };
+        let ended = ended(handle.status.clone());
+        attach::attach(&proc, &request, keep_awake(handle), Box::pin(ended), lines)
+    }
+
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
         let handle = self.handle(&name)?;
         let cause = WakeCause::Request(Request::Exec);
@@ -165,12 +185,48 @@ impl Procs for Worker {
         if request.terminal.is_none() && !request.detach {
             return exec::exec(handle.proc, request, ticket).await;
         }
-        let proc = Arc::clone(&handle.proc);
-        let keep_awake = move || {
-            let (handle, cause) = (handle.clone(), WakeCause::Request(Request::Exec));
-            let asked = async move { handle.ask(|reply| Command::KeepAwake { cause, reply }).await };
-            Box::pin(asked) as Pin<Box<dyn Future<Output = _> + Send>>
-        };
-        session::begin(proc, request, ticket, Box::new(keep_awake)).await
+        session::begin(Arc::clone(&handle.proc), request, ticket, keep_awake(handle)).await
     }
 }
+
+/// Wakes the proc for a client and keeps it awake.
+fn keep_awake(handle: Handle) -> KeepAwake {
+    Box::new(move || {
+        let (handle, cause) = (handle.clone(), WakeCause::Request(Request::Exec));
+        let asked = async move { handle.ask(|reply| Command::KeepAwake { cause, reply }).await };
+        Box::pin(asked) as Pin<Box<dyn Future<Output = _> + Send>>
+    })
+}
+
+/// How the program ended, once it has and is not started again by its restart policy.
+async fn ended(mut status: watch::Receiver<Status>) -> Exit {
+    let stopped = status.wait_for(|status| matches!(status.record.state, State::Stopped { .. })).await;
+    match stopped.map(|status| status.record.state.clone()) {
+        Ok(State::Stopped { exit: Some(exit) }) => exit,
+        _ => Exit::Unknown,
+    }
+}
+
+impl Worker {
+    /// Removes a proc of which its owner wants that once its program has ended and no client is attached any more. `is_new`: a client
+    /// may be about to attach.
+    pub(crate) async fn remove_at_end(self, handle: Handle, is_new: bool) {
+        let name = handle.proc.name.clone();
+        let mut clients = handle.proc.console.clients();
+        if is_new {
+            let _ = timeout(ATTACHES_WITHIN, clients.wait_for(|clients| clients.ever > 0)).await;
+        }
+        let mut status = handle.status.clone();
+        let stopped = status.wait_for(|status| matches!(status.record.state, State::Stopped { .. }));
+        if stopped.await.is_err() {
+            return;
+        }
+        let _ = clients.wait_for(|clients| clients.now == 0).await;
+        if let Err(refusal) = self.remove(name.clone(), RemoveRequest { force: false }).await {
+            tracing::info!(proc = %name, error = refusal.message, "a proc that is to go at its end stays");
+        }
+    }
+}
+
+/// A client that has run a proc may take so long to attach to it, which may have ended by then.
+const ATTACHES_WITHIN: Duration = Duration::from_secs(5);

@@ -298,11 +298,8 @@ impl Service {
             "stop_grace_period" => self.table.stop_grace = context.parsed(node, path, time).map(Time),
             "healthcheck" => self.healthcheck(context, place, node, path),
             "secrets" => mounts::secrets(context, node, path, &mut self.table.secret),
-            "stdin_open" | "tty" => {
-                if context.flag(node, path) {
-                    context.lacks(place, Weight::Harmless, path, "standard input is empty; `kip exec` runs a shell");
-                }
-            }
+            "stdin_open" => self.table.stdin_open = context.flag(node, path),
+            "tty" => self.table.terminal = context.flag(node, path),
             "container_name" => self.names.extend(context.text(node, path)),
             "links" => {
                 for link in context.texts(node, path) {

@@ -3,6 +3,7 @@
 use super::measured::Measured;
 use super::resolver::Resolver;
 use super::{Host, names};
+use crate::console::Console;
 use crate::fd_store::{FdStore, key};
 use crate::pins;
 use crate::tree::Tree;
@@ -64,6 +65,8 @@ pub struct Proc {
     pub measured: Measured,
     /// Whose turn it is to ask it: one check at a time.
     pub probing: tokio::sync::Mutex<()>,
+    /// Its own terminal or open standard input.
+    pub console: Arc<Console>,
     /// Answers its DNS queries.
     pub resolver: Resolver,
     /// What it has of its machine.
@@ -95,6 +98,7 @@ impl Proc {
             meter,
             measured: Measured::default(),
             probing: tokio::sync::Mutex::default(),
+            console: Arc::default(),
             resolver: Resolver::default(),
             shared: Arc::clone(shared),
         })

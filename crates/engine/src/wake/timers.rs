@@ -190,9 +190,8 @@ fn has_timer(pid: u32, id: i32) -> bool {
 
 /// Gives sockets their own time-outs back.
 pub(super) fn give_back(shortened: Vec<Shortened>) {
-    shortened::give_back(shortened, |e| {
-        tracing::warn!(error = %e, "a socket keeps a time-out that was meant for one call");
-    });
+    let complain = |e: &io::Error| tracing::warn!(error = %e, "a socket keeps a time-out that was meant for one call");
+    drop(shortened::give_back(shortened, complain));
 }
 
 fn alarm(pid: u32) -> io::Result<()> {

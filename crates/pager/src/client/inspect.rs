@@ -1,7 +1,7 @@
-//! Calls that only inspect.
+//! Calls that change nothing a program could see.
 
 use super::{Pager, PagerError, unexpected};
-use crate::protocol::{Answer, MOST_PEEKED, Peek, Request};
+use crate::protocol::{Answer, MOST_PEEKED, Peek, Request, Survey, Timer};
 use crate::swap::PAGE;
 use kip_snapshot::pages::PageMap;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -42,6 +42,18 @@ impl Pager {
                 let read = PageMap::load_from(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
                 read.map(Some).map_err(|e| PagerError::Gone(io::Error::other(e)))
             }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Stops the threads of a proc that runs for a moment, for what no other process can see. `processes` is the proc's cgroup.procs
+    /// file. Returns the timers, if they were asked for.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; its threads run on.
+    pub fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<Vec<Timer>, PagerError> {
+        match self.call(&Request::Survey { name: name.into(), processes: processes.into(), survey })? {
+            Answer::Surveyed { timers } => Ok(timers),
             other => Err(unexpected(&other)),
         }
     }

@@ -1,14 +1,21 @@
-//! Orders that only inspect.
+//! Orders that change nothing a program could see.
 
 use super::{Service, line, listed};
-use crate::proc::{Peeked, peek_whole};
-use crate::protocol::{Answer, Peek};
+use crate::proc::{LIFTED, Peeked, peek_whole};
+use crate::protocol::{Answer, Peek, Survey};
 use crate::swap::PAGE;
+use kip_stop::timers;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long threads may take to stand still whose waits need an end; a busy machine takes longer than its own work.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
+/// The same where a sleep is as right without the answer, and the program would stand still for it.
+const ASKED_WITHIN: Duration = Duration::from_millis(200);
 
 fn first(fds: Vec<OwnedFd>) -> Result<OwnedFd, String> {
     fds.into_iter().next().ok_or_else(|| "there is no file to write to".to_owned())
@@ -23,6 +30,22 @@ impl Service {
         let map = entry.proc.chart().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
         map.save_as(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd()))).map_err(line)?;
         Ok(Answer::Charted { known: true })
+    }
+
+    pub(super) fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<Answer, String> {
+        let pids = listed(processes).map_err(|e| format!("{}: {e}", processes.display()))?;
+        let within = |time| Instant::now() + time;
+        let timers = match survey {
+            Survey::Ends => kip_stop::find_ends(&pids, within(FOUND_WITHIN)).map(|()| Vec::new()),
+            Survey::Records => kip_stop::note_ends(&pids, within(ASKED_WITHIN)).map(|()| Vec::new()),
+            Survey::Timers => {
+                // A proc that has not slept yet has no directory here.
+                let known = self.known(name);
+                let lifted = known.and_then(|slot| slot.lock().as_ref().map(|entry| entry.directory.join(LIFTED)));
+                timers::of_running(&pids, within(ASKED_WITHIN), lifted.as_deref())
+            }
+        };
+        timers.map(|timers| Answer::Surveyed { timers }).map_err(line)
     }
 
     pub(super) fn peek(&self, peek: &Peek, fds: Vec<OwnedFd>) -> Result<Answer, String> {

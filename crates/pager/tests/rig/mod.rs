@@ -5,7 +5,7 @@ use kip_pager::Predictor;
 use kip_pager::Server;
 use kip_pager::SpaceId;
 use kip_pager::proc::{Custodian, Proc, Sets, Way};
-use kip_pager::stop::{Stopped, stop};
+use kip_stop::{Stopped, stop};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, Write as _};

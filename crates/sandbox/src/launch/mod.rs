@@ -174,11 +174,15 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start { program, volumes, directories } => {
-                let ([root, usr, user, net, uts, ipc, stdout, stderr, status], rest) = first(fds)?;
+            Request::Start { program, has_stdin, volumes, directories } => {
+                let ([root, usr, user, net, uts, ipc, stdout, stderr, status], mut rest) = first(fds)?;
+                if has_stdin && rest.is_empty() {
+                    return Err(wrong_number());
+                }
+                let stdin = has_stdin.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
                 let mounts = start::Files { root, usr, volumes, directories, may_make: true };
-                let parts = start::Parts { mounts, user, net, uts, ipc, stdout, stderr, status, cgroups };
+                let parts = start::Parts { mounts, user, net, uts, ipc, stdin, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }

@@ -40,6 +40,8 @@ pub(super) struct Parts {
     pub net: OwnedFd,
     pub uts: OwnedFd,
     pub ipc: OwnedFd,
+    /// None is the null device.
+    pub stdin: Option<OwnedFd>,
     pub stdout: OwnedFd,
     pub stderr: OwnedFd,
     pub status: OwnedFd,
@@ -100,7 +102,8 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     enter_user(UserNamespace::Itself(parts.user.as_fd()))?;
     enter_mounts(&parts.mounts, &proc)?;
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
-    place_stdio([null.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
+    let stdin = parts.stdin.as_ref().unwrap_or(&null);
+    place_stdio([stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
     confine(program, &prepared.filter)
 }
 

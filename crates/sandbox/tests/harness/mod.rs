@@ -103,6 +103,7 @@ impl Place {
             namespaces: &self.namespaces,
             net: self.net.as_fd(),
             cgroup: &self.cgroup.task_files().unwrap(),
+            stdin: None,
             stdout: stdout_in.as_fd(),
             stderr: stdout_in.as_fd(),
             status: status_in.as_fd(),

@@ -113,8 +113,11 @@ impl Task {
         }
         let proc = Arc::clone(&self.proc);
         let due_in = blocking(move || kip_engine::hibernate::first_due_in(&proc)).await;
-        let Some(due_in) = due_in.filter(|due_in| *due_in < BEFORE_DUE) else { return false };
         let now = Instant::now();
+        if let Some(running) = self.phase.running_mut() {
+            running.first_due = due_in.map(|due_in| now + due_in);
+        }
+        let Some(due_in) = due_in.filter(|due_in| *due_in < BEFORE_DUE) else { return false };
         if let Some(running) = self.phase.running_mut() {
             running.put_off = Some(now);
             running.not_before = now + due_in + AFTER_DUE;

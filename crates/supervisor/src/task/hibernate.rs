@@ -177,6 +177,7 @@ impl Task {
             next = due::next_wake(&held.clocks, timing.tick_ms, Ticks::OnTime, 0, LEAD.as_nanos() as i64);
             kip_engine::watches::watch_held(&self.proc, &held.sockets);
         }
+        let seen_due = self.phase.running_mut().and_then(|running| running.first_due);
         self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, ticks, before);
         if let Some(hibernating) = self.phase.hibernated_mut() {
             hibernating.ticker = ticker;
@@ -184,6 +185,8 @@ impl Task {
             let now_ns = Now::read().monotonic_ns;
             let due_in = first_due_ns.map(|ns| Duration::from_nanos(ns.saturating_sub(now_ns).max(0) as u64));
             let now = Instant::now();
+            let seen_in = seen_due.filter(|at| *at > now).map(|at| at.saturating_duration_since(now));
+            let due_in = due_in.into_iter().chain(seen_in).min();
             hibernating.parks_at =
                 hibernating.parks_at.map(|at| now + not_just_before(due_in, at.saturating_duration_since(now)));
         }

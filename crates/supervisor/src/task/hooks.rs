@@ -2,10 +2,10 @@
 
 use super::*;
 use kip_engine::cause::WakeCause;
-use kip_engine::exec::{self, ExecOutput};
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::tickets::Ticket;
+use kip_sessions::exec::{self, ExecOutput};
 use kip_types::api::ExecRequest;
 use std::collections::BTreeMap;
 

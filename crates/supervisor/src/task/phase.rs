@@ -57,6 +57,8 @@ pub(super) struct Running {
     pub(super) not_before: Instant,
     /// When a sleep was put off because a wait was about to end.
     pub(super) put_off: Option<Instant>,
+    /// When its first wait ends and its first timer is due, as it was seen before the last sleep that Kip began by itself.
+    pub(super) first_due: Option<Instant>,
     /// It cannot be hibernated: from hot it goes to parked.
     pub(super) no_hibernation: bool,
     pub(super) dry_run: Option<DryRun>,
@@ -75,6 +77,7 @@ impl Running {
             from,
             not_before: now,
             put_off: None,
+            first_due: None,
             no_hibernation: false,
             dry_run: dry_run.then(|| DryRun::new(now)),
         }

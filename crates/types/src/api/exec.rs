@@ -1,4 +1,4 @@
-//! `kip exec`: what is run in a proc, and the frames in which its input and output travel.
+//! `kip exec` and `kip attach`: what is run in a proc, and the frames in which its input and output travel.
 
 use super::Refusal;
 use schemars::JsonSchema;
@@ -75,7 +75,22 @@ pub struct ExecRequest {
     pub detach: bool,
 }
 
-/// The last frame of an exec.
+/// `POST /v1/procs/NAME/attach`, answered with 101 and frames both ways, as an exec is. What the proc's own program writes comes from
+/// then on, and its end; the client may go at any time, and the program runs on.
+#[derive(Debug, Clone, Default, JsonSchema, Serialize, Deserialize)]
+pub struct AttachRequest {
+    /// The client's terminal has this size. The proc's own gets it, if it has one, and the proc is woken for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
+    /// First comes what the program has written since its start: the last 64 KiB of a terminal, else all lines that are in the log.
+    #[serde(default)]
+    pub since_start: bool,
+    /// The client's end of file is the program's. A terminal has none.
+    #[serde(default)]
+    pub ends_input: bool,
+}
+
+/// The last frame of an exec, and of an attachment.
 #[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct ExecEnd {
     /// The code `kip exec` exits with: the program's own, or 128 plus the signal.

@@ -191,7 +191,7 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<Before>, armed: Option<
 
 /// Whether a program filters its own calls, seccomp(2): it may refuse one that its call is exchanged for, or a descriptor with a
 /// mark. Every program has the filter of its sandbox.
-fn has_own_filters(tid: u32) -> bool {
+pub(crate) fn has_own_filters(tid: u32) -> bool {
     Status::read(tid).is_ok_and(|status| status.number("Seccomp_filters:").is_some_and(|count| count > 1))
 }
 

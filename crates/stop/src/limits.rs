@@ -131,7 +131,7 @@ impl Drop for Lifted {
 }
 
 /// Puts back what a dead pager had lifted, in its file.
-pub(crate) fn put_back_left(file: &Path) {
+pub fn put_back_left(file: &Path) {
     let Ok(text) = std::fs::read_to_string(file) else { return };
     for line in text.lines() {
         let mut words = line.split(' ');
@@ -170,7 +170,7 @@ pub fn used_up(pid: u32) -> Option<String> {
 }
 
 /// An error of calls that were made in a process, with what it has used up if it is of that kind.
-pub(crate) fn name(pid: u32, error: io::Error) -> io::Error {
+pub fn name(pid: u32, error: io::Error) -> io::Error {
     let scarce = [Errno::MFILE, Errno::NOMEM, Errno::AGAIN];
     let is_one = error.raw_os_error().is_some_and(|raw| scarce.iter().any(|errno| errno.raw_os_error() == raw));
     match is_one.then(|| used_up(pid)).flatten() {

@@ -3,10 +3,10 @@
 //! The proc stays awake as long as one runs. A client that goes away ends its program, with what that has started and not put into a
 //! group of its own.
 
-use crate::blocking::blocking;
-use crate::host::Proc;
-use crate::start::{environment_of, give_output, limits_of, user_in};
-use crate::tickets::Ticket;
+use kip_engine::blocking::blocking;
+use kip_engine::host::Proc;
+use kip_engine::start::{environment_of, give_output, limits_of, user_in};
+use kip_engine::tickets::Ticket;
 use kip_sandbox::ResourceLimit;
 use kip_sandbox::launcher::{ExecRequest as Launch, Executing, LaunchError};
 use kip_sandbox::users::{self, User};
@@ -204,10 +204,6 @@ async fn carry(
         }
     }
     drop(ticket);
-    let code = match exit {
-        Some(Exit::Code(code)) => code,
-        Some(Exit::Signal(signal)) => 128 + signal,
-        _ => 1,
-    };
+    let code = exit.unwrap_or(Exit::Unknown).shell_code();
     let _ = sender.send(ExecOutput::End(ExecEnd { code, refusal: None })).await;
 }

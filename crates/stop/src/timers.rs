@@ -4,15 +4,18 @@
 //! Sources: proc_pid_timers(5), timer_gettime(2), getitimer(2).
 
 use crate::limits::{self, Lifted};
-use crate::plant::{Scratch, call};
-use crate::stop::{StoppedProcess, ended};
-use crate::swap::PAGE;
+use crate::scratch::{Scratch, call};
+use crate::stopped::{StopError, StoppedProcess, ended, stop};
 use kip_sys::inject::Hand;
 use kip_sys::process::read_memory;
 use kip_sys::status::is_init;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
+use std::time::Instant;
+
+/// Bytes of memory that the calls need: a page.
+const SCRATCH: u64 = 4096;
 
 /// A timer that is armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +32,7 @@ pub struct Timer {
 ///
 /// # Errors
 /// Those of the injection; a timer that is gone meanwhile is left out.
-pub(crate) fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<Timer>> {
+pub fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<Timer>> {
     const REAL: u64 = 0;
     let mut found = Vec::new();
     hand.call(call::GETITIMER, &[REAL, scratch.at])?;
@@ -56,7 +59,7 @@ pub(crate) fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> i
 ///
 /// # Errors
 /// As [`left`], and those of taking a thread.
-pub(crate) fn ask(process: &StoppedProcess, lifted: &Path) -> io::Result<Vec<Timer>> {
+pub fn ask(process: &StoppedProcess, lifted: Option<&Path>) -> io::Result<Vec<Timer>> {
     let pid = process.pid;
     if is_init(pid) {
         return Ok(Vec::new());
@@ -66,13 +69,25 @@ pub(crate) fn ask(process: &StoppedProcess, lifted: &Path) -> io::Result<Vec<Tim
         Err(e) if e.kind() == io::ErrorKind::Unsupported || ended(&e) => return Ok(Vec::new()),
         Err(e) => return Err(e),
     };
-    let limits = Lifted::of(pid, Some(lifted))?;
-    let scratch = Scratch::map(&hand, PAGE as u64).map_err(|e| limits::name(pid, e))?;
+    let limits = Lifted::of(pid, lifted)?;
+    let scratch = Scratch::map(&hand, SCRATCH).map_err(|e| limits::name(pid, e))?;
     drop(limits);
     let found = left(pid, process.alarmed, &hand, &scratch);
     scratch.unmap(&hand)?;
     hand.give_back()?;
     found
+}
+
+/// All armed timers by real time of running processes, which are stopped for a moment. Faults must be served by other threads.
+/// A process that cannot be asked is left out. `lifted` as in [`ask`].
+///
+/// # Errors
+/// They do not stop by `until`; all run on.
+pub fn of_running(pids: &[u32], until: Instant, lifted: Option<&Path>) -> Result<Vec<Timer>, StopError> {
+    let stopped = stop(|| Ok(pids.to_vec()), until)?;
+    let timers = stopped.processes.values().filter_map(|process| ask(process, lifted).ok()).flatten().collect();
+    stopped.go();
+    Ok(timers)
 }
 
 /// Ids of timers, but for those that count CPU time.

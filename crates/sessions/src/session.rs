@@ -4,13 +4,13 @@
 //! something comes from the client: what the client types wakes it first, for a signal that the terminal makes of it (Ctrl-C) must find
 //! its processes. When the client goes the terminal is hung up, as that of a lost connection is. A session does not outlive its daemon.
 
-use crate::blocking::blocking;
-use crate::descriptors::watched;
 use crate::exec::Place;
-use crate::fd_store::key;
-use crate::host::Proc;
-use crate::start;
-use crate::tickets::Ticket;
+use kip_engine::blocking::blocking;
+use kip_engine::descriptors::{reopen, watched};
+use kip_engine::fd_store::key;
+use kip_engine::host::Proc;
+use kip_engine::pty::{read, read_now, resize, write};
+use kip_engine::tickets::Ticket;
 use kip_sandbox::init::{RECORD_BYTES, Record, StartStep};
 use kip_sandbox::terminals::{self, Terminal};
 use kip_service::{ExecInput, ExecOutput, ExecSession};
@@ -18,7 +18,6 @@ use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal, TerminalSize};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use rustix::fs::{OFlags, ResolveFlags};
-use rustix::termios::{Winsize, tcsetwinsize};
 use std::fs::File;
 use std::future::Future;
 use std::io;
@@ -37,21 +36,14 @@ const EXEC_WITHIN: Duration = Duration::from_secs(30);
 /// How long a proc may take to wake for the news that its client has gone.
 const HANG_UP_WITHIN: Duration = Duration::from_secs(10);
 /// So long a program may take to read what was typed before its proc may sleep again.
-const READS_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const READS_WITHIN: Duration = Duration::from_secs(5);
 /// From a wake that was refused to the next try.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// So many pieces of output are carried after the end of the program.
 const LAST_PIECES: usize = 8;
-/// Bytes that are read from a terminal at once.
-const PIECE: usize = 32 << 10;
 
 /// Wakes the proc if it sleeps, and keeps it awake as long as the ticket lives.
 pub type KeepAwake = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Ticket, Refusal>> + Send>> + Send + Sync>;
-
-fn resize(master: impl AsFd, size: TerminalSize) -> io::Result<()> {
-    let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
-    Ok(tcsetwinsize(master, size)?)
-}
 
 /// Starts the program, on a terminal or without a client. `awake` keeps the proc awake until it runs.
 pub async fn begin(
@@ -134,7 +126,7 @@ fn launch_detached(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refus
     let place = Place::find(proc, request)?;
     let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
     let lost = || place.refuse(Code::State, "its output is lost: no process holds its pipes any more");
-    let output = |key| start::reopen(&*proc.fd_store.get(key).ok_or_else(lost)?, OFlags::WRONLY).map_err(io);
+    let output = |key| reopen(&*proc.fd_store.get(key).ok_or_else(lost)?, OFlags::WRONLY).map_err(io);
     let (out, err) = (output(key::OUT)?, output(key::ERR)?);
     let null = null_of(&place.root).map_err(io)?;
     let (status, theirs) = status_pipe().map_err(io)?;
@@ -151,7 +143,7 @@ fn null_of(root: &File) -> io::Result<OwnedFd> {
     if rustix::fs::fstat(&found)?.st_rdev != rustix::fs::makedev(1, 3) {
         return Err(io::Error::other("its /dev/null is not the null device any more"));
     }
-    start::reopen(&found, OFlags::RDWR)
+    reopen(&found, OFlags::RDWR)
 }
 
 /// The pipe by which a session's kip-init tells of its program; our end first.
@@ -234,17 +226,15 @@ async fn carry(
             return;
         }
     }
-    let code = match exit {
-        Exit::Code(code) => code,
-        Exit::Signal(signal) => 128 + signal,
-        Exit::Unknown => 1,
-    };
-    let _ = sender.send(ExecOutput::End(ExecEnd { code, refusal: None })).await;
+    let _ = sender.send(ExecOutput::End(ExecEnd { code: exit.shell_code(), refusal: None })).await;
 }
 
 /// Wakes the proc for what was typed. A wake that is refused (there is no memory, say) is tried again as long as there is a client, but
 /// not where the proc has ended; none if the client has gone.
-async fn woken(keep_awake: &KeepAwake, client: &mpsc::Sender<ExecOutput>) -> Result<Option<Ticket>, Refusal> {
+pub(crate) async fn woken(
+    keep_awake: &KeepAwake,
+    client: &mpsc::Sender<ExecOutput>,
+) -> Result<Option<Ticket>, Refusal> {
     loop {
         let refusal = tokio::select! {
             woken = keep_awake() => match woken {
@@ -260,40 +250,6 @@ async fn woken(keep_awake: &KeepAwake, client: &mpsc::Sender<ExecOutput>) -> Res
         tokio::select! {
             () = sleep(AGAIN_AFTER) => {}
             () = client.closed() => return Ok(None),
-        }
-    }
-}
-
-/// None when the terminal has been hung up.
-async fn read(master: &AsyncFd<OwnedFd>) -> Option<Vec<u8>> {
-    loop {
-        let mut ready = master.readable().await.ok()?;
-        match ready.try_io(|master| read_once(master.get_ref())) {
-            Ok(Ok(bytes)) if !bytes.is_empty() => return Some(bytes),
-            Ok(_) => return None,
-            Err(_would_block) => {}
-        }
-    }
-}
-
-fn read_once(master: &OwnedFd) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; PIECE];
-    let got = rustix::io::read(master, &mut bytes)?;
-    bytes.truncate(got);
-    Ok(bytes)
-}
-
-fn read_now(master: &OwnedFd) -> Option<Vec<u8>> {
-    read_once(master).ok().filter(|bytes| !bytes.is_empty())
-}
-
-/// As many bytes as there is room for; none when the terminal has been hung up.
-async fn write(master: &AsyncFd<OwnedFd>, bytes: &[u8]) -> Option<usize> {
-    loop {
-        let mut ready = master.writable().await.ok()?;
-        match ready.try_io(|master| Ok(rustix::io::write(master.get_ref(), bytes)?)) {
-            Ok(written) => return written.ok(),
-            Err(_would_block) => {}
         }
     }
 }

@@ -4,7 +4,6 @@
 //! meanwhile. Traces belong to the calling thread: [`Stopped`] cannot leave it, and if the thread ends, everything runs on.
 //! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
 
-use crate::swap::PAGE;
 use crate::timeouts;
 use kip_sys::armed::Armed;
 use kip_sys::ends::End;
@@ -16,10 +15,9 @@ use kip_sys::stub::vdso_of;
 use kip_sys::trace::{self, Stop};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
 use std::io;
 use std::marker::PhantomData;
-use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long to wait before each further try to find processes quiescent.
@@ -30,6 +28,11 @@ const QUIESCENT_AFTER: [Duration; 4] =
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 /// How much longer to wait for one that only needs a processor: it will stop.
 const PROCESSOR_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long to wait until sockets have their own time-outs back: as long as their threads take to be in their calls again.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(50);
+/// Between looks.
+const GIVEN_BACK_EVERY: Duration = Duration::from_micros(500);
 
 /// Why processes do not stop.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +68,7 @@ pub struct StoppedProcess {
     /// When the calls of those end that have a relative time-out which the kernel does not update.
     ends: HashMap<u32, End>,
     /// The signal of its interval timer waited before, and nothing took it.
-    pub(crate) alarmed: bool,
+    pub alarmed: bool,
 }
 
 /// Processes that stand still; dropped, they run on.
@@ -87,11 +90,13 @@ pub struct Stopped {
     at: Instant,
     /// When the packet came for which they are let go, nanoseconds of CLOCK_MONOTONIC.
     packet_ns: Option<i64>,
+    /// Threads that give sockets their own time-outs back.
+    giving: Vec<JoinHandle<()>>,
     _here: PhantomData<*const ()>,
 }
 
 /// Whether a process could not be looked at because it is no more.
-pub(crate) fn ended(error: &io::Error) -> bool {
+pub fn ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
@@ -145,6 +150,19 @@ pub fn find_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
     find_ends_of(pids, until, kip_sys::ran::is_undated)
 }
 
+/// Gives each wait that ends by a time-out a record of its end ([`kip_sys::ends`]). A call that is broken off from outside and begun anew,
+/// as by a dump that is called off, takes the whole time again; with a record the next stop has it end when it would have
+/// ended. So it is to be called before and after. A program with system call filters of its own keeps its calls as they are.
+///
+/// # Errors
+/// See [`StopError`]; all run on.
+pub fn note_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
+    let pids: Vec<u32> = pids.iter().copied().filter(|pid| !timeouts::has_own_filters(*pid)).collect();
+    let stopped = stop(|| Ok(pids.clone()), until)?;
+    stopped.go_and_give_back(GIVEN_BACK_WITHIN);
+    Ok(())
+}
+
 fn find_ends_of(pids: &[u32], until: Instant, is_unknown: impl Fn(u32) -> bool) -> Result<(), StopError> {
     for pid in pids {
         for tid in threads(*pid).unwrap_or_default().into_iter().filter(|tid| is_unknown(*tid)) {
@@ -186,60 +204,6 @@ pub fn stop_quiescent(
     Ok((stopped, quiescent))
 }
 
-/// A process that was let go, whose threads are on their way back into the calls in which they stood.
-#[derive(Debug)]
-pub struct Resuming {
-    pid: u32,
-    /// The threads by their ids in their own pid namespace, once they were needed.
-    threads: Option<HashMap<u32, u32>>,
-}
-
-/// How a thread stands to a page.
-enum Stands {
-    /// It has come out of its call, and touches the page by itself.
-    AtWork,
-    /// It waits for what the kernel reads for a call that begins anew, or for `page` because the instruction that makes the call is
-    /// there; or a signal has stopped it.
-    InCall,
-    /// It runs on a processor.
-    Runs,
-}
-
-impl Resuming {
-    /// A thread that has touched a page goes to sleep for that within this time, but for one that others keep from the processor.
-    const SLEEPS_WITHIN: Duration = Duration::from_millis(2);
-
-    /// Of a process.
-    pub(crate) fn of(pid: u32) -> Resuming {
-        Resuming { pid, threads: None }
-    }
-
-    /// Whether a fault at `page` by `thread` (in its own pid namespace) is more than the way back into a call:
-    /// proc_pid_syscall(5). A thread of which that cannot be told is at work; ours, which reads what a thread needs for its call
-    /// while all of them stand still, is not.
-    pub(crate) fn is_at_work(&mut self, page: u64, thread: u32) -> bool {
-        let pid = self.pid;
-        let known = self.threads.get_or_insert_with(|| by_inner_id(pid));
-        let Some(tid) = known.get(&thread) else {
-            if Path::new(&format!("/proc/self/task/{thread}")).exists() {
-                return false;
-            }
-            let mut all = threads(pid).unwrap_or_default().into_iter();
-            return all.any(|tid| matches!(stands(pid, tid, page), Stands::AtWork));
-        };
-        let until = Instant::now() + Resuming::SLEEPS_WITHIN;
-        loop {
-            match stands(pid, *tid, page) {
-                Stands::AtWork => return true,
-                Stands::InCall => return false,
-                // It was told of before it sleeps.
-                Stands::Runs if Instant::now() < until => std::thread::yield_now(),
-                Stands::Runs => return true,
-            }
-        }
-    }
-}
-
 /// Threads that sleep or are stopped by a signal, and how often each has left a processor; and
 /// which of them are stopped.
 fn sleepers(pids: &[u32]) -> (HashMap<u32, u64>, HashSet<u32>) {
@@ -272,25 +236,6 @@ fn is_alarmed(pid: u32) -> bool {
     Status::read(pid).is_ok_and(|status| status.signals("ShdPnd:") & ALARM != 0)
 }
 
-/// Threads of a process by their ids in their own pid namespace.
-fn by_inner_id(pid: u32) -> HashMap<u32, u32> {
-    let inner = |tid: u32| -> Option<(u32, u32)> { Some((Status::read(tid).ok()?.inner_id()?.0, tid)) };
-    threads(pid).unwrap_or_default().into_iter().filter_map(inner).collect()
-}
-
-fn stands(pid: u32, tid: u32, page: u64) -> Stands {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
-    let mut words = text.split_ascii_whitespace();
-    match words.next() {
-        Some("-1") => {}
-        Some("running") => return Stands::Runs,
-        _ => return Stands::InCall,
-    }
-    let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
-    let elsewhere = at.is_some_and(|at| at & !(PAGE as u64 - 1) != page);
-    if elsewhere && !Status::read(tid).is_ok_and(|status| status.is_halted()) { Stands::AtWork } else { Stands::InCall }
-}
-
 /// Begins to stop a thread; not so if it has ended.
 fn seize(pid: u32, tid: u32) -> Result<bool, StopError> {
     // A thread that is just ending is refused like one that another process traces, for some
@@ -318,6 +263,7 @@ impl Stopped {
             asked: HashSet::new(),
             at: now,
             packet_ns: None,
+            giving: Vec::new(),
             _here: PhantomData,
         }
     }
@@ -383,6 +329,15 @@ impl Stopped {
 
     /// Lets all run.
     pub fn go(self) {}
+
+    /// Lets all run, and waits until the sockets in whose calls threads stood have their own time-outs back, but for `within` at most.
+    fn go_and_give_back(mut self, within: Duration) {
+        self.release();
+        let until = Instant::now() + within;
+        while self.giving.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
+            std::thread::sleep(GIVEN_BACK_EVERY);
+        }
+    }
 
     /// Lets them go for a packet that came then.
     pub fn go_for_packet(mut self, came: Instant) {
@@ -462,9 +417,10 @@ impl Stopped {
                 }
             }
         }
-        shortened::give_back(shortened.into_values().collect(), |error| {
-            tracing::warn!(%error, "a socket keeps a time-out that was meant for one call");
-        });
+        let complain =
+            |error: &io::Error| tracing::warn!(%error, "a socket keeps a time-out that was meant for one call");
+        let giving = shortened::give_back(shortened.into_values().collect(), complain);
+        self.giving.extend(giving);
     }
 }
 
@@ -550,7 +506,7 @@ mod tests {
 
     /// poll, rt_sigtimedwait, clock_nanosleep, epoll_wait, epoll_pwait.
     fn waits_in_one(pid: u32) -> bool {
-        let text = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
         ["7 ", "128 ", "230 ", "232 ", "281 "].iter().any(|call| text.starts_with(call))
     }
 }
