@@ -167,6 +167,19 @@ def test_the_end_of_input_sleeps(own: Kip) -> None:
     assert proc.logs() == ""
 
 
+# promise K14: a client stays attached to a proc that is started again by its restart policy, and types at its new terminal
+def test_a_program_that_is_started_again(own: Kip) -> None:
+    words = ["run", "-it", "--name", "again", "--restart", "always", "--", "sh", "-c", "stty -echo; echo begun; read x; echo read $x"]
+    user = Typist(own, *words)
+    for word in ("one", "two"):
+        user.see("begun")
+        user.type(f"{word}\n")
+        user.see(f"read {word}")
+    user.see("begun", 30)
+    user.type("\x10\x11")
+    assert user.process.wait(20) == 0
+
+
 # promise K14: --rm removes a proc that ends, is stopped or has ended while no daemon was there, and is refused beside a restart policy
 def test_rm(own: Kip) -> None:
     own.cli("run", "-d", "--rm", "--name", "short", "--", "true")
@@ -189,6 +202,9 @@ def test_what_cannot_be_said(own: Kip) -> None:
     own.cli("run", "-dt", "--name", "shell", "--", "sh")
     assert "add --no-stdin" in own.refused("attach", "shell")
     assert "there is no proc" in own.refused("attach", "nothing")
+    own.cli("run", "--name", "over", "--", "true")
+    wait_for("it has ended", lambda: Proc(own, "over").state == "stopped" or None)
+    assert "over is stopped" in own.refused("attach", "over")
 
 
 def test_full_screen(own: Kip) -> None:

@@ -97,17 +97,17 @@ def outside() -> Iterator[Outside]:
 def echo(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
     server = servers.echo(9000, 9001)
     tar = server.tarball(tmp_path_factory.mktemp("tar"))
-    proc = module_kip.run("echo", server.command, ports=server.published, tar=tar)
+    proc = module_kip.run("echo", server.command, ports=server.published, tar=tar, flags=["--network", "street"])
     yield proc
     proc.remove()
 
 
 @pytest.fixture(scope="module")
 def neighbour(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
-    """Another proc of the realm."""
+    """Another proc of the network."""
     server = servers.echo(9000)
     tar = server.tarball(tmp_path_factory.mktemp("tar"))
-    proc = module_kip.run("neighbour", server.command, ports=server.published, tar=tar)
+    proc = module_kip.run("neighbour", server.command, ports=server.published, tar=tar, flags=["--network", "street"])
     yield proc
     proc.remove()
 
@@ -215,7 +215,7 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     server = servers.echo(9000)
     tar = server.tarball(tmp_path)
     suffix = "/udp" if kind == "udp" else ""
-    inner = kip.run("inner", server.command, ports=[f"127.0.0.1::9000{suffix}"], tar=tar)
+    inner = kip.run("inner", server.command, ports=[f"127.0.0.1::9000{suffix}"], tar=tar, flags=["--network", "street"])
     port = inner.port(9000, kind)
     outer = kip.run("outer", server.command, ports=[f"{outside.here4}:{port}:9000{suffix}"], tar=tar)
     for proc, address in ((inner, "127.0.0.1"), (outer, outside.here4)):
@@ -240,9 +240,14 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     assert [way for way in ways if answers(kind, *way, inside=inside)] == []
     assert not answers(kind, outside.here4, port) and not answers(kind, "::1", port)
     assert ping(kind, "127.0.0.1", port) == "hello"
-    # Another proc of the realm dials it by its own address, as ever, and not by the host's.
-    other = kip.run("other", ["sleep", "1000"])
-    assert other.exec("/usr/bin/python3", "-c", PING, kind, inner.address(9000, kind), "9000", "hi").stdout.strip() == "hi"
+    # Another proc of the network dials it by its own address; one of another network, or of none, does not.
+    words = ["/usr/bin/python3", "-c", PING, kind, inner.address(9000, kind), "9000", "hi"]
+    mate = kip.run("mate", ["sleep", "1000"], flags=["--network", "street"])
+    assert mate.exec(*words).stdout.strip() == "hi"
+    for name, flags in (("far", ["--network", "elsewhere"]), ("other", [])):
+        stranger = kip.run(name, ["sleep", "1000"], flags=flags)
+        assert "No route to host" in stranger.exec(*words, check=False).stderr
+        stranger.remove()
     refused = kip.refused("run", "--name", "far", "--port", "198.51.100.255:8080:80", "--", "sleep", "100")
     assert "this machine has no address 198.51.100.255" in refused
 

@@ -101,10 +101,12 @@ def battle(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             "victim",
             ["/usr/bin/python3", "-c", VICTIM],
             ports=["9000", "9000/udp"],
-            flags=["--env", f"SECRET={secret}"],
+            # Of the attacker's network: more is out of reach for others.
+            flags=["--env", f"SECRET={secret}", "--network", "street"],
         )
         stack.callback(victim.remove)
-        attacker = module_kip.run("attacker", ["sleep", "100000"], ports=["9999"], tar=tar, wait_ready=False)
+        flags = ["--network", "street"]
+        attacker = module_kip.run("attacker", ["sleep", "100000"], ports=["9999"], tar=tar, wait_ready=False, flags=flags)
         stack.callback(attacker.remove)
         public = [a for a in own_addresses() if a not in ("127.0.0.1", "::1")]
         reached = [*public, *gateways(attacker)]
@@ -151,7 +153,7 @@ def test_positive_control(battle: Battle) -> None:
 
 # promise sandbox: never to the host's own loopback services
 # held by: this,
-#   `crates/net/tests/reach.rs::procs_reach_nothing_else_of_the_host_or_of_other_realms`
+#   `crates/net/tests/reach.rs::procs_reach_nothing_else_of_the_host_or_of_other_networks`
 # promise invariants: 9 nothing of a tenant is readable by another tenant
 def test_red_team_gets_nothing(battle: Battle) -> None:
     assert len(battle.inside) >= len(CONTROL)

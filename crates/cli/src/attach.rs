@@ -8,6 +8,7 @@ use crate::terminal::{self, Raw};
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::{Client, Exec};
+use kip_types::StateName;
 use kip_types::api::{AttachRequest, TerminalSize};
 use kip_types::name::ProcName;
 use std::process::ExitCode;
@@ -78,7 +79,11 @@ impl Seat {
 /// Attaches until the program has ended or the client leaves it alone.
 pub async fn attach(client: &Client, args: &AttachArgs) -> anyhow::Result<ExitCode> {
     let name = name(&args.name)?;
-    let spec = client.inspect(&name).await?.spec;
+    let view = client.inspect(&name).await?;
+    if view.state == StateName::Stopped {
+        bail!("{name} is stopped: `kip start {name}` starts it again, `kip logs {name}` shows what it wrote");
+    }
+    let spec = view.spec;
     let types = !args.no_stdin && (spec.terminal || spec.stdin_open);
     if spec.terminal && types && terminal::size().is_err() {
         bail!("{name} has a terminal, and here is none: add --no-stdin to watch it, or use a terminal");

@@ -46,7 +46,7 @@ pub struct RunArgs {
     pub publish_all: bool,
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(
-        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs only; may be repeated",
+        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs of its network only; may be repeated",
         short = 'p',
         long = "port",
         alias = "publish",
@@ -93,7 +93,7 @@ pub struct RunArgs {
     /// Working directory inside the proc
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
-    /// Procs with the same NAME here find each other by name; it keeps none apart from others
+    /// Procs with the same NAME here find and reach each other; others reach only what they publish on the host
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     /// A further name that those of its network find it by; may be repeated

@@ -8,7 +8,7 @@ use crate::host::resolver;
 use crate::input;
 use crate::prepared::PreparedNetwork;
 use crate::volumes;
-use kip_net::nat::{Forward, Published};
+use kip_net::nat::{Forward, Network, Published};
 use kip_net::reserve::{self, At, ReserveError};
 use kip_sandbox::ResourceLimit;
 use kip_sandbox::archive;
@@ -21,7 +21,7 @@ use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
 use kip_types::spec::Ulimit;
-use kip_types::{Image, ProcName, Protocol};
+use kip_types::{Image, ProcName, Protocol, Spec};
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::fs;
@@ -211,6 +211,11 @@ pub fn port_is_taken(
     Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another {other}"))
 }
 
+/// The network that a proc is in.
+pub fn network_of(spec: &Spec) -> Option<Network> {
+    spec.network.as_ref().map(|name| Network { realm: spec.realm.clone(), name: name.clone() })
+}
+
 /// Has the machine lead its published ports to it.
 ///
 /// # Errors
@@ -223,8 +228,8 @@ pub fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
         port: p.spec.port,
     };
     let forwards: Vec<Forward> = ports.iter().map(forward).collect();
-    let (slot, realm) = (proc.slot, proc.spec.realm.clone());
-    let done = proc.shared.nat.publish(Published { slot, realm, ports: forwards, alone: proc.spec.alone });
+    let (slot, network) = (proc.slot, network_of(&proc.spec));
+    let done = proc.shared.nat.publish(Published { slot, network, ports: forwards, alone: proc.spec.alone });
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }
 

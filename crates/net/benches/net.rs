@@ -3,7 +3,7 @@
 //! Runs in a network namespace of its own, as root: `cargo bench -p kip-net`. Prints one JSON line per step: microseconds,
 //! sorted raw samples included.
 
-use kip_net::nat::{Forward, Published};
+use kip_net::nat::{Forward, Network, Published};
 use kip_net::{Instance, Nat, NetPool, Slot};
 use kip_types::{Protocol, Realm};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn measure() {
     let nat = Nat::open(instance, &dir.path().join("forwarding.json"), &[], &[]).unwrap();
     let slots: Vec<Slot> = Slot::all().take(2 * SAMPLES).collect();
     let (fresh, ahead) = slots.split_at(SAMPLES);
-    let realm: Realm = "red".parse().unwrap();
+    let network = Network { realm: Realm::default(), name: "red".to_owned() };
     let (mut make, mut take, mut publish, mut unpublish) = (vec![], vec![], vec![], vec![]);
 
     let mut procs: Vec<_> = fresh.iter().map(|s| timed(&mut make, || pool.take(*s).unwrap())).collect();
@@ -57,7 +57,10 @@ fn measure() {
             host_addr: None,
             port: p,
         });
-        timed(&mut publish, || nat.publish(Published::new(*slot, &realm, &ports)).unwrap());
+        timed(&mut publish, || {
+            nat.publish(Published { slot: *slot, network: Some(network.clone()), ports: ports.to_vec(), alone: false })
+                .unwrap()
+        });
     }
     let mut all = vec![];
     let desired = [];

@@ -3,17 +3,20 @@
 //! Owns the table `inet kip_I` and the forwarding switches of the interfaces the outside comes by. The rules are in
 //! [`ruleset`](self); they promise:
 //!
-//! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and ::1 included, from
-//!   every proc by the host's addresses, from procs of its realm by the proc's own address as well.
+//! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and ::1 included, and from
+//!   every proc by the host's addresses.
 //! * One that is published at one address is reached by that address and no other; at a loopback address, by the host alone.
+//! * A declared port, published or not, is reached by its proc's own address from the procs of its network. A proc without a network has
+//!   none beside it.
 //! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
 //!   listens on the host's loopback.
+//! * A proc reaches no link-local address and no address where clouds tell machines their secrets ([`NEVER`](ruleset)), but for DNS.
 //! * A proc cannot send from an address that is not its own.
 //! * A proc that is published alone reaches nothing but itself and is reached by the host only, by its own address.
 //!
 //! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted, in one transaction, so
 //! that nothing published is ever unreachable in between. The only thing outside the table are the interfaces' groups,
-//! by which the rules know realms; they are read back, so that a realm keeps its number across restarts.
+//! by which the rules know networks; they are read back, so that a network keeps its number across restarts.
 
 mod conntrack;
 mod elements;
@@ -35,7 +38,7 @@ use netlink_packet_route::link::LinkAttribute;
 use nfnetlink::Connection;
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -46,7 +49,7 @@ use std::process::{Command, Stdio};
 pub struct Forward {
     /// Transport protocol of both.
     pub proto: Protocol,
-    /// Port on the host; none for one that only procs of its realm reach.
+    /// Port on the host; none for one that only procs of its network reach.
     pub host_port: Option<u16>,
     /// The one address of the host that leads to it; none for all.
     pub host_addr: Option<IpAddr>,
@@ -54,27 +57,40 @@ pub struct Forward {
     pub port: u16,
 }
 
+/// Procs that dial each other's declared ports.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Network {
+    /// Whose.
+    pub realm: Realm,
+    /// Its name there.
+    pub name: String,
+}
+
 /// A proc as the rules see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
     /// Which proc.
     pub slot: Slot,
-    /// Whose: procs of one realm may dial each other's ports directly.
-    pub realm: Realm,
-    /// Its ports. May be empty, but a proc that is not published at all belongs to no realm and can dial no other.
+    /// Which procs dial its ports directly, and it theirs; none: no others.
+    pub network: Option<Network>,
+    /// Its ports. May be empty, but a proc that is not published at all belongs to no network.
     pub ports: Vec<Forward>,
     /// The proc reaches nothing but itself, and its ports lead to it for the host only.
     pub alone: bool,
 }
 
 impl Published {
-    /// One that is reached, and reaches others.
-    pub fn new(slot: Slot, realm: &Realm, ports: &[Forward]) -> Published {
-        Published { slot, realm: realm.clone(), ports: ports.to_vec(), alone: false }
+    fn group(&self, instance: Instance, networks: &mut BTreeMap<Network, u32>) -> u32 {
+        match &self.network {
+            _ if self.alone => alone_group(instance),
+            Some(network) => group_of(instance, networks, network),
+            None => 0,
+        }
     }
 
-    fn group(&self, instance: Instance, realms: &mut BTreeMap<Realm, u32>) -> u32 {
-        if self.alone { alone_group(instance) } else { group_of(instance, realms, &self.realm) }
+    /// Its network, if its rules know one.
+    fn known_network(&self) -> Option<&Network> {
+        self.network.as_ref().filter(|_| !self.alone)
     }
 }
 
@@ -112,8 +128,8 @@ pub enum NatError {
         by: Slot,
     },
     /// The proc's link.
-    #[error("realm of slot {slot}")]
-    Realm {
+    #[error("network of slot {slot}")]
+    Network {
         /// Which proc.
         slot: Slot,
         /// What the kernel refused.
@@ -140,7 +156,7 @@ struct NatState {
     rtnl: Rtnl,
     nft: Connection,
     defaults: Defaults,
-    realms: BTreeMap<Realm, u32>,
+    networks: BTreeMap<Network, u32>,
     published: BTreeMap<Slot, Published>,
     /// They are about to be removed for good.
     over: bool,
@@ -154,8 +170,8 @@ impl Nat {
         let rtnl = Rtnl::open().map_err(NatError::Links)?;
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
-        let (realms, published) = (BTreeMap::new(), BTreeMap::new());
-        let state = NatState { rtnl, nft, defaults: Defaults::new(), realms, published, over: false };
+        let (networks, published) = (BTreeMap::new(), BTreeMap::new());
+        let state = NatState { rtnl, nft, defaults: Defaults::new(), networks, published, over: false };
         let nat = Nat { instance, memory: memory.to_owned(), uplinks: uplinks.to_vec(), state: Mutex::new(state) };
         nat.sync(desired)?;
         nat.follow_uplinks()?;
@@ -167,24 +183,23 @@ impl Nat {
         let mut state = self.state.lock();
         let wanted: BTreeMap<_, _> = desired.iter().map(|p| (p.slot, p.clone())).collect();
         let links = state.rtnl.links(&self.instance.interface_prefix()).map_err(NatError::Links)?;
-        let mut realms = BTreeMap::new();
+        let mut networks = BTreeMap::new();
         for link in &links {
             let of_it = self.instance.slot_of(&link.name).and_then(|s| wanted.get(&s));
-            let realm = of_it.filter(|p| !p.alone).map(|p| &p.realm);
-            if let Some(realm) = realm
-                && is_realm(self.instance, link.group)
-                && !realms.values().any(|g| *g == link.group)
+            if let Some(network) = of_it.and_then(Published::known_network)
+                && is_network(self.instance, link.group)
+                && !networks.values().any(|g| *g == link.group)
             {
-                realms.entry(realm.clone()).or_insert(link.group);
+                networks.entry(network.clone()).or_insert(link.group);
             }
         }
         let mut all = Vec::new();
         let mut groups = BTreeMap::new();
         for published in wanted.values() {
             refuse_clashes(wanted.values(), published)?;
-            let group = published.group(self.instance, &mut realms);
+            let group = published.group(self.instance, &mut networks);
             groups.insert(published.slot, group);
-            all.extend(ruleset::elements(self.instance, group, published));
+            all.extend(ruleset::elements(self.instance, published.known_network().map(|_| group), published));
         }
         for link in &links {
             let Some(slot) = self.instance.slot_of(&link.name) else { continue };
@@ -194,7 +209,7 @@ impl Nat {
             }
         }
         self.nft(&ruleset::full(self.instance, &all))?;
-        state.realms = realms;
+        state.networks = networks;
         state.published = wanted;
         Ok(())
     }
@@ -205,10 +220,10 @@ impl Nat {
         let mut state = self.state.lock();
         let slot = published.slot;
         refuse_clashes(state.published.values(), &published)?;
-        let group = published.group(self.instance, &mut state.realms);
+        let group = published.group(self.instance, &mut state.networks);
         set_group(&mut state.rtnl, self.instance, slot, group)?;
         let old = state.elements_of(self.instance, slot);
-        let new = ruleset::elements(self.instance, group, &published);
+        let new = ruleset::elements(self.instance, published.known_network().map(|_| group), &published);
         self.replace(&mut state, old, new)?;
         let ours = Addresses::of(self.instance, slot);
         let udp = published.ports.iter().filter(|f| f.proto == Protocol::Udp);
@@ -240,8 +255,8 @@ impl Nat {
         if !with_udp.is_empty() {
             forget(&mut state.nft, |f| with_udp.contains(&f.leads_to));
         }
-        let NatState { realms, published, .. } = &mut *state;
-        realms.retain(|realm, _| published.values().any(|p| !p.alone && p.realm == *realm));
+        let NatState { networks, published, .. } = &mut *state;
+        networks.retain(|network, _| published.values().any(|p| p.known_network() == Some(network)));
         Ok(())
     }
 
@@ -318,8 +333,7 @@ impl Nat {
 impl NatState {
     fn elements_of(&self, instance: Instance, slot: Slot) -> Vec<Element> {
         match self.published.get(&slot) {
-            Some(p) if p.alone => Vec::new(),
-            Some(p) => ruleset::elements(instance, self.realms[&p.realm], p),
+            Some(p) => ruleset::elements(instance, p.known_network().map(|network| self.networks[network]), p),
             None => Vec::new(),
         }
     }
@@ -351,7 +365,7 @@ fn run_nft(instance: Instance, text: &str) -> Result<(), NatError> {
     }
 }
 
-fn is_realm(instance: Instance, group: u32) -> bool {
+fn is_network(instance: Instance, group: u32) -> bool {
     let base = group_base(instance);
     (base + 1..alone_group(instance)).contains(&group)
 }
@@ -361,16 +375,16 @@ fn alone_group(instance: Instance) -> u32 {
     group_base(instance) + 0xffe
 }
 
-/// The group that stands for a realm. There are more numbers than slots, so one is always free.
-fn group_of(instance: Instance, realms: &mut BTreeMap<Realm, u32>, realm: &Realm) -> u32 {
-    if let Some(group) = realms.get(realm) {
+/// The group that stands for a network. There are more numbers than slots, so one is always free.
+fn group_of(instance: Instance, networks: &mut BTreeMap<Network, u32>, network: &Network) -> u32 {
+    if let Some(group) = networks.get(network) {
         return *group;
     }
-    let base = group_base(instance);
-    let group = (base + 1..alone_group(instance))
-        .find(|g| !realms.values().any(|used| used == g))
-        .expect("there are fewer slots, so fewer realms, than groups");
-    realms.insert(realm.clone(), group);
+    let used: BTreeSet<u32> = networks.values().copied().collect();
+    let group = (group_base(instance) + 1..alone_group(instance))
+        .find(|group| !used.contains(group))
+        .expect("there are fewer slots, so fewer networks, than groups");
+    networks.insert(network.clone(), group);
     group
 }
 
@@ -398,8 +412,8 @@ fn set_group(rtnl: &mut Rtnl, instance: Instance, slot: Slot, group: u32) -> Res
         doing: format!("set the group of {name}"),
         message: RouteNetlinkMessage::SetLink(link),
         how: How::Plain,
-        // Taking a realm away from a link that is gone is done already.
+        // Taking a network away from a link that is gone is done already.
         tolerate: (group == 0).then_some(Errno::NODEV),
     };
-    rtnl.batch(vec![request]).map_err(|source| NatError::Realm { slot, source })
+    rtnl.batch(vec![request]).map_err(|source| NatError::Network { slot, source })
 }

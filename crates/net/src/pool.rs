@@ -257,7 +257,7 @@ impl PoolState {
 }
 
 /// Interface groups (netdevice group ids) of an instance: 4096 numbers, of which the last marks links for removal and
-/// the others stand for realms.
+/// the others stand for networks.
 pub(crate) fn group_base(instance: Instance) -> u32 {
     0x4b70_0000 | u32::from(instance.number()) << 12
 }

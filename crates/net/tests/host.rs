@@ -5,7 +5,7 @@ mod lab;
 use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{At, reserve};
 use kip_net::{Nat, NetPool};
-use kip_types::{Protocol, Realm};
+use kip_types::Protocol;
 use lab::*;
 use std::fs;
 use std::os::fd::AsFd;
@@ -69,7 +69,7 @@ fn in_and_out() {
     let udp_port = reserve(Protocol::Udp, At::All, None).unwrap();
     let ports =
         [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: Some(r.port), host_addr: None, port: 80 });
-    nat.publish(Published::new(ns.slot, &Realm::default(), &ports)).unwrap();
+    nat.publish(Published { slot: ns.slot, network: None, ports: ports.to_vec(), alone: false }).unwrap();
     for host in ["127.0.0.1", "[::1]"] {
         assert!(tcp(&format!("{host}:{}", tcp_port.port), LONG).unwrap().starts_with("a "), "{host}");
         assert!(udp(&format!("{host}:{}", udp_port.port), LONG).unwrap().starts_with("a "), "{host}");

@@ -2,11 +2,11 @@
 
 mod lab;
 
-use kip_net::nat::{Forward, Published};
-use kip_net::{Addresses, Nat, NetPool};
+use kip_net::nat::{Forward, Network, Published};
+use kip_net::{Addresses, Nat, NetNs, NetPool, Slot};
 use kip_types::{Protocol, Realm};
 use lab::*;
-use std::net::{TcpListener, UdpSocket};
+use std::net::{IpAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 
 fn both(host_port: u16) -> Vec<Forward> {
@@ -15,8 +15,10 @@ fn both(host_port: u16) -> Vec<Forward> {
         .to_vec()
 }
 
-fn realm(name: &str) -> Realm {
-    name.parse().unwrap()
+/// A proc of that network.
+fn of(network: &str, slot: Slot, ports: Vec<Forward>) -> Published {
+    let network = Network { realm: Realm::default(), name: network.to_owned() };
+    Published { slot, network: Some(network), ports, alone: false }
 }
 
 /// By both protocols the server `name` answers, and sees the caller as `seen` if that is given.
@@ -47,8 +49,8 @@ fn published_ports_are_reached_from_everywhere() {
         let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
         let a = proc_with_server(&pool, 1, "a");
         let b = proc_with_server(&pool, 2, "b");
-        nat.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap();
-        nat.publish(Published::new(b.slot, &realm("red"), &both(8002))).unwrap();
+        nat.publish(of("red", a.slot, both(8001))).unwrap();
+        nat.publish(of("red", b.slot, both(8002))).unwrap();
         assert_eq!(run("sysctl", "-n net.ipv4.ip_forward").trim(), "0", "the global switch stays off");
 
         let gateway4 = i.gateway_v4().to_string();
@@ -69,7 +71,7 @@ fn published_ports_are_reached_from_everywhere() {
             reaches(&format!("{HOST4}:8002"), "b", Some(OUTSIDE4));
             reaches(&format!("[{HOST6}]:8001"), "a", Some(OUTSIDE6));
         });
-        // From another proc of the realm, and from itself.
+        // From another proc of the network, and from itself.
         within(b.fd.as_fd(), || {
             reaches(&format!("{HOST4}:8001"), "a", Some(&b.v4.to_string()));
             reaches(&format!("[{HOST6}]:8001"), "a", Some(&b.v6.to_string()));
@@ -97,7 +99,7 @@ fn published_ports_are_reached_from_everywhere() {
 // promise P14: private addresses behind NAT
 // held by: this, `tests/test_ports.py::test_program_reaches_the_outside`
 #[test]
-fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
+fn procs_reach_nothing_else_of_the_host_or_of_other_networks() {
     on_machine(|machine| {
         let i = instance(2);
         let pool = NetPool::new(i).unwrap();
@@ -106,9 +108,9 @@ fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
         let blue = proc_with_server(&pool, 2, "blue");
         let mate = pool.take(slot(3)).unwrap();
         let nobody = pool.take(slot(4)).unwrap();
-        nat.publish(Published::new(red.slot, &realm("red"), &both(8001))).unwrap();
-        nat.publish(Published::new(blue.slot, &realm("blue"), &both(8002))).unwrap();
-        nat.publish(Published::new(mate.slot, &realm("red"), &[])).unwrap();
+        nat.publish(of("red", red.slot, both(8001))).unwrap();
+        nat.publish(of("blue", blue.slot, both(8002))).unwrap();
+        nat.publish(of("red", mate.slot, vec![])).unwrap();
         serve(red.fd.as_fd(), "undeclared", 81);
 
         // Services of the host: on loopback, and on all addresses.
@@ -133,14 +135,14 @@ fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
             assert!(tcp(&format!("[{gateway6}]:53"), LONG).is_ok(), "DNS of the host is open");
             assert!(pings(gateway4), "the host answers pings");
         });
-        // Other realms: only by what is published.
+        // Other networks: only by what is published.
         within(blue.fd.as_fd(), || {
             assert!(tcp(&format!("{HOST4}:8001"), LONG).is_ok());
             does_not_reach(&format!("{}:80", red.v4));
             does_not_reach(&format!("[{}]:80", red.v6));
         });
         within(nobody.fd.as_fd(), || does_not_reach(&format!("{}:80", red.v4)));
-        // The same realm: only declared ports.
+        // The same network: only declared ports.
         within(mate.fd.as_fd(), || {
             reaches(&format!("{}:80", red.v4), "red", None);
             does_not_reach(&format!("{}:81", red.v4));
@@ -163,6 +165,103 @@ fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
     });
 }
 
+/// A proc of the matrix: its network, and where its port 80 is published.
+struct One {
+    number: u16,
+    network: Option<&'static str>,
+    at: Option<Option<IpAddr>>,
+    ns: NetNs,
+}
+
+// promise sandbox: procs reach each other over a network that both name and by published ports only:
+//   every pair by every way, declared, undeclared, published everywhere, at the loopback, not at all
+#[test]
+fn every_pair_of_procs() {
+    on_machine(|machine| {
+        let i = instance(4);
+        let pool = NetPool::new(i).unwrap();
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        let networks = [None, Some("red"), Some("red"), Some("blue")];
+        let ways = [None, Some(None), Some(Some(loopback))];
+        let kinds = networks.into_iter().flat_map(|network| ways.map(|at| (network, at)));
+        let make = |(number, (network, at)): (u16, (Option<&'static str>, Option<Option<IpAddr>>))| {
+            let ns = proc_with_server(&pool, number, Box::leak(format!("p{number}").into_boxed_str()));
+            serve(ns.fd.as_fd(), "undeclared", 81);
+            let host_port = at.map(|_| 8000 + number);
+            let forward = |proto| Forward { proto, host_port, host_addr: at.flatten(), port: 80 };
+            let ports = [Protocol::Tcp, Protocol::Udp].map(forward).to_vec();
+            let realm = Realm::default();
+            let of = network.map(|name| Network { realm, name: name.to_owned() });
+            nat.publish(Published { slot: ns.slot, network: of, ports, alone: false }).unwrap();
+            One { number, network, at, ns }
+        };
+        let all: Vec<One> = (1..).zip(kinds).map(make).collect();
+        let from = |from: &One| {
+            within(from.ns.fd.as_fd(), || {
+                for to in all.iter().filter(|to| to.number != from.number) {
+                    let expect = |reached: bool, address: String| match reached {
+                        true => reaches(&address, &format!("p{}", to.number), None),
+                        false => does_not_reach(&address),
+                    };
+                    let (mates, host_port) = (from.network.is_some() && from.network == to.network, 8000 + to.number);
+                    expect(mates, format!("{}:80", to.ns.v4));
+                    expect(mates, format!("[{}]:80", to.ns.v6));
+                    expect(false, format!("{}:81", to.ns.v4));
+                    expect(to.at == Some(None), format!("{HOST4}:{host_port}"));
+                    expect(false, format!("127.0.0.1:{host_port}"));
+                }
+            });
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = all.iter().map(|one| scope.spawn(|| from(one))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        // The host reaches all that is published, and each by its own address.
+        for to in &all {
+            reaches(&format!("{}:80", to.ns.v4), &format!("p{}", to.number), None);
+            if to.at.is_some() {
+                reaches(&format!("127.0.0.1:{}", 8000 + to.number), &format!("p{}", to.number), None);
+            }
+        }
+    });
+}
+
+// promise sandbox: a proc reaches no link-local address and none where clouds tell machines their
+//   secrets, but for name servers there
+#[test]
+fn machines_secrets_are_out_of_reach() {
+    on_machine(|machine| {
+        let i = instance(4);
+        let pool = NetPool::new(i).unwrap();
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let red = proc_with_server(&pool, 1, "red");
+        nat.publish(of("red", red.slot, vec![])).unwrap();
+        let addresses = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "fd00:ec2::254"];
+        within(machine.outside.as_fd(), || {
+            for address in addresses {
+                let length = if address.contains(':') { 128 } else { 32 };
+                ip(&format!("addr add {address}/{length} dev lo"));
+            }
+        });
+        serve(machine.outside.as_fd(), "secrets", 80);
+        serve(machine.outside.as_fd(), "names", 53);
+        for address in addresses {
+            let (via, length) = if address.contains(':') { (OUTSIDE6, 128) } else { (OUTSIDE4, 32) };
+            ip(&format!("route add {address}/{length} via {via}"));
+        }
+        for address in addresses.map(|a| if a.contains(':') { format!("[{a}]") } else { a.to_owned() }) {
+            let secrets = || tcp(&format!("{address}:80"), SHORT);
+            assert!(secrets().is_ok(), "{address} is there");
+            within(red.fd.as_fd(), || {
+                assert!(secrets().is_err(), "{address}");
+                assert!(tcp(&format!("{address}:53"), LONG).is_ok(), "{address}: name servers");
+            });
+        }
+        within(red.fd.as_fd(), || reaches(&format!("{OUTSIDE4}:80"), "secrets", None));
+    });
+}
+
 #[test]
 fn who_is_alone_reaches_nobody_and_is_reached_by_the_host_only() {
     on_machine(|machine| {
@@ -171,9 +270,9 @@ fn who_is_alone_reaches_nobody_and_is_reached_by_the_host_only() {
         let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
         let alone = proc_with_server(&pool, 1, "alone");
         let other = proc_with_server(&pool, 2, "other");
-        let published = Published { alone: true, ..Published::new(alone.slot, &realm("red"), &both(8001)) };
+        let published = Published { alone: true, ..of("red", alone.slot, both(8001)) };
         nat.publish(published.clone()).unwrap();
-        nat.publish(Published::new(other.slot, &realm("red"), &both(8002))).unwrap();
+        nat.publish(of("red", other.slot, both(8002))).unwrap();
         serve_on("[::]:53");
         serve(machine.outside.as_fd(), "outside", 80);
         let check = || {
@@ -197,7 +296,7 @@ fn who_is_alone_reaches_nobody_and_is_reached_by_the_host_only() {
             reaches(&format!("[{}]:80", alone.v6), "alone", None);
         };
         check();
-        nat.sync(&[published, Published::new(other.slot, &realm("red"), &both(8002))]).unwrap();
+        nat.sync(&[published, of("red", other.slot, both(8002))]).unwrap();
         check();
     });
 }
@@ -258,14 +357,14 @@ fn rules_are_recovered_and_leave_nothing_behind() {
         let state = || (ip("-o link"), ip("addr show lo"), run("nft", "list ruleset"), forwarding_settings());
         let before = state();
         let pool = NetPool::new(i).unwrap();
-        let published = |n: u16, name: &str| Published::new(slot(n), &realm(name), &both(8000 + n));
+        let published = |n: u16, name: &str| of(name, slot(n), both(8000 + n));
         let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
         let procs = [(1, "a"), (2, "b"), (3, "c")].map(|(n, name)| proc_with_server(&pool, n, name));
         for (n, name) in [(1, "one"), (2, "two"), (3, "two")] {
             let p = published(n, name);
             nat.publish(p).unwrap();
         }
-        assert!(nat.publish(Published::new(slot(1), &realm("one"), &both(8003))).is_err(), "a port leads to one proc");
+        assert!(nat.publish(of("one", slot(1), both(8003))).is_err(), "a port leads to one proc");
         let groups = || ip("-o link show type veth");
         let groups_before = groups();
 
@@ -281,7 +380,7 @@ fn rules_are_recovered_and_leave_nothing_behind() {
         // Another program flushes the machine's rules; the next change puts all of them back.
         run("nft", "flush ruleset");
         does_not_reach("127.0.0.1:8001");
-        nat.publish(Published::new(slot(3), &realm("two"), &both(8003))).unwrap();
+        nat.publish(of("two", slot(3), both(8003))).unwrap();
         reaches("127.0.0.1:8001", "a", None);
         reaches("127.0.0.1:8003", "c", None);
         within(procs[2].fd.as_fd(), || reaches(&format!("{}:80", procs[1].v4), "b", None));
@@ -328,11 +427,11 @@ fn a_client_that_never_stops_asking_finds_the_newest_proc() {
                     Ok::<_, std::io::Error>(String::from_utf8_lossy(&buffer[..n])[..1].to_owned())
                 };
                 ask().expect_err("nobody is there yet");
-                on_host(machine, || nat.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap());
+                on_host(machine, || nat.publish(of("red", a.slot, both(8001))).unwrap());
                 assert_eq!(ask().unwrap(), "a");
                 on_host(machine, || {
                     nat.unpublish(&[a.slot]).unwrap();
-                    nat.publish(Published::new(b.slot, &realm("red"), &both(8001))).unwrap();
+                    nat.publish(of("red", b.slot, both(8001))).unwrap();
                 });
                 assert_eq!(ask().unwrap(), "b");
                 on_host(machine, || nat.unpublish(&[b.slot]).unwrap());
@@ -340,8 +439,8 @@ fn a_client_that_never_stops_asking_finds_the_newest_proc() {
             });
         }
         // Only what led to the proc is forgotten.
-        nat.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap();
-        nat.publish(Published::new(b.slot, &realm("red"), &both(8002))).unwrap();
+        nat.publish(of("red", a.slot, both(8001))).unwrap();
+        nat.publish(of("red", b.slot, both(8002))).unwrap();
         within(machine.outside.as_fd(), || {
             for host in [HOST4.to_owned(), format!("[{HOST6}]")] {
                 reaches(&format!("{host}:8001"), "a", None);
@@ -421,8 +520,8 @@ fn two_instances_stand_side_by_side() {
         let (pool10, nat10) = make(10);
         let a = proc_with_server(&pool1, 1, "a");
         let b = proc_with_server(&pool10, 1, "b");
-        nat1.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap();
-        nat10.publish(Published::new(b.slot, &realm("red"), &both(8002))).unwrap();
+        nat1.publish(of("red", a.slot, both(8001))).unwrap();
+        nat10.publish(of("red", b.slot, both(8002))).unwrap();
         reaches("127.0.0.1:8001", "a", None);
         reaches("[::1]:8002", "b", None);
         within(a.fd.as_fd(), || {

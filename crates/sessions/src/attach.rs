@@ -11,7 +11,7 @@ use kip_engine::host::Proc;
 use kip_engine::pty::{resize, write};
 use kip_engine::tickets::Ticket;
 use kip_service::{ExecInput, ExecOutput, ExecSession, Feed};
-use kip_types::api::{AttachRequest, Code, ExecEnd, LogLine, LogStream, Refusal, TerminalSize};
+use kip_types::api::{AttachRequest, ExecEnd, LogLine, LogStream, Refusal, TerminalSize};
 use kip_types::lifecycle::Exit;
 use rustix::fs::OFlags;
 use std::future::Future;
@@ -40,15 +40,9 @@ pub fn attach(
     keep_awake: KeepAwake,
     ended: Ended,
     lines: Option<Feed<LogLine>>,
-) -> Result<ExecSession, Refusal> {
-    let failed = |e: io::Error| Refusal::new(Code::Exhausted, format!("attaching to {} failed: {e}", proc.name));
+) -> ExecSession {
     let (input, typed) = mpsc::channel(16);
     let (sender, output) = mpsc::channel(16);
-    let to = match (proc.fd_store.get(key::TERMINAL), proc.fd_store.get(key::IN)) {
-        (Some(master), _) => To::Terminal(watched(master.try_clone().map_err(failed)?).map_err(failed)?),
-        (None, Some(_)) => To::Pipe,
-        (None, None) => To::Nothing,
-    };
     let from = match lines {
         Some(lines) => From::Log(lines),
         None => {
@@ -58,7 +52,7 @@ pub fn attach(
     };
     let seat = proc.console.seat();
     let (size, ends_input) = (request.terminal, request.ends_input);
-    let feeder = Feeder { proc: Arc::clone(proc), to, keep_awake, ends_input };
+    let feeder = Feeder { proc: Arc::clone(proc), keep_awake, ends_input };
     let client = sender.clone();
     tokio::spawn(async move {
         let _seat = seat;
@@ -71,7 +65,7 @@ pub fn attach(
             () = sender.closed() => {}
         }
     });
-    Ok(ExecSession { input, output })
+    ExecSession { input, output }
 }
 
 /// Where output comes from.
@@ -81,7 +75,7 @@ enum From {
 }
 
 impl From {
-    /// None when no more comes.
+    /// None when no more comes, as long as the program is not started again.
     async fn next(&mut self) -> Option<ExecOutput> {
         match self {
             From::Terminal { before, .. } if !before.is_empty() => Some(ExecOutput::Stdout(std::mem::take(before))),
@@ -105,21 +99,25 @@ impl From {
     }
 }
 
-/// Sends what the program writes, and last how it ended.
+/// Sends what the program writes, and last how it ended. A program that is started again has another terminal, which may follow.
 async fn show(mut from: From, mut ended: Ended, sender: &mpsc::Sender<ExecOutput>) {
-    let mut is_open = true;
+    let goes_on = matches!(from, From::Terminal { .. });
+    let (mut is_open, mut has_all) = (true, false);
     let exit = loop {
         tokio::select! {
             biased;
             output = from.next(), if is_open => match output {
-                Some(output) => if sender.send(output).await.is_err() { return },
-                None => is_open = false,
+                Some(output) => {
+                    has_all = false;
+                    if sender.send(output).await.is_err() { return }
+                }
+                None => (is_open, has_all) = (goes_on, true),
             },
             exit = &mut ended => break exit,
         }
     };
     // What it wrote last.
-    while is_open && let Ok(Some(output)) = timeout(SILENT, from.next()).await {
+    while !has_all && let Ok(Some(output)) = timeout(SILENT, from.next()).await {
         if sender.send(output).await.is_err() {
             return;
         }
@@ -127,17 +125,43 @@ async fn show(mut from: From, mut ended: Ended, sender: &mpsc::Sender<ExecOutput
     let _ = sender.send(ExecOutput::End(ExecEnd { code: exit.shell_code(), refusal: None })).await;
 }
 
-/// What a client types goes there.
+/// Where what a client types goes. Opened for each piece: a program that is started again has another terminal, and no client is to keep a
+/// program from the end of input that another has given.
 enum To {
     Terminal(AsyncFd<OwnedFd>),
-    /// Opened for each piece, so that no client keeps the program from the end that another has given.
-    Pipe,
-    Nothing,
+    Pipe(pipe::Sender),
+}
+
+impl To {
+    /// None if the program has no input that is open.
+    fn of(proc: &Proc) -> io::Result<Option<To>> {
+        if let Some(master) = proc.fd_store.get(key::TERMINAL) {
+            return Ok(Some(To::Terminal(watched(master.try_clone()?)?)));
+        }
+        let Some(held) = proc.fd_store.get(key::IN) else { return Ok(None) };
+        let end = reopen(&held, OFlags::WRONLY | OFlags::NONBLOCK)?;
+        Ok(Some(To::Pipe(pipe::Sender::from_owned_fd(end)?)))
+    }
+
+    /// As many bytes as there is room for; none when no process reads them.
+    async fn write(&self, bytes: &[u8]) -> Option<usize> {
+        let pipe = match self {
+            To::Terminal(terminal) => return write(terminal, bytes).await,
+            To::Pipe(pipe) => pipe,
+        };
+        loop {
+            pipe.writable().await.ok()?;
+            match pipe.try_write(bytes) {
+                Ok(written) => return Some(written),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return None,
+            }
+        }
+    }
 }
 
 struct Feeder {
     proc: Arc<Proc>,
-    to: To,
     keep_awake: KeepAwake,
     ends_input: bool,
 }
@@ -159,9 +183,7 @@ impl Feeder {
             let Some(input) = input else {
                 return self.at_end(&client).await;
             };
-            if matches!(self.to, To::Nothing)
-                || !matches!((&input, &self.to), (ExecInput::Bytes(_), _) | (_, To::Terminal(_)))
-            {
+            if !self.takes(&input) {
                 continue;
             }
             let awake = match woken(&self.keep_awake, &client).await {
@@ -170,51 +192,38 @@ impl Feeder {
                 Ok(None) => return std::future::pending().await,
                 Err(refusal) => return refusal,
             };
-            self.give(input, awake).await;
+            if let Err(error) = self.give(input, awake).await {
+                tracing::warn!(proc = %self.proc.name, %error, "what a client typed is lost");
+            }
         }
+    }
+
+    /// Whether the program has anything from that: only a terminal has a size.
+    fn takes(&self, input: &ExecInput) -> bool {
+        let has = |key| self.proc.fd_store.get(key).is_some();
+        has(key::TERMINAL) || matches!(input, ExecInput::Bytes(_)) && has(key::IN)
     }
 
     /// A program that does not read what was typed may sleep all the same, and what was typed waits.
-    async fn give(&self, input: ExecInput, awake: Ticket) {
+    async fn give(&self, input: ExecInput, awake: Ticket) -> io::Result<()> {
+        let Some(to) = To::of(&self.proc)? else { return Ok(()) };
         let mut awake = Some(awake);
-        match (input, &self.to) {
-            (ExecInput::Size(size), To::Terminal(terminal)) => drop(resize(terminal.get_ref(), size)),
-            (ExecInput::Bytes(bytes), _) => {
-                let pipe = self.pipe();
+        match (input, &to) {
+            (ExecInput::Size(size), To::Terminal(terminal)) => resize(terminal.get_ref(), size)?,
+            (ExecInput::Size(_), To::Pipe(_)) => {}
+            (ExecInput::Bytes(bytes), to) => {
                 let mut left = &bytes[..];
                 while !left.is_empty() {
                     let written = tokio::select! {
-                        written = self.write(pipe.as_ref(), left) => written,
+                        written = to.write(left) => written,
                         () = sleep(READS_WITHIN), if awake.is_some() => { awake = None; continue }
                     };
-                    let Some(written) = written else { return };
+                    let Some(written) = written else { break };
                     left = &left[written..];
                 }
             }
-            (ExecInput::Size(_), _) => {}
         }
-    }
-
-    /// Our end of the program's standard input, as long as that is open.
-    fn pipe(&self) -> Option<pipe::Sender> {
-        let held = self.proc.fd_store.get(key::IN).filter(|_| matches!(self.to, To::Pipe))?;
-        pipe::Sender::from_owned_fd(reopen(&held, OFlags::WRONLY | OFlags::NONBLOCK).ok()?).ok()
-    }
-
-    /// As many bytes as there is room for; none when no process reads them.
-    async fn write(&self, pipe: Option<&pipe::Sender>, bytes: &[u8]) -> Option<usize> {
-        if let To::Terminal(terminal) = &self.to {
-            return write(terminal, bytes).await;
-        }
-        let pipe = pipe?;
-        loop {
-            pipe.writable().await.ok()?;
-            match pipe.try_write(bytes) {
-                Ok(written) => return Some(written),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return None,
-            }
-        }
+        Ok(())
     }
 
     /// The client is at its end of file, and may still watch.
@@ -222,7 +231,7 @@ impl Feeder {
         sleep(BOTH_WAYS).await;
         if self.ends_input
             && !client.is_closed()
-            && matches!(self.to, To::Pipe)
+            && self.proc.fd_store.get(key::IN).is_some()
             // Awake, the program learns that its input has ended.
             && let Ok(Some(_awake)) = woken(&self.keep_awake, client).await
             && let Err(e) = self.proc.fd_store.drop_prefix(key::IN)

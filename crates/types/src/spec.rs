@@ -427,7 +427,7 @@ pub struct Spec {
     /// Published ports.
     #[serde(default)]
     pub ports: Vec<PortSpec>,
-    /// Procs with the same word here find each other by name. None of them is kept apart from others by it.
+    /// Procs with the same word here find each other by name and reach each other's declared ports; others reach only what is published on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
     /// Further names that those of its network find it by.

@@ -15,6 +15,7 @@ use kip_engine::metrics::Metrics;
 use kip_engine::observe::WakeObserver;
 use kip_engine::prepared::PreparedNetworks;
 use kip_engine::pressure::{MemoryMarks, Pressure};
+use kip_engine::start;
 use kip_engine::upkeep::FORWARDING;
 use kip_engine::volumes;
 use kip_image::Images;
@@ -252,7 +253,7 @@ fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     let forward =
         |p: &PortView| Forward { proto: p.proto, host_port: p.host_port, host_addr: p.only_at(), port: p.port };
     let ports = record.ports.iter().map(forward).collect();
-    Some(Published { slot, realm: spec.realm.clone(), ports, alone: spec.alone })
+    Some(Published { slot, network: start::network_of(spec), ports, alone: spec.alone })
 }
 
 /// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have

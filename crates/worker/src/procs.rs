@@ -175,7 +175,7 @@ impl Procs for Worker {
             }
         };
         let ended = ended(handle.status.clone());
-        attach::attach(&proc, &request, keep_awake(handle), Box::pin(ended), lines)
+        Ok(attach::attach(&proc, &request, keep_awake(handle), Box::pin(ended), lines))
     }
 
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
@@ -222,8 +222,15 @@ impl Worker {
             return;
         }
         let _ = clients.wait_for(|clients| clients.now == 0).await;
-        if let Err(refusal) = self.remove(name.clone(), RemoveRequest { force: false }).await {
-            tracing::info!(proc = %name, error = refusal.message, "a proc that is to go at its end stays");
+        // By its own handle: meanwhile another proc may have its name.
+        match handle.ask(|reply| Command::Remove { force: false, reply }).await {
+            Ok(()) => {
+                self.forget(&name);
+                self.notify_network(&handle.proc.spec).await;
+            }
+            Err(refusal) => {
+                tracing::info!(proc = %name, error = refusal.message, "a proc that is to go at its end stays");
+            }
         }
     }
 }

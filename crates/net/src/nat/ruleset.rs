@@ -4,8 +4,8 @@
 //!
 //! * `tcp4`, `udp4`, `tcp6`, `udp6`: host port to proc address and port.
 //! * `tcp4at`, `udp4at`, `tcp6at`, `udp6at`: the same by host address and host port.
-//! * `declared4`, `declared6`: realm (as the group of the incoming interface), proc address, protocol, port that procs of
-//!   that realm may dial directly.
+//! * `declared4`, `declared6`: network (as the group of the incoming interface), proc address, protocol, port that procs of
+//!   that network may dial directly.
 //! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's address; without
 //!   translating its source as well, the answer would never leave its namespace and so never be translated back.
 
@@ -13,6 +13,16 @@ use super::Published;
 use super::elements::{Element, Set};
 use crate::addr::Instance;
 use std::fmt::Write;
+
+/// Where a machine learns of its secrets, and what is on its own links only: no business of a tenant's. Some of these addresses are name
+/// servers too. The last three: Alibaba Cloud, Azure, and AWS by IPv6; the other clouds use the first.
+const NEVER: [&str; 5] = [
+    "ip daddr 169.254.0.0/16",
+    "ip6 daddr fe80::/10",
+    "ip daddr 100.100.100.200",
+    "ip daddr 168.63.129.16",
+    "ip6 daddr fd00:ec2::/64",
+];
 
 /// Everything, with these procs published, in place of whatever the table held: one transaction.
 pub(super) fn full(instance: Instance, elements: &[Element]) -> String {
@@ -38,8 +48,8 @@ pub(super) fn none(instance: Instance) -> String {
     format!("add table inet {t}\ndelete table inet {t}\n", t = instance.table())
 }
 
-/// Elements of a published proc.
-pub(super) fn elements(instance: Instance, group: u32, published: &Published) -> Vec<Element> {
+/// Elements of a published proc; `group` is that of its network.
+pub(super) fn elements(instance: Instance, group: Option<u32>, published: &Published) -> Vec<Element> {
     if published.alone {
         return Vec::new();
     }
@@ -48,8 +58,8 @@ pub(super) fn elements(instance: Instance, group: u32, published: &Published) ->
     for forward in &published.ports {
         all.extend(Element::forward(addresses.v4.into(), *forward));
         all.extend(Element::forward(addresses.v6.into(), *forward));
-        all.push(Element::declared(group, addresses.v4.into(), *forward));
-        all.push(Element::declared(group, addresses.v6.into(), *forward));
+        all.extend(group.map(|group| Element::declared(group, addresses.v4.into(), *forward)));
+        all.extend(group.map(|group| Element::declared(group, addresses.v6.into(), *forward)));
     }
     if !published.ports.is_empty() {
         all.push(Element::own(addresses.v4.into()));
@@ -64,6 +74,13 @@ fn chains(instance: Instance) -> String {
     let procs = format!("\"{}*\"", instance.interface_prefix());
     let (gateway4, gateway6) = (instance.gateway_v4(), instance.gateway_v6());
     let alone = super::alone_group(instance);
+    let never = |what: &str| {
+        let which = format!("iifname {procs} oifname != {procs} {what}");
+        format!(
+            "    {which} meta l4proto {{ tcp, udp }} th dport 53 accept\n    {which} reject with icmpx admin-prohibited\n"
+        )
+    };
+    let never: String = NEVER.map(never).concat();
     let published = "\
     fib daddr type != local accept
     ip6 daddr fe80::/10 accept
@@ -112,7 +129,7 @@ fn chains(instance: Instance) -> String {
     ct state invalid drop
     iifgroup {alone} reject with icmpx admin-prohibited
     ct status dnat accept
-    iifname {procs} oifname != {procs} accept
+{never}    iifname {procs} oifname != {procs} accept
     iifname {procs} meta iifgroup . ip daddr . meta l4proto . th dport @declared4 accept
     iifname {procs} meta iifgroup . ip6 daddr . meta l4proto . th dport @declared6 accept
     iifname {procs} reject with icmpx admin-prohibited
