@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import select
 import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -144,27 +146,57 @@ def test_standard_input_sleeps(own: Kip, tier: str) -> None:
         assert proc.inspect()["exit"] == "exit code 0"
 
 
-# promise K14: an input that has ended stays at its end over a sleep
+# promise K14: an input that has ended stays at its end over a sleep, and one that is open stays open
 def test_the_end_of_input_sleeps(own: Kip) -> None:
-    script = "import sys, time\nprint(repr(sys.stdin.read()))\nwhile True:\n time.sleep(1000); print(repr(sys.stdin.read()))"
-    own.cli("run", "-di", "--name", "ended", "--", "python3", "-uc", script)
-    proc = Proc(own, "ended")
-    words = [own.program, "--data", own.data, "run", "-i", "--name", "other", "--", "python3", "-uc", script]
+    script = "import sys, time\nwhile True:\n print(repr(sys.stdin.read()))\n time.sleep(1)"
+    own.cli("run", "-di", "--name", "open", "--", "python3", "-uc", script)
+    words = [own.program, "--data", own.data, "run", "-i", "--name", "ended", "--", "python3", "-uc", script]
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert client.stdin
     client.stdin.write("all")
     client.stdin.close()
     assert answer(client) == "'all'\n"
-    other = Proc(own, "other")
+    ended = Proc(own, "ended")
     for _ in range(2):
-        other.sleep()
-        other.wake()
-        assert other.rebuilt()
+        ended.sleep()
+        ended.wake()
+        assert ended.rebuilt()
+        before = ended.logs().count("''")
+        wait_for("it reads its end again", lambda before=before: ended.logs().count("''") > before + 1 or None)
     client.kill()
     client.wait()
-    # That of the first is open still, for no client has ended it.
+    proc = Proc(own, "open")
     proc.sleep()
-    assert proc.logs() == ""
+    proc.wake()
+    time.sleep(1)
+    assert proc.logs() == "", "no client has ended it"
+
+
+# promise K14: `kip run -it` of a program that ends at once shows all it wrote and its code
+def test_a_program_that_ends_at_once(own: Kip) -> None:
+    for number in range(20):
+        user = Typist(own, "run", "-it", "--rm", "--name", f"short-{number}", "--", "sh", "-c", f"echo said {number}; exit 7")
+        user.type("typed\n")
+        user.see(f"said {number}")
+        assert user.process.wait(20) == 7
+    wait_for("all are removed", lambda: own.names() == [] or None, 20)
+
+
+# promise K14: a program on a terminal that handles SIGTERM has its grace; a shell, which ignores it, ends when it is hung up
+def test_the_end_of_a_program_on_a_terminal(own: Kip) -> None:
+    drains = "import signal, sys, time\ndef end(*_):\n time.sleep(1); print('drained', flush=True); sys.exit(5)\nsignal.signal(signal.SIGTERM, end)\nprint('set', flush=True)\nwhile True: time.sleep(1000)"
+    own.cli("run", "-dt", "--name", "drains", "--", "python3", "-c", drains)
+    proc = Proc(own, "drains")
+    wait_for("its handler is set", lambda: "set" in proc.logs() or None)
+    own.cli("stop", "drains")
+    assert (proc.inspect()["exit"], "drained" in proc.logs()) == ("exit code 5", True)
+    own.cli("run", "-dt", "--name", "shell", *SHELL, "--", "bash", "--norc", "--noprofile")
+    shell = Proc(own, "shell")
+    ignored = "grep -h SigIgn /proc/[0-9]*/status"
+    wait_for("it ignores SIGTERM", lambda: any(int(line.split()[1], 16) >> 14 & 1 for line in shell.exec("sh", "-c", ignored).stdout.splitlines()) or None)
+    begun = time.monotonic()
+    own.cli("stop", "shell")
+    assert time.monotonic() - begun < 8, "its grace is 10 s"
 
 
 # promise K14: a client stays attached to a proc that is started again by its restart policy, and types at its new terminal
@@ -188,14 +220,20 @@ def test_rm(own: Kip) -> None:
     own.cli("stop", "long")
     gone(own, "long")
     own.cli("run", "-d", "--rm", "--name", "killed", "--", "sh", "-c", "sleep 4; true")
+    pid = Proc(own, "killed").inspect()["pids"][0]
     own.kill()
+    wait_for("its program has ended", lambda: not Path(f"/proc/{pid}").exists() or None, 20)
     own.up()
     gone(own, "killed")
+    own.cli("run", "-d", "--rm", "--name", "stays", "--", "sleep", "1000000")
+    assert "cannot be ended and started again" in own.refused("restart", "stays")
+    own.cli("rm", "-f", "stays")
     assert "leave out --rm or --restart" in own.refused("run", "--rm", "--restart", "always", "--", "true")
 
 
 def test_what_cannot_be_said(own: Kip) -> None:
-    assert "neither standard output nor standard input is a terminal" in own.refused("run", "-it", "--", "sh")
+    assert "standard input is no terminal" in own.refused("run", "-it", "--", "sh")
+    assert "neither standard output nor standard input is a terminal" in own.refused("run", "-t", "--", "sh")
     assert own.names() == []
     assert "add -d" in own.refused("--json", "run", "-i", "--", "cat")
     assert "is no key" in piped(own, "attach", "--detach-keys", "ctrl-!", "x").stderr

@@ -309,15 +309,18 @@ def test_no_setuid_without_asking(kip: Kip) -> None:
     assert allowed.exec("sh", "-c", "grep NoNewPrivs /proc/self/status").stdout.split()[1] == "0"
 
 
-# promise P14: limits of memory
+# promise P14: limits of memory; a program that the kernel ends for lack of memory is told as such
 # promise sandbox: a wake needs no more than the limits, which hold again after it
 # held by: this, `tests/test_sandbox.py::test_process_limit`
 def test_memory_limit(kip: Kip, battle: Battle) -> None:
-    """Too much memory kills the program, and only that; `kip ps` says how it ended."""
+    """Too much memory kills the program, and only that; inspect, ps and events say how it ended."""
     eater = "import time\ndata=[]\nwhile True: data.append(b'x' * (1 << 20))"
     proc = kip.run("eater", ["/usr/bin/python3", "-c", eater], flags=["--mem", "64M"])
     view = proc.wait_state("stopped", 30)
-    assert view["exit"] == "signal 9", view["exit"]
+    assert view["exit"] == "signal 9, out of memory", view["exit"]
+    assert "137 (memory)" in kip.cli("ps").stdout
+    told = [event["detail"] for event in kip.events() if event["name"] == "eater" and event["kind"] == "exited"]
+    assert told == ["signal 9, out of memory"]
     assert battle.victim.state == "running"
     small = "import time\ndata = b'x' * (20 << 20)\ntime.sleep(1000)"
     modest = kip.run("modest", ["/usr/bin/python3", "-c", small], flags=["--mem", "64M"])

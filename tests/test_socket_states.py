@@ -93,7 +93,7 @@ class Connection:
 
 def program(kip: Kip, name: str, *flags: str) -> tuple[Proc, Lines]:
     command = ["/usr/bin/python3", "/srv/states.py", "7000", "7001"]
-    flags = ("-v", f"{SOURCES / 'states.py'}:/srv/states.py:ro", *flags)
+    flags = ("-v", f"{SOURCES / 'states.py'}:/srv/states.py:ro", "--network", "states", *flags)
     proc = kip.run(name, command, ports=["7000", "7001"], flags=list(flags))
     return proc, Lines(proc.port(7000), timeout=60)
 

@@ -282,7 +282,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
         match parts.extensions.remove::<OnUpgrade>() {
             Some(upgrade) if asks => Ok(Upgrade(upgrade)),
             _ => Err(Refused::invalid(format!(
-                "this needs the headers Connection: upgrade and Upgrade: {EXEC_PROTOCOL}"
+                "exec and attach need the headers Connection: upgrade and Upgrade: {EXEC_PROTOCOL}"
             ))
             .with_status(StatusCode::UPGRADE_REQUIRED)),
         }

@@ -11,6 +11,7 @@ use kip_client::{Client, Exec};
 use kip_types::StateName;
 use kip_types::api::{AttachRequest, TerminalSize};
 use kip_types::name::ProcName;
+use rustix::termios::isatty;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -45,6 +46,9 @@ impl Seat {
     pub fn of_run(args: &RunArgs, stays: bool) -> anyhow::Result<Option<Seat>> {
         if !stays {
             return Ok(None);
+        }
+        if args.tty && args.interactive && !isatty(std::io::stdin()) {
+            bail!("-it: standard input is no terminal: leave -t out, and the program reads what comes here");
         }
         let size = if args.tty { Some(terminal::size()?) } else { None };
         let keys = args.detach_keys.clone();

@@ -48,6 +48,9 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         }
         Command::Restart(args) => {
             let restart = async |name: &_| {
+                if client.inspect(name).await?.spec.remove {
+                    bail!("{name} is removed when it ends (--rm): it cannot be ended and started again");
+                }
                 client.stop(name, args.grace).await?;
                 let started = client.start(name, &StartRequest::default()).await;
                 show(&started.with_context(|| format!("{name} is stopped, and not started again"))?, json, view::run)

@@ -29,19 +29,28 @@ pub struct Watch {
     held: usize,
 }
 
+/// What was typed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// For the program.
+    pub bytes: Vec<u8>,
+    /// The client leaves.
+    pub is_complete: bool,
+}
+
 impl Watch {
     pub fn new(keys: &Keys) -> Watch {
         Watch { keys: keys.0.clone(), held: 0 }
     }
 
-    /// What of `typed` is for the program; none once the sequence is complete.
-    pub fn pass(&mut self, typed: &[u8]) -> Option<Vec<u8>> {
+    /// What of `typed` is for the program, and whether the sequence is complete.
+    pub fn pass(&mut self, typed: &[u8]) -> Passed {
         let mut passed = Vec::with_capacity(typed.len() + self.held);
         for byte in typed {
             if self.keys.get(self.held) == Some(byte) {
                 self.held += 1;
                 if self.held == self.keys.len() {
-                    return None;
+                    return Passed { bytes: passed, is_complete: true };
                 }
                 continue;
             }
@@ -51,7 +60,7 @@ impl Watch {
                 passed.push(*byte);
             }
         }
-        Some(passed)
+        Passed { bytes: passed, is_complete: false }
     }
 }
 
@@ -73,12 +82,14 @@ mod tests {
     fn a_sequence_is_found_however_it_is_cut_and_all_else_is_passed() {
         let keys = Keys(vec![16, 17]);
         let mut watch = Watch::new(&keys);
-        assert_eq!(watch.pass(b"ls\n").unwrap(), b"ls\n");
-        assert_eq!(watch.pass(&[b'a', 16]).unwrap(), b"a", "held back");
-        assert_eq!(watch.pass(b"b").unwrap(), [16, b'b']);
-        assert_eq!(watch.pass(&[16, 16]).unwrap(), [16], "the second may begin it");
-        assert_eq!(watch.pass(&[17]), None);
+        assert_eq!(watch.pass(b"ls\n").bytes, b"ls\n");
+        assert_eq!(watch.pass(&[b'a', 16]).bytes, b"a", "held back");
+        assert_eq!(watch.pass(b"b").bytes, [16, b'b']);
+        assert_eq!(watch.pass(&[16, 16]).bytes, [16], "the second may begin it");
+        assert_eq!(watch.pass(&[17]), Passed { bytes: vec![], is_complete: true });
+        let mut another = Watch::new(&keys);
+        assert_eq!(another.pass(&[b'x', b'\n', 16, 17, b'y']), Passed { bytes: b"x\n".to_vec(), is_complete: true });
         let mut none = Watch::new(&Keys(Vec::new()));
-        assert_eq!(none.pass(&[16, 17]).unwrap(), [16, 17]);
+        assert_eq!(none.pass(&[16, 17]), Passed { bytes: vec![16, 17], is_complete: false });
     }
 }

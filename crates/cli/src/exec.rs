@@ -127,12 +127,13 @@ pub async fn send(
             piece = typed.recv(), if is_open => match piece {
                 Some(bytes) => match watch.as_mut().map(|(watch, _)| watch.pass(&bytes)) {
                     None => input.write(&bytes).await,
-                    Some(Some(passed)) => input.write(&passed).await,
-                    Some(None) => {
-                        if let Some((_, left)) = watch {
+                    Some(passed) => {
+                        let sent = input.write(&passed.bytes).await;
+                        if let Some((_, left)) = watch.as_ref().filter(|_| passed.is_complete) {
                             left.notify_one();
+                            return;
                         }
-                        return;
+                        sent
                     }
                 },
                 None => {

@@ -117,7 +117,11 @@ fn age(view: &ProcView) -> String {
 
 /// The exit code of its program, which has ended: 128 and the number of a signal that ended it, as shells have it.
 fn exit(view: &ProcView) -> String {
-    let code = |exit: &String| exit_code(exit).map_or_else(|| exit.clone(), |code| code.to_string());
+    let code = |exit: &String| match exit_code(exit) {
+        Some(code) if exit.ends_with("out of memory") => format!("{code} (memory)"),
+        Some(code) => code.to_string(),
+        None => exit.clone(),
+    };
     view.exit.as_ref().map_or_else(dash, code)
 }
 

@@ -73,7 +73,7 @@ pub async fn wait(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Resul
 
 /// The code of an exit as views have it, as shells tell it: 128 and the number of a signal.
 pub fn exit_code(exit: &str) -> Option<i32> {
-    let code = |text: &str| text.parse::<i32>().ok();
+    let code = |text: &str| text.split(',').next()?.parse::<i32>().ok();
     match exit.strip_prefix("exit code ") {
         Some(text) => code(text),
         None => code(exit.strip_prefix("signal ")?).map(|signal| 128 + signal),
@@ -136,9 +136,13 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_a_shell() {
-        for (exit, code) in
-            [("exit code 0", Some(0)), ("exit code 5", Some(5)), ("signal 9", Some(137)), ("unknown", None)]
-        {
+        for (exit, code) in [
+            ("exit code 0", Some(0)),
+            ("exit code 5", Some(5)),
+            ("signal 9", Some(137)),
+            ("signal 9, out of memory", Some(137)),
+            ("unknown", None),
+        ] {
             assert_eq!(exit_code(exit), code, "{exit}");
         }
     }

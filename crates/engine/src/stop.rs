@@ -8,6 +8,7 @@ use crate::host::Proc;
 use crate::tree::Tree;
 use kip_net::Slot;
 use kip_sys::fault;
+use kip_sys::status::Status;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
@@ -71,9 +72,12 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
         let asked = proc.spec.stop_signal.as_deref().and_then(|text| parse_signal(text).ok());
         let signal = asked.unwrap_or(Signal::TERM.as_raw());
         if !grace.is_zero() {
+            let host = tree.threads.get(&program).copied();
             // A shell that is typed at ignores SIGTERM, but not that its terminal is hung up: systemd has SendSIGHUP for it.
-            let hang_up = proc.spec.terminal.then_some(Signal::HUP.as_raw());
-            let told = tree.threads.get(&program).and_then(|host| kip_sys::process::pidfd_open(*host).ok());
+            let ignores =
+                |host: u32| Status::read(host).is_ok_and(|status| status.signals("SigIgn:") >> (signal - 1) & 1 == 1);
+            let hang_up = (proc.spec.terminal && host.is_some_and(ignores)).then_some(Signal::HUP.as_raw());
+            let told = host.and_then(|host| kip_sys::process::pidfd_open(host).ok());
             let told = told.is_some_and(|pidfd| {
                 let send = |signal| kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok();
                 let first = send(signal);

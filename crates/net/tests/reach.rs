@@ -237,7 +237,17 @@ fn machines_secrets_are_out_of_reach() {
         let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
         let red = proc_with_server(&pool, 1, "red");
         nat.publish(of("red", red.slot, vec![])).unwrap();
-        let addresses = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "fd00:ec2::254"];
+        let addresses = [
+            "169.254.169.254",
+            "169.254.170.2",
+            "100.100.100.200",
+            "168.63.129.16",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:a9fe:a9fe::1",
+            "fd00:42::42",
+        ];
         within(machine.outside.as_fd(), || {
             for address in addresses {
                 let length = if address.contains(':') { 128 } else { 32 };
@@ -259,6 +269,12 @@ fn machines_secrets_are_out_of_reach() {
             });
         }
         within(red.fd.as_fd(), || reaches(&format!("{OUTSIDE4}:80"), "secrets", None));
+        // Another program of the machine leads the address elsewhere.
+        run("nft", "add table ip other");
+        run("nft", "add chain ip other to { type nat hook prerouting priority dstnat - 1; }");
+        run("nft", &format!("add rule ip other to ip daddr 169.254.169.254 tcp dport 80 dnat to {OUTSIDE4}:80"));
+        within(red.fd.as_fd(), || assert!(tcp("169.254.169.254:80", SHORT).is_err(), "led elsewhere"));
+        run("nft", "delete table ip other");
     });
 }
 

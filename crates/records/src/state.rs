@@ -73,6 +73,9 @@ pub struct Record {
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub taken_over_by: Option<String>,
+    /// The kernel ended its program for lack of memory, by the proc's limit or the machine's.
+    #[serde(default)]
+    pub out_of_memory: bool,
     /// Its newest generation could not be woken: why, and on what it runs instead. Since its last start.
     #[serde(default)]
     pub fell_back: Option<String>,
@@ -102,6 +105,7 @@ impl Record {
             checked: Vec::new(),
             wakes_again: false,
             taken_over_by: None,
+            out_of_memory: false,
             fell_back: None,
         }
     }
@@ -123,6 +127,16 @@ impl Record {
                 Ok(Record { restarts, restarts_in_a_row, ..next })
             }
         }
+    }
+
+    /// How its program ended, for people; none while it is not known to have.
+    pub fn exit(&self) -> Option<String> {
+        let exit = match &self.state {
+            State::Stopped { exit } | State::Restarting { exit, .. } => (*exit)?,
+            _ => return None,
+        };
+        let why = if self.out_of_memory { ", out of memory" } else { "" };
+        Some(format!("{exit}{why}"))
     }
 
     /// The newest complete generation.

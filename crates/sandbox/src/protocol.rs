@@ -17,6 +17,7 @@ pub(crate) enum Request {
         /// What to run.
         program: Program,
         /// Whether there is one; else it is the null device.
+        #[serde(default)]
         has_stdin: bool,
         /// Where the volumes are attached.
         volumes: Vec<String>,

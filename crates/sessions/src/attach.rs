@@ -11,7 +11,7 @@ use kip_engine::host::Proc;
 use kip_engine::pty::{resize, write};
 use kip_engine::tickets::Ticket;
 use kip_service::{ExecInput, ExecOutput, ExecSession, Feed};
-use kip_types::api::{AttachRequest, ExecEnd, LogLine, LogStream, Refusal, TerminalSize};
+use kip_types::api::{AttachRequest, Code, ExecEnd, LogLine, LogStream, Refusal, TerminalSize};
 use kip_types::lifecycle::Exit;
 use rustix::fs::OFlags;
 use std::future::Future;
@@ -190,6 +190,8 @@ impl Feeder {
                 Ok(Some(ticket)) => ticket,
                 // The client has gone, which ends this.
                 Ok(None) => return std::future::pending().await,
+                // The program has ended, or is about to be started again: how it ended is told by the other side.
+                Err(refusal) if matches!(refusal.code, Code::State | Code::Unknown) => continue,
                 Err(refusal) => return refusal,
             };
             if let Err(error) = self.give(input, awake).await {

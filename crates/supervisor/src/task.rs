@@ -444,6 +444,7 @@ impl Task {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
         self.record.fell_back = None;
+        self.record.out_of_memory = false;
         self.record.checked.clear();
         self.record.wakes_again = false;
         if self.record.established {

@@ -128,9 +128,13 @@ fn poll(tid: u32) -> io::Result<Option<Stop>> {
 /// Whether a thread has begun to end and not been waited for: PF_EXITING among the flags of proc_pid_stat(5), include/linux/sched.h.
 fn is_dying(tid: u32) -> bool {
     const EXITING: u64 = 4;
-    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+    let stat = match std::fs::read_to_string(format!("/proc/{tid}/stat")) {
+        Ok(stat) => stat,
+        // Too few descriptors, say, are no sign of its end.
+        Err(e) => return e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH),
+    };
     let flags = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(6)?.parse::<u64>().ok());
-    flags.is_none_or(|flags| flags & EXITING != 0)
+    flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
 /// Whether a traced thread has died, without waiting; its real parent can see that only after we have. One that is

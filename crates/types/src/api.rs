@@ -324,7 +324,8 @@ pub struct ProcView {
     pub last_sleep: Option<SleepView>,
     /// The last wake.
     pub last_wake: Option<WakeView>,
-    /// How the program ended, for a proc that is stopped or restarting.
+    /// How the program ended, for a proc that is stopped or restarting: `exit code 1`, `signal 9`, and `signal 9, out of memory` where the
+    /// kernel ended it for that.
     pub exit: Option<String>,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,

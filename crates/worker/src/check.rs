@@ -132,6 +132,7 @@ impl Worker {
         let (worker, volumes) = (self.clone(), spec.volumes.clone());
         blocking(move || worker.refuse_in_use(&volumes)).await?;
         spec.trial = true;
+        spec.remove = false;
         (spec.timing.never, spec.timing.dry_run) = (true, false);
         (spec.restart, spec.asked, spec.file) = (Restart::No, None, None);
         // No other proc is to take the trial for the proc that it is like.

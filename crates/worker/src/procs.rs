@@ -217,23 +217,31 @@ impl Worker {
             let _ = timeout(ATTACHES_WITHIN, clients.wait_for(|clients| clients.ever > 0)).await;
         }
         let mut status = handle.status.clone();
-        let stopped = status.wait_for(|status| matches!(status.record.state, State::Stopped { .. }));
-        if stopped.await.is_err() {
-            return;
-        }
-        let _ = clients.wait_for(|clients| clients.now == 0).await;
-        // By its own handle: meanwhile another proc may have its name.
-        match handle.ask(|reply| Command::Remove { force: false, reply }).await {
-            Ok(()) => {
-                self.forget(&name);
-                self.notify_network(&handle.proc.spec).await;
+        loop {
+            let stopped = status.wait_for(|status| matches!(status.record.state, State::Stopped { .. }));
+            if stopped.await.is_err() {
+                return;
             }
-            Err(refusal) => {
-                tracing::info!(proc = %name, error = refusal.message, "a proc that is to go at its end stays");
+            let _ = clients.wait_for(|clients| clients.now == 0).await;
+            // By its own handle: meanwhile another proc may have its name.
+            match handle.ask(|reply| Command::Remove { force: false, reply }).await {
+                Ok(()) => {
+                    self.forget(&name);
+                    return self.notify_network(&handle.proc.spec).await;
+                }
+                // Another has removed it.
+                Err(refusal) if refusal.code == Code::Unknown => return,
+                // Its owner has started it again, or something of it is in use.
+                Err(refusal) => {
+                    tracing::info!(proc = %name, error = refusal.message, "a proc that is to go at its end stays for now");
+                    tokio::time::sleep(REMOVE_AGAIN).await;
+                }
             }
         }
     }
 }
 
+/// From a removal that was refused to the next try.
+const REMOVE_AGAIN: Duration = Duration::from_secs(2);
 /// A client that has run a proc may take so long to attach to it, which may have ended by then.
 const ATTACHES_WITHIN: Duration = Duration::from_secs(5);

@@ -136,10 +136,7 @@ fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
         disk_bytes: proc.files.limited_bytes(),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone().map(|wake| WakeView { fetched: fetched(proc, &wake), ..wake }),
-        exit: match &record.state {
-            State::Stopped { exit } | State::Restarting { exit, .. } => exit.map(|e| e.to_string()),
-            _ => None,
-        },
+        exit: record.exit(),
         idle_ms: status.quiet_since.map(|since| since.elapsed().as_millis() as u64),
         next_timer_ms,
         cpu_us,

@@ -15,13 +15,18 @@ use crate::addr::Instance;
 use std::fmt::Write;
 
 /// Where a machine learns of its secrets, and what is on its own links only: no business of a tenant's. Some of these addresses are name
-/// servers too. The last three: Alibaba Cloud, Azure, and AWS by IPv6; the other clouds use the first.
-const NEVER: [&str; 5] = [
+/// servers too. After the first two, which all clouds use by IPv4: Alibaba Cloud, Azure; by IPv6 AWS, Google, Oracle, Akamai, Scaleway.
+/// What counts is where a packet was sent to, whatever other programs have made of that.
+const NEVER: [&str; 9] = [
     "ip daddr 169.254.0.0/16",
     "ip6 daddr fe80::/10",
     "ip daddr 100.100.100.200",
     "ip daddr 168.63.129.16",
     "ip6 daddr fd00:ec2::/64",
+    "ip6 daddr fd20:ce::/64",
+    "ip6 daddr fd00:c1::/64",
+    "ip6 daddr fd00:a9fe:a9fe::/64",
+    "ip6 daddr fd00:42::/64",
 ];
 
 /// Everything, with these procs published, in place of whatever the table held: one transaction.
@@ -75,7 +80,7 @@ fn chains(instance: Instance) -> String {
     let (gateway4, gateway6) = (instance.gateway_v4(), instance.gateway_v6());
     let alone = super::alone_group(instance);
     let never = |what: &str| {
-        let which = format!("iifname {procs} oifname != {procs} {what}");
+        let which = format!("iifname {procs} oifname != {procs} ct original {what}");
         format!(
             "    {which} meta l4proto {{ tcp, udp }} th dport 53 accept\n    {which} reject with icmpx admin-prohibited\n"
         )
@@ -128,8 +133,8 @@ fn chains(instance: Instance) -> String {
     ct state established,related accept
     ct state invalid drop
     iifgroup {alone} reject with icmpx admin-prohibited
-    ct status dnat accept
-{never}    iifname {procs} oifname != {procs} accept
+{never}    ct status dnat accept
+    iifname {procs} oifname != {procs} accept
     iifname {procs} meta iifgroup . ip daddr . meta l4proto . th dport @declared4 accept
     iifname {procs} meta iifgroup . ip6 daddr . meta l4proto . th dport @declared6 accept
     iifname {procs} reject with icmpx admin-prohibited

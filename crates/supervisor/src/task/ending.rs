@@ -16,9 +16,11 @@ impl Task {
         let exit = kip_engine::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         let killed_before = self.proc.meter.oom_kills();
         self.proc.sample_cpu();
-        self.proc.shared.metrics.ended(exit, self.proc.meter.oom_kills() > killed_before);
+        let out_of_memory = exit == Exit::Signal(9) && self.proc.meter.oom_kills() > killed_before;
+        self.proc.shared.metrics.ended(exit, out_of_memory);
         let restart = self.proc.spec.restart;
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
+        let next = Record { out_of_memory, ..next };
         let network = Network::after(&next.state);
         // With a policy before anything of it is gone: the next daemon could not tell any more how it ended.
         if !restart.is_no() {
@@ -26,8 +28,9 @@ impl Task {
         }
         stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
+        let detail = next.exit().unwrap_or_else(|| exit.to_string());
         self.keep(next);
-        self.proc.shared.events.emit(Some(&self.proc.name), "exited", exit.to_string());
+        self.proc.shared.events.emit(Some(&self.proc.name), "exited", detail);
         self.report_restart();
         self.answer_queue().await;
     }
