@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import subprocess
 import time
@@ -67,10 +68,17 @@ def test_clients_come_and_go(own: Kip) -> None:
     proc.sleep()
     second, third = Typist(own, "attach", "shell"), Typist(own, "attach", "--no-stdin", "shell")
     second.resize(40, 100)
-    second.type("echo $x\n")
-    for user in (second, third):
-        # The terminal of one that only watches is in no raw mode.
-        user.see(r"\nkept\r?\n")
+
+    def third_sees() -> bool:
+        """Only what is written once it is attached."""
+        second.type("echo $x\n")
+        second.see("\nkept\n")
+        with contextlib.suppress(AssertionError):
+            # The terminal of one that only watches is in no raw mode.
+            return bool(third.see(r"\nkept\r?\n", 1))
+        return False
+
+    wait_for("the third sees what the second does", third_sees, 20)
     wait_for("40 rows", lambda: second.sized() == "40 100" or None)
     # A client that dies hangs nothing up.
     second.hang_up()
