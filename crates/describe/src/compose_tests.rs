@@ -184,6 +184,7 @@ fn what_kip_lacks_is_named_and_weighed() {
             "Changes /srv/shop/compose.yaml:4:59: services.web.volumes.bind.propagation is not supported",
         ),
         ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
+        ("tty: true", "Harmless /srv/shop/compose.yaml:4:5: services.web.tty: a proc with a terminal"),
         ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
         (
             "extra_hosts: ['host.docker.internal:host-gateway']",
@@ -211,6 +212,8 @@ fn what_kip_lacks_is_named_and_weighed() {
         "x-y: 1",
         "networks: [a]",
         "links: [web:w]",
+        "stdin_open: true",
+        "tty: false",
     ] {
         assert_eq!(one(nothing), Vec::<String>::new(), "{nothing}");
     }

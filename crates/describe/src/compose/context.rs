@@ -39,6 +39,12 @@ impl<'a> Context<'a> {
         self.notes.push(Note { place: place.clone(), weight, message: format!("{key} is not supported: {why}") });
     }
 
+    /// Something is there, and has a price.
+    pub fn remark(&mut self, place: &Place, key: &str, what: &str) {
+        let message = format!("{key}: {what}");
+        self.notes.push(Note { place: place.clone(), weight: Weight::Harmless, message });
+    }
+
     /// The variable `name` has no value anywhere. Told once.
     pub fn unset(&mut self, place: &Place, name: &str) {
         let message = format!("the variable {name} is not set: there is nothing in its place");

@@ -299,7 +299,13 @@ impl Service {
             "healthcheck" => self.healthcheck(context, place, node, path),
             "secrets" => mounts::secrets(context, node, path, &mut self.table.secret),
             "stdin_open" => self.table.stdin_open = context.flag(node, path),
-            "tty" => self.table.terminal = context.flag(node, path),
+            "tty" => {
+                self.table.terminal = context.flag(node, path);
+                if self.table.terminal {
+                    let what = "a proc with a terminal does not go to the store, and starts cold after a reboot";
+                    context.remark(place, path, what);
+                }
+            }
             "container_name" => self.names.extend(context.text(node, path)),
             "links" => {
                 for link in context.texts(node, path) {
