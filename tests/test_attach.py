@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.kip import Kip, Proc
-from harness.typist import SHELL_COMMAND, TIERS, Typist
+from harness.typist import TIERS, Typist, wait_runs
 from harness.wait import wait_for
 
 
@@ -44,7 +44,7 @@ def test_a_shell_of_its_own(own: Kip, tier: str) -> None:
         user.see("\nkept\n")
     user.type("sleep 1000\n")
     user.see("sleep 1000\n")
-    wait_for("sleep runs", lambda: "sleep\x001000\x00" in proc.exec("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout or None)
+    wait_runs(proc, "sleep", "1000")
     TIERS[tier](proc)
     user.type("\x03")
     user.see(r"ready\$ ")

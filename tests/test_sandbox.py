@@ -309,7 +309,7 @@ def test_no_setuid_without_asking(kip: Kip) -> None:
     assert allowed.exec("sh", "-c", "grep NoNewPrivs /proc/self/status").stdout.split()[1] == "0"
 
 
-# promise P14: limits of memory; a program that the kernel ends for lack of memory is told as such
+# promise P14: limits of memory; inspect, ps and events say so of a program that the kernel ends for lack of memory
 # promise sandbox: a wake needs no more than the limits, which hold again after it
 # held by: this, `tests/test_sandbox.py::test_process_limit`
 def test_memory_limit(kip: Kip, battle: Battle) -> None:

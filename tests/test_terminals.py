@@ -20,7 +20,7 @@ import pytest
 
 from harness.clients import Lines
 from harness.kip import Kip, Proc
-from harness.typist import SHELL_COMMAND, TIERS, Typist
+from harness.typist import SHELL_COMMAND, TIERS, Typist, wait_runs
 from harness.wait import wait_for
 
 # A shell on a terminal that the server has made: each line of the client is typed, and what the terminal shows within 300 ms is the answer.
@@ -105,7 +105,7 @@ def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
     user.type("sleep 1000\n")
     user.see("sleep 1000\n")
     # The shell has to have the terminal given to it before the sleep, as on a machine that was suspended.
-    wait_for("sleep runs", lambda: "sleep\x001000\x00" in idle.exec("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout or None)
+    wait_runs(idle, "sleep", "1000")
     TIERS[tier](idle)
     user.type("\x03")
     user.see(r"ready\$ ")

@@ -13,8 +13,17 @@ import termios
 import time
 
 from harness.kip import Kip, Proc
+from harness.wait import wait_for
 
 TIERS = {"hibernated": Proc.hibernate, "parked": Proc.sleep}
+
+
+def wait_runs(proc: Proc, *command: str) -> None:
+    """Until such a process is there."""
+    line = "".join(f"{word}\0" for word in command)
+    wait_for(f"{command[0]} runs", lambda: line in proc.exec("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout or None)
+
+
 SHELL_COMMAND = ["env", "PS1=ready$ ", "TERM=dumb", "bash", "--norc", "--noprofile", "-i"]
 
 

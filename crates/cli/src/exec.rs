@@ -103,7 +103,7 @@ async fn write(to: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> std::io::
 }
 
 /// Sends what is typed and new sizes of the terminal. A failure here is either the end of the session, which the output tells, or of
-/// our own stdin, which is its end. `watch`: keys by which the client leaves, and what is told then.
+/// our own stdin, which is its end. `watch`: the keys by which the user leaves, and what is notified of that.
 pub async fn send(
     mut input: ExecInput,
     interactive: bool,

@@ -190,7 +190,7 @@ impl Feeder {
                 Ok(Some(ticket)) => ticket,
                 // The client has gone, which ends this.
                 Ok(None) => return std::future::pending().await,
-                // The program has ended, or is about to be started again: how it ended is told by the other side.
+                // The program has ended, or is about to be started again: `show` tells the client how it ended.
                 Err(refusal) if matches!(refusal.code, Code::State | Code::Unknown) => continue,
                 Err(refusal) => return refusal,
             };

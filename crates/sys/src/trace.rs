@@ -81,8 +81,8 @@ pub fn interrupt(tid: u32) -> io::Result<()> {
 
 /// Waits without a limit until a traced thread stands still: waitpid(2) with __WALL.
 ///
-/// A leader that dies is told of only after the other threads of its process, and pid 1 of a namespace after all of that, each of which
-/// the tracer has to wait for if it traces them too. So one that is dying counts as dead.
+/// The kernel reports the death of a leader only after that of the other threads of its process, and the death of pid 1 of a namespace
+/// after that of all its processes; the tracer has to wait for each of these that it traces. So a thread that is dying counts as dead.
 ///
 /// # Errors
 /// ECHILD when it is not ours; ESRCH when it has died instead, or is dying.

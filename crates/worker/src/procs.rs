@@ -218,8 +218,9 @@ impl Worker {
         }
         let mut status = handle.status.clone();
         loop {
-            let stopped = status.wait_for(|status| matches!(status.record.state, State::Stopped { .. }));
-            if stopped.await.is_err() {
+            // Without an exit it could not be started, after a wake that failed perhaps: what there is of it is its owner's to remove.
+            let ended = status.wait_for(|status| matches!(status.record.state, State::Stopped { exit: Some(_) }));
+            if ended.await.is_err() {
                 return;
             }
             let _ = clients.wait_for(|clients| clients.now == 0).await;
