@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -133,6 +134,41 @@ def test_standard_input_of_a_run(own: Kip) -> None:
     assert (done.returncode, done.stdout) == (0, "watched\n")
 
 
+# promise K14: without a terminal a client gets the bytes that the program wrote, lines or not, whatever it does at its end
+def test_bytes(own: Kip) -> None:
+    data = bytes(range(256)) * 2000 + b"no end of line"
+    script = "import os, sys; b = sys.stdin.buffer.read(); os.write(1, b[:-5]); os.write(1, b[-5:])"
+    words = [own.program, "--data", own.data, "run", "-i", "--rm", "--", "python3", "-c", script]
+    done = subprocess.run(words, input=data, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout == data) == (0, b"", True), len(done.stdout)
+
+
+# promise K14: more clients follow the logs of one proc than the daemon has threads; each is told what comes, and others are served
+def test_many_followers(own: Kip) -> None:
+    own.cli("run", "-di", "--name", "echo", "--", "cat")
+    followers = []
+    for _ in range(600):
+        follower = socket.socket(socket.AF_UNIX)
+        follower.settimeout(30)
+        follower.connect(str(own.data / "run" / "api.sock"))
+        follower.sendall(b"GET /v1/procs/echo/logs?follow=true HTTP/1.1\r\nHost: kip\r\n\r\n")
+        assert b" 200 " in follower.recv(4096)
+        followers.append(follower)
+    words = [own.program, "--data", own.data, "attach", "echo"]
+    client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    assert client.stdin
+    client.stdin.write("told\n")
+    assert answer(client) == "told\n"
+    client.kill()
+    client.wait()
+    for follower in followers:
+        with follower, follower.makefile("rb") as lines:
+            assert any(b"told" in line for line in lines)
+    proc = Proc(own, "echo")
+    proc.sleep()
+    assert "told" in proc.logs()
+
+
 # promise K14: an open standard input is kept over the sleep of each tier: what is written then wakes the program, and so does its end
 @pytest.mark.parametrize("tier", TIERS)
 def test_standard_input_sleeps(own: Kip, tier: str) -> None:
@@ -209,13 +245,13 @@ def test_the_end_of_a_program_on_a_terminal(own: Kip) -> None:
 
 # promise K14: a client stays attached to a proc that is started again by its restart policy, and types at its new terminal
 def test_a_program_that_is_started_again(own: Kip) -> None:
-    words = ["run", "-it", "--name", "again", "--restart", "always", "--", "sh", "-c", "stty -echo; echo begun; read x; echo read $x"]
+    words = ["run", "-it", "--name", "again", "--restart", "always", "--", "sh", "-c", "stty -echo; until size=$(stty size) && [ \"$size\" = '33 77' ]; do sleep 0.1; done; echo begun $size; read x; echo read $x"]
     user = Typist(own, *words)
     for word in ("one", "two"):
-        user.see("begun")
+        user.see("begun 33 77")
         user.type(f"{word}\n")
         user.see(f"read {word}")
-    user.see("begun", 30)
+    user.see("begun 33 77", 30)
     user.type("\x10\x11")
     assert user.process.wait(20) == 0
 

@@ -80,7 +80,7 @@ const ALLOWED: [(&str, &[&str]); 28] = [
         ],
     ),
     // What lies between a client's frames and a program's descriptors.
-    ("kip-sessions", &[TYPES, SYS, "kip-service", "kip-sandbox", "kip-engine"]),
+    ("kip-sessions", &[TYPES, SYS, "kip-service", "kip-sandbox", "kip-logs", "kip-engine"]),
     // One task per proc; touches a process only through the engine.
     (
         "kip-supervisor",

@@ -5,11 +5,12 @@
 //! all do. Never speaks to a client itself.
 
 use crate::descriptors::watched;
-use crate::pty::{read, read_now};
+use crate::pty::{read, read_now, resize};
+use kip_types::api::TerminalSize;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc as threads};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -23,6 +24,9 @@ const RECENT: usize = 64 << 10;
 const BEHIND: usize = 256;
 /// How long the last output of a program may take to be in its log.
 const LAST_WITHIN: Duration = Duration::from_secs(1);
+
+/// The size of a terminal that has had no client yet.
+const FIRST_SIZE: TerminalSize = TerminalSize { rows: 24, columns: 80 };
 
 /// Clients of a proc's console.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,12 +65,14 @@ struct Output {
 pub struct Console {
     output: Arc<Mutex<Output>>,
     clients: watch::Sender<Clients>,
+    size: Mutex<TerminalSize>,
 }
 
 impl Default for Console {
     fn default() -> Console {
         let output = Output { recent: VecDeque::new(), pieces: broadcast::channel(BEHIND).0, follower: None };
-        Console { output: Arc::new(Mutex::new(output)), clients: watch::channel(Clients::default()).0 }
+        let clients = watch::channel(Clients::default()).0;
+        Console { output: Arc::new(Mutex::new(output)), clients, size: Mutex::new(FIRST_SIZE) }
     }
 }
 
@@ -76,9 +82,19 @@ impl Console {
         self.clients.subscribe()
     }
 
-    /// Forgets what an earlier run has written.
-    pub(crate) fn begin(&self) {
+    /// Forgets what an earlier run has written; a new terminal has the size that the last client of an earlier one gave.
+    pub(crate) fn begin(&self, master: impl AsFd) -> io::Result<()> {
         self.output.lock().recent.clear();
+        resize(master, *self.size.lock())
+    }
+
+    /// A client's terminal has another size: the program's gets it too, and each that comes after it.
+    ///
+    /// # Errors
+    /// ioctl(2).
+    pub fn resize(&self, master: impl AsFd, size: TerminalSize) -> io::Result<()> {
+        *self.size.lock() = size;
+        resize(master, size)
     }
 
     /// Reads the terminal whose client's side is `master` from now on, and writes its lines to `log`, a pipe. To be called in a runtime.

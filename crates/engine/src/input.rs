@@ -5,15 +5,10 @@
 use crate::descriptors::reopen;
 use crate::fd_store::key;
 use crate::host::Proc;
-use crate::pty::resize;
 use kip_sandbox::terminals::{self, Terminal};
-use kip_types::api::TerminalSize;
 use rustix::fs::OFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-/// The size of a terminal that has had no client yet.
-const FIRST_SIZE: TerminalSize = TerminalSize { rows: 24, columns: 80 };
 
 /// The program's end of its standard input.
 pub(crate) enum Input {
@@ -47,8 +42,7 @@ impl Input {
 pub(crate) fn make(proc: &Proc, devpts: BorrowedFd<'_>, owner: u32) -> io::Result<Input> {
     if proc.spec.terminal {
         let Terminal { master, slave } = terminals::open_in(devpts, owner)?;
-        resize(&master, FIRST_SIZE)?;
-        proc.console.begin();
+        proc.console.begin(&master)?;
         proc.fd_store.hold(vec![(key::TERMINAL.to_owned(), master)]).map_err(io::Error::other)?;
         return Ok(Input::Terminal(slave));
     }

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often a follower looks for new lines.
 pub const FOLLOW_POLL: Duration = Duration::from_millis(100);
@@ -115,19 +115,14 @@ impl LogReader {
         }
     }
 
-    /// As [`LogReader::next_lines`], but waits up to `timeout` for some.
-    ///
-    /// # Errors
-    /// [`ReadError`].
-    pub fn wait_lines(&mut self, timeout: Duration) -> Result<Vec<LogLine>, ReadError> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            let lines = self.next_lines()?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !lines.is_empty() || left.is_zero() {
-                return Ok(lines);
-            }
-            std::thread::sleep(left.min(FOLLOW_POLL));
+    /// Whether there is something after this place that was not read, if only a part of a line. Does not wait for the disk.
+    pub fn has_grown(&self) -> bool {
+        let current = std::fs::symlink_metadata(self.directory.join(file_name(0)));
+        match (current, self.parts.front()) {
+            (Ok(now), Some(part)) => part.inode != (now.dev(), now.ino()) || now.len() > self.offset,
+            (Ok(_), None) => true,
+            // In the middle of a rotation, or gone.
+            (Err(_), _) => self.parts.len() > 1,
         }
     }
 

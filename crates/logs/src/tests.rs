@@ -290,13 +290,34 @@ fn a_follower_waits_for_what_comes_and_for_the_end() {
     assert!(early.gone() && early.next_lines().unwrap().is_empty());
     let pump = LogPump::start().unwrap();
     pipes.give(&pump, &scratch.logs(), Rotation::default());
-    assert!(early.wait_lines(Duration::from_millis(10)).unwrap().is_empty());
-    let waiter = std::thread::spawn(move || (early.wait_lines(SOON).unwrap(), early));
-    pipes.stdout.write_all(b"here\n").unwrap();
-    let (lines, early) = waiter.join().unwrap();
-    assert_eq!(lines[0].text, b"here");
+    assert!(early.next_lines().unwrap().is_empty() && !early.has_grown());
+    for line in ["here", "and there"] {
+        writeln!(pipes.stdout, "{line}").unwrap();
+        let until = Instant::now() + SOON;
+        while !early.has_grown() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(early.next_lines().unwrap()[0].text, line.as_bytes());
+        assert!(!early.has_grown());
+    }
     std::fs::remove_dir_all(scratch.logs()).unwrap();
     assert!(early.gone());
+}
+
+#[test]
+fn a_follower_goes_on_with_the_next_file() {
+    let scratch = Scratch::new();
+    let file = |name: &str| scratch.logs().join(name);
+    std::fs::create_dir_all(scratch.logs()).unwrap();
+    std::fs::write(file("current"), "5 o a\n").unwrap();
+    let mut reader = scratch.reader(From::Last(0));
+    assert!(!reader.has_grown());
+    std::fs::rename(file("current"), file("current.1")).unwrap();
+    assert!(!reader.has_grown());
+    std::fs::write(file("current"), "6 o b\n").unwrap();
+    assert!(reader.has_grown());
+    assert_eq!(rest(&mut reader)[0].text, b"b");
+    assert!(!reader.has_grown());
 }
 
 #[test]

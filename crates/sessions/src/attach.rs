@@ -3,17 +3,21 @@
 //! What a client types wakes the proc first, as in [`crate::session`]. Output of a program without a terminal comes from its log. A
 //! client that goes leaves the program alone.
 
+use crate::follow::Follower;
 use crate::session::{KeepAwake, READS_WITHIN, woken};
 use kip_engine::console::Piece;
 use kip_engine::descriptors::{reopen, watched};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
-use kip_engine::pty::{resize, write};
+use kip_engine::pty::write;
 use kip_engine::tickets::Ticket;
-use kip_service::{ExecInput, ExecOutput, ExecSession, Feed};
-use kip_types::api::{AttachRequest, Code, ExecEnd, LogLine, LogStream, Refusal, TerminalSize};
+use kip_logs::{From as Place, LogLine, Stream};
+use kip_service::{ExecInput, ExecOutput, ExecSession};
+use kip_types::api::{AttachRequest, Code, ExecEnd, Refusal, TerminalSize};
+use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use rustix::fs::OFlags;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,7 +29,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{sleep, timeout};
 
-/// A log that is silent for so long after the end of its program has no more of it.
+/// A terminal that is silent for so long after the end of its program has no more of it.
 const SILENT: Duration = Duration::from_millis(300);
 /// A client that is gone drops both ways at once; one that is at its end of file keeps the other.
 const BOTH_WAYS: Duration = Duration::from_millis(100);
@@ -33,22 +37,23 @@ const BOTH_WAYS: Duration = Duration::from_millis(100);
 /// Ends when the proc is stopped.
 pub type Ended = Pin<Box<dyn Future<Output = Exit> + Send>>;
 
-/// Gives a client what the program writes, and the program what the client types. `lines` is the log of a proc that has no terminal.
-pub fn attach(
+/// Gives a client what the program writes, and the program what the client types.
+pub async fn attach(
     proc: &Arc<Proc>,
     request: &AttachRequest,
     keep_awake: KeepAwake,
     ended: Ended,
-    lines: Option<Feed<LogLine>>,
-) -> ExecSession {
+) -> Result<ExecSession, Refusal> {
     let (input, typed) = mpsc::channel(16);
     let (sender, output) = mpsc::channel(16);
-    let from = match lines {
-        Some(lines) => From::Log(lines),
-        None => {
-            let (before, pieces) = proc.console.subscribe(request.since_start);
-            From::Terminal { before, pieces }
-        }
+    let from = if proc.spec.terminal {
+        let (before, pieces) = proc.console.subscribe(request.since_start);
+        From::Terminal { before, pieces }
+    } else {
+        let place = if request.since_start { Place::Start } else { Place::Last(0) };
+        let opened = Follower::open(proc.dir.join("logs"), place).await;
+        let follower = opened.map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
+        From::Log { follower, lines: VecDeque::new() }
     };
     let seat = proc.console.seat();
     let (size, ends_input) = (request.terminal, request.ends_input);
@@ -65,13 +70,13 @@ pub fn attach(
             () = sender.closed() => {}
         }
     });
-    ExecSession { input, output }
+    Ok(ExecSession { input, output })
 }
 
 /// Where output comes from.
 enum From {
     Terminal { before: Vec<u8>, pieces: broadcast::Receiver<Piece> },
-    Log(Feed<LogLine>),
+    Log { follower: Follower, lines: VecDeque<LogLine> },
 }
 
 impl From {
@@ -86,17 +91,41 @@ impl From {
                     Some(ExecOutput::Stdout(b"\r\n[kip: output was lost, for it was not read]\r\n".to_vec()))
                 }
             },
-            From::Log(lines) => {
-                let line = lines.recv().await?.ok()?;
-                let mut text = line.text.into_bytes();
-                text.push(b'\n');
-                Some(match line.stream {
-                    LogStream::Stdout => ExecOutput::Stdout(text),
-                    LogStream::Stderr => ExecOutput::Stderr(text),
-                })
+            From::Log { follower, lines } => {
+                if lines.is_empty() {
+                    lines.extend(follower.next().await.ok()?);
+                }
+                lines.pop_front().map(output_of)
             }
         }
     }
+
+    /// Of a program that has ended: what it wrote last, and then none.
+    async fn last(&mut self) -> Option<ExecOutput> {
+        match self {
+            From::Terminal { .. } => timeout(SILENT, self.next()).await.ok()?,
+            // All that a program wrote is in its log before it is known to have ended.
+            From::Log { follower, lines } => {
+                if lines.is_empty() {
+                    lines.extend(follower.there().await.ok()?);
+                }
+                lines.pop_front().map(output_of)
+            }
+        }
+    }
+}
+
+/// The bytes of a line, as the program wrote them. What Kip says of the log goes to standard error.
+fn output_of(line: LogLine) -> ExecOutput {
+    let LogLine { stream, complete, mut text, .. } = line;
+    if stream == Stream::Kip {
+        let remark = String::from_utf8_lossy(&text);
+        return ExecOutput::Stderr(format!("[kip: {remark}]\n").into_bytes());
+    }
+    if complete {
+        text.push(b'\n');
+    }
+    if stream == Stream::Stderr { ExecOutput::Stderr(text) } else { ExecOutput::Stdout(text) }
 }
 
 /// Sends what the program writes, and last how it ended. A program that is started again has another terminal, which may follow.
@@ -117,7 +146,7 @@ async fn show(mut from: From, mut ended: Ended, sender: &mpsc::Sender<ExecOutput
         }
     };
     // What it wrote last.
-    while !has_all && let Ok(Some(output)) = timeout(SILENT, from.next()).await {
+    while !has_all && let Some(output) = from.last().await {
         if sender.send(output).await.is_err() {
             return;
         }
@@ -211,7 +240,9 @@ impl Feeder {
         let Some(to) = To::of(&self.proc)? else { return Ok(()) };
         let mut awake = Some(awake);
         match (input, &to) {
-            (ExecInput::Size(size), To::Terminal(terminal)) => resize(terminal.get_ref(), size)?,
+            (ExecInput::Size(size), To::Terminal(terminal)) => {
+                self.proc.console.resize(terminal.get_ref(), size)?;
+            }
             (ExecInput::Size(_), To::Pipe(_)) => {}
             (ExecInput::Bytes(bytes), to) => {
                 let mut left = &bytes[..];

@@ -119,6 +119,9 @@ impl Worker {
         fault::reach("adopt-recorded");
         let handle = self.adopt(proc, record, None, Listeners::new());
         self.notify_network(&handle.proc.spec).await;
+        if handle.proc.spec.remove {
+            tokio::spawn(self.clone().remove_at_end(handle.clone(), false));
+        }
         let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(&handle).await;
         took.map(|()| name)

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{Request, WakeCause};
 use kip_engine::stop::Network;
-use kip_service::{ExecSession, Feed, Procs, feed};
+use kip_service::{ExecSession, Feed, Procs};
 use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
 use kip_supervisor::probe;
@@ -102,10 +102,7 @@ impl Procs for Worker {
     }
 
     async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
-        let dir = self.handle(&name)?.proc.dir.join("logs");
-        let (out, feed) = feed();
-        tokio::task::spawn_blocking(move || logs::read(&dir, &which, &out));
-        Ok(feed)
+        logs::read(self.handle(&name)?.proc.dir.join("logs"), which).await
     }
 
     async fn start(&self, name: ProcName, how: StartRequest) -> Result<ProcView, Refusal> {
@@ -166,16 +163,8 @@ impl Procs for Worker {
 
     async fn attach(&self, name: ProcName, request: AttachRequest) -> Result<ExecSession, Refusal> {
         let handle = self.handle(&name)?;
-        let proc = Arc::clone(&handle.proc);
-        let lines = match proc.spec.terminal {
-            true => None,
-            false => {
-                let tail = if request.since_start { None } else { Some(0) };
-                Some(self.logs(name, LogsRequest { follow: true, tail, since_ms: None }).await?)
-            }
-        };
-        let ended = ended(handle.status.clone());
-        Ok(attach::attach(&proc, &request, keep_awake(handle), Box::pin(ended), lines))
+        let (proc, ended) = (Arc::clone(&handle.proc), ended(handle.status.clone()));
+        attach::attach(&proc, &request, keep_awake(handle), Box::pin(ended)).await
     }
 
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
