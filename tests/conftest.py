@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import programs
-from harness.kip import Kip, daemon
+from harness.kip import BASES, Kip, daemon
 
 ALL_KIPS: list[Kip] = []
 
@@ -37,9 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _fresh_builds() -> Iterator[None]:
-    """Test programs are built once per session, on first use."""
+    """Test programs are built once per session, on first use, and skeletons as many as daemons run at a time."""
     yield
     programs.forget()
+    BASES.forget()
 
 
 @pytest.fixture(scope="module")

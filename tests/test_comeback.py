@@ -22,7 +22,7 @@ from harness.wait import wait_for
 from test_rebuild import HEAD, NOT_BY_PLAN, plan_of
 
 # What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is said of it.
-EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted", "memory_mapping"]
+EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted", "memory_mapping", "corked"]
 SESSION = r"process \d+ \(python3\) is in a session that was begun elsewhere"
 MEMORY = r"process 2 \(memfd:program\) runs a program that is a memory file, memfd_create\(2\)"
 ONLY_HERE = {
@@ -30,11 +30,13 @@ ONLY_HERE = {
     "before_setsid": SESSION,
     "memory_program": MEMORY,
     "memory_program_open": MEMORY,
+    "passing": r"a descriptor is on its way between two sockets, SCM_RIGHTS of unix\(7\)",
 }
 AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
+    "waiting": r"a connection to a listening unix socket that waits to be accepted",
 }
-BY_PLAN = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", *ONLY_HERE}
+BY_PLAN = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
 
 
 def run(kip: Kip, tmp_path: Path, kind: str) -> Proc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ from harness.kip import Kip, Proc, daemon
 from harness.programs import SOURCES
 
 # 250 descriptors go with a message, and from 64 on was where the first of them were to lie.
-COUNTS = [1, 47, 48, 250, 251]
+COUNTS = [1, 47, 48, 250, 251, pytest.param(5000, marks=pytest.mark.soak)]
 
 
 @pytest.fixture(scope="module", params=["plan", "criu"])
@@ -52,7 +53,10 @@ def test_each_is_the_one_that_it_was(kip: Kip, request: pytest.FixtureRequest, c
     """A listener and connections; each of these answers as the one that it was before."""
     by_plan = request.node.callspec.params["module_kip"] == "plan"
     program = f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"
-    proc = kip.run(f"many-{count}", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=["-v", program, "--idle", "1h"])
+    proc = kip.run(f"many-{count}", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=["-v", program, "--idle", "1h", "--ulimit", "nofile=8192"])
+    # This process has a socket and a stream for each.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 20_000), most))
     clients = [Lines(proc.port()) for _ in range(count - 1)]
     assert answers(clients) == list(range(len(clients)))
     for _ in range(2):

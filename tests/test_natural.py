@@ -2,8 +2,8 @@
 
 All run side by side, each with its client or its jobs. No test here says `kip sleep`: they sleep because they are idle, at
 least six times, and wake for what comes. A request that is lost or late, a worker that its supervisor kills, a job that is
-not on its time is a failure. The short run is part of `make test`; the long one, in which what does not tick is parked
-as well, of `make soak`."""
+not on its time is a failure. In the short run, which is part of `make test`, all are hibernated; in the long one, of `make soak`, one
+whose clients are away for long enough is parked as well."""
 
 from __future__ import annotations
 
@@ -89,6 +89,8 @@ class Natural:
     port: int | None = None
     files: Mapping[str, bytes | str | Path] = field(default_factory=dict)
     sleeps: int = SLEEPS
+    # So many of its sleeps are on disk.
+    parks: int = 0
 
 
 # Clients.
@@ -98,7 +100,7 @@ def closed_by_peer(connection: Http) -> bool:
     return connection.sock is None or bool(select.select([connection.sock], [], [], 0)[0])
 
 
-def pooled(port: int, run: Run, count: int = 4) -> None:
+def pooled(port: int, run: Run, count: int = 4, pause: float = PAUSE) -> None:
     """A pool of connections as clients have it: one that the server has closed meanwhile is replaced before it is used."""
     # A program's first answer loads what it needs.
     http_get(port)
@@ -113,7 +115,7 @@ def pooled(port: int, run: Run, count: int = 4) -> None:
             began = time.monotonic()
             assert connection.get("/") == b"natural\n"
             took.append((time.monotonic() - began, time.strftime("%T")))
-        if not run.pause():
+        if not run.pause(pause):
             break
     for connection in pool:
         if connection is not None:
@@ -123,6 +125,11 @@ def pooled(port: int, run: Run, count: int = 4) -> None:
 
 def web(proc: Proc, run: Run) -> None:
     pooled(proc.port(), run)
+
+
+def seldom(proc: Proc, run: Run) -> None:
+    """Its clients are away for longer than it takes to be parked, 70 s, and than it keeps their connections, for which it wakes."""
+    pooled(proc.port(), run, pause=AWAY)
 
 
 def on_time(times: list[float], every: float, run: Run, slack: float = 0.0) -> None:
@@ -144,7 +151,9 @@ def lines_of(s: socket.socket, run: Run) -> Iterator[tuple[float, str]]:
                 yield time.monotonic(), line.decode(errors="replace").strip()
 
 
-PING = 5.0
+# Each is a wake: longer than the time after which a proc sleeps.
+PING = 15.0
+AWAY = 100.0
 
 
 def events(proc: Proc, run: Run) -> None:
@@ -287,7 +296,7 @@ HAPROXY = """
 defaults
     mode http
     timeout client 20s
-    timeout http-keep-alive 8s
+    timeout http-keep-alive KEPTs
     timeout connect 5s
     timeout server 20s
 frontend natural
@@ -335,10 +344,9 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("uvicorn", uvicorn.split(), web, 8000, WEB_PY),
         node("node", web),
         node("node-timer", long_timer, long),
-        # A program that sends something every few seconds is awake all the while.
-        node("node-events", events, sleeps=1),
-        node("node-pings", pings, sleeps=1),
-        Natural("haproxy", ["haproxy", "-db", "-f", "/srv/haproxy.cfg"], web, 8000, {"srv/haproxy.cfg": HAPROXY}),
+        node("node-events", events),
+        node("node-pings", pings),
+        Natural("haproxy", ["haproxy", "-db", "-f", "/srv/haproxy.cfg"], web, 8000, {"srv/haproxy.cfg": HAPROXY.replace("KEPT", "8")}),
         Natural("jetty", jetty.split(), web, 8080, jetty_files()),
         Natural("apscheduler", ["python3", "/srv/jobs.py", "apscheduler", "7"], jobs(7), files=jobs_py),
         # Its loop looks once a second.
@@ -351,6 +359,9 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("cron", ["cron", "-f"], on_its_second(60, 2.5, file), files=cron_files),
         Natural("redis", redis_server, redis, 6379, sleeps=1),
     ]
+    if long > AWAY:
+        files = {"srv/haproxy.cfg": HAPROXY.replace("KEPT", "90")}
+        every.append(Natural("haproxy-seldom", ["haproxy", "-db", "-f", "/srv/haproxy.cfg"], seldom, 8000, files, parks=SLEEPS))
     return {natural.name: natural for natural in every}
 
 
@@ -387,7 +398,8 @@ def all_run(request: pytest.FixtureRequest, directory: Path, those: Mapping[str,
                 for place, (name, future) in enumerate(started.items())
                 if future.exception() is None
             }
-        slept = [event["name"] for event in kip.events() if event["kind"] in ("hibernated", "parked")]
+        parked = [event["name"] for event in kip.events() if event["kind"] == "parked"]
+        slept = parked + [event["name"] for event in kip.events() if event["kind"] == "hibernated"]
 
         def judge(name: str) -> None:
             if name.startswith("node") and not MODULES.exists():
@@ -396,6 +408,7 @@ def all_run(request: pytest.FixtureRequest, directory: Path, those: Mapping[str,
                 raise failure
             done[name].result()
             assert slept.count(name) >= those[name].sleeps, f"{name} slept {slept.count(name)} times\n{kip.account()}"
+            assert parked.count(name) >= those[name].parks, f"{name} was parked {parked.count(name)} times\n{kip.account()}"
 
         yield judge
 

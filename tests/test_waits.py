@@ -39,6 +39,12 @@ while True:
 """
 
 
+def again(kip: Kip) -> None:
+    """Another daemon in the place of one that is killed, as by a machine that has no memory left."""
+    kip.kill()
+    kip.up()
+
+
 def tiers(proc: Proc, sequence: str) -> None:
     """One step for each word, as soon as the one before it is done."""
     steps: dict[str, Callable[[], object]] = {
@@ -50,6 +56,7 @@ def tiers(proc: Proc, sequence: str) -> None:
         "refused": lambda: proc.kip.refused("sleep", proc.name, "--to", "parked"),
         # Parked by Kip after it has looked at what the program waits for.
         "itself": lambda: proc.wait_state("parked"),
+        "killed": lambda: again(proc.kip),
     }
     for step in sequence.split():
         steps[step]()
@@ -123,6 +130,7 @@ SHORT = [
     "itself hot itself hot itself hot itself",
     "refused",
     "hibernated refused",
+    "hibernated killed hot parked killed",
 ]
 LONG = [
     "archived",
@@ -156,7 +164,7 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
 
 
 # promise waking: every call with a time-out ends when it would have ended, whatever tiers it was in
-#   meanwhile, and whatever sleeps were refused: what counts is when it began
+#   meanwhile, whatever sleeps were refused and whatever daemon was killed: what counts is when it began
 # held by: this,
 #   `kip_stop::stopped::tests::a_wait_whose_beginning_is_not_known_ends_when_its_timer_says`,
 #   `kip_sys::armed::tests::a_sleeping_thread_has_a_timer_that_is_gone_when_it_has_woken`,

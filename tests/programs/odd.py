@@ -517,6 +517,62 @@ def zombie_leader() -> Callable[[], None]:
     return check
 
 
+def corked() -> Callable[[], None]:
+    """A datagram of which only the first part was given."""
+    receiver, sender = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    receiver.bind(("127.0.0.1", 0))
+    sender.connect(receiver.getsockname())
+    sender.send(b"first ", socket.MSG_MORE)
+
+    def check() -> None:
+        sender.send(b"last")
+        assert receiver.recv(100) == b"first last"
+        sender.send(b"first ", socket.MSG_MORE)
+
+    return check
+
+
+def passing() -> Callable[[], None]:
+    """A socket on its way over another one."""
+    ours, theirs = socket.socketpair()
+
+    def send() -> None:
+        a, b = socket.socketpair()
+        with a, b:
+            socket.send_fds(ours, [b"x"], [a.fileno()])
+            b.sendall(b"inside")
+
+    def check() -> None:
+        _, fds, _, _ = socket.recv_fds(theirs, 1, 1)
+        with socket.socket(fileno=fds[0]) as passed:
+            assert passed.recv(100) == b"inside"
+        send()
+
+    send()
+    return check
+
+
+def waiting() -> Callable[[], None]:
+    """A connection to a unix socket of its own that was not accepted yet."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\0waiting")
+    listener.listen()
+
+    def dial() -> socket.socket:
+        dialled = socket.socket(socket.AF_UNIX)
+        dialled.connect(listener.getsockname())
+        dialled.sendall(b"said early")
+        return dialled
+
+    here = [dial()]
+
+    def check() -> None:
+        assert listener.accept()[0].recv(100) == b"said early"
+        here[0] = dial()
+
+    return check
+
+
 def plain() -> Callable[[], None]:
     return lambda: None
 

@@ -148,6 +148,20 @@ static int waitv(clockid_t clock)
 WAIT(futex_waitv_monotonic) { return waitv(CLOCK_MONOTONIC); }
 WAIT(futex_waitv_real) { return waitv(CLOCK_REALTIME); }
 
+/* futex_wait(2) of Linux 6.7; before that the others stand for it. */
+static int new_wait(clockid_t clock)
+{
+	static uint32_t word;
+	struct timespec t = at(clock);
+	long done = syscall(455, &word, 0, ~0u, 2 | 128, &t, clock);
+	if (done < 0 && errno == ENOSYS)
+		done = syscall(SYS_futex, &word, FUTEX_WAIT_BITSET_PRIVATE | (clock == CLOCK_REALTIME ? FUTEX_CLOCK_REALTIME : 0), 0, &t, 0, ~0u);
+	return ended(done);
+}
+
+WAIT(futex_new_monotonic) { return new_wait(CLOCK_MONOTONIC); }
+WAIT(futex_new_real) { return new_wait(CLOCK_REALTIME); }
+
 /* A lock whose owner is the main thread, which ends last. */
 static uint32_t owned;
 WAIT(futex_lock_pi) { struct timespec t = at(CLOCK_REALTIME); return ended(syscall(SYS_futex, &owned, FUTEX_LOCK_PI_PRIVATE, 0, &t)); }
@@ -368,7 +382,7 @@ static const struct wait { const char *name; int (*wait)(void); int forks; } wai
 	ONE(clock_boottime), ONE(clock_tai), ONE(until_monotonic), ONE(until_realtime), ONE(until_boottime), ONE(until_tai),
 	ONE(poll_nothing), ONE(poll_pipe), ONE(poll_raw), ONE(ppoll_pipe), ONE(select_pipe), ONE(select_raw), ONE(pselect_nothing),
 	ONE(epoll_ms), ONE(epoll_raw), ONE(epoll_mask), ONE(epoll_spec), ONE(futex_wait), ONE(futex_bitset), ONE(futex_bitset_real),
-	ONE(futex_waitv_monotonic), ONE(futex_waitv_real), ONE(futex_lock_pi), ONE(futex_lock_pi2), ONE(futex_requeue_pi),
+	ONE(futex_waitv_monotonic), ONE(futex_waitv_real), ONE(futex_new_monotonic), ONE(futex_new_real), ONE(futex_lock_pi), ONE(futex_lock_pi2), ONE(futex_requeue_pi),
 	ONE(semaphores), ONE(signals), ONE(queue_receive), ONE(queue_send), ONE(aio_events), ONE(aio_mask),
 	ONE(socket_accept), ONE(socket_recv), ONE(socket_read), ONE(socket_recvmsg), ONE(socket_recvmmsg), ONE(socket_tcp),
 	ONE(socket_unix), ONE(socket_send), ONE(timerfd_monotonic), ONE(timerfd_realtime), ONE(timerfd_boottime),

@@ -215,10 +215,15 @@ static int w_sndtimeo(void)
 	int fds[2];
 
 	socketpair(AF_UNIX, SOCK_STREAM, 0, fds);
+	/* To the last byte: CRIU sends what is queued anew, in other pieces, and there may be more room than before. */
 	while (send(fds[0], bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
 		;
+	while (send(fds[0], bytes, 1, MSG_DONTWAIT) > 0)
+		;
 	setsockopt(fds[0], SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
-	return send(fds[0], bytes, 1, 0) == -1 && errno == EAGAIN ? 0 : errno;
+	if (send(fds[0], bytes, 1, 0) != -1)
+		return -1;
+	return errno == EAGAIN ? 0 : errno;
 }
 
 static int alarmed(void)

@@ -396,7 +396,7 @@ pub fn finalize(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_
                     if found.waits && !stopped.contains(&thread) {
                         clocks.standing.insert(thread);
                     }
-                    busy |= !found.waits && !stopped.contains(&thread);
+                    busy |= !found.waits && !found.ticks && !stopped.contains(&thread);
                     Ok(())
                 })
             })

@@ -7,6 +7,7 @@
 use crate::terminals;
 use kip_criu_images::codes::{kind, state};
 use kip_criu_images::fields::{core_entry, file_entry, mm_entry, pstree_entry, task_core_entry};
+use kip_criu_images::inspect::carry_descriptors;
 use kip_criu_images::{ImageError, Images, Message};
 use std::collections::BTreeMap;
 
@@ -38,6 +39,9 @@ pub fn bars_criu(images: &Images) -> Result<Option<String>, ImageError> {
     }
     if terminals::are_open(images)? {
         return Ok(Some("it has a terminal open, which this machine holds for it, pts(4)".to_owned()));
+    }
+    if carry_descriptors(images)? {
+        return Ok(Some("a descriptor is on its way between two sockets, SCM_RIGHTS of unix(7)".to_owned()));
     }
     let files = images.entries("files.img")?;
     let kinds: BTreeMap<u64, u64> =

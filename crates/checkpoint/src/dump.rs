@@ -248,10 +248,11 @@ const NOT_CAUSES: [&str; 4] =
     ["FAILED", "Can't setup RLIMIT_NOFILE", "Unable to detach from", "Killing processes because"];
 
 /// CRIU's words for a refusal, and the same refusal in words of the program's owner.
-const WORDS: [(&str, &str); 3] = [
+const WORDS: [(&str, &str); 4] = [
     ("Zombies with threads", "the first thread of a process has ended while others of it go on, pthread_exit(3)"),
     ("PIDFD_THREAD", "an open descriptor of a thread, pidfd_open(2) with PIDFD_THREAD"),
     ("is not a part of process tree", "an open descriptor of a process, pidfd_open(2), that is none of its own"),
+    ("on an in-flight socket", "a connection to a listening unix socket that waits to be accepted"),
 ];
 
 /// The error messages of a CRIU log, without their source positions, in order.

@@ -7,7 +7,7 @@
 mod files;
 mod memory;
 
-pub use files::{FileKind, OpenFile, UnixState};
+pub use files::{FileKind, OpenFile, UnixState, carry_descriptors};
 pub use memory::{Mapping, MappingKind};
 
 use crate::codes::state;

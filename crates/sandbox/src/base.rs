@@ -339,7 +339,8 @@ fn named_by_packages(host: &Path) -> BTreeSet<PathBuf> {
             continue;
         }
         let list = fs::read_to_string(entry.path()).unwrap_or_default();
-        let paths = list.lines().filter_map(|line| line.strip_prefix('/')).map(Path::new);
+        // A list has a line for each file of a package: most are told apart by their first letters.
+        let paths = list.lines().filter(|line| line.starts_with("/var/")).map(|line| Path::new(&line[1..]));
         names.extend(paths.filter(|path| STATE.iter().any(|state| path.starts_with(state))).map(PathBuf::from));
     }
     names

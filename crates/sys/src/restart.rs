@@ -64,7 +64,8 @@ fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
         | 307
         | 327
         | 328
-        | 449 => Some(UNLESS_REFUSED),
+        | 449
+        | 455 => Some(UNLESS_REFUSED),
         _ => None,
     }
 }

@@ -81,8 +81,21 @@ fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
         281 => millis(R10, Exchange::EpollPwait),
         441 => constant(R10),
         449 => absolute(R10, r(R8)),
+        455 => absolute(R8, r(R9)),
         _ => None,
     }
+}
+
+/// Whether a call with a time-out that ended with `ax` ended by it: as each says in its manual page.
+fn ended_by_time_out(nr: u64, ax: u64) -> bool {
+    const EAGAIN: i64 = -11;
+    const ETIMEDOUT: i64 = -110;
+    let expected = match nr {
+        128 | 220 => EAGAIN,
+        202 | 242 | 243 | 449 | 455 => ETIMEDOUT,
+        _ => 0,
+    };
+    ax as i64 == expected
 }
 
 /// A thread that waits in a system call, as it was seen just before the freeze.
@@ -101,6 +114,8 @@ pub(super) struct FinalizedThread {
     pub(super) changed: bool,
     /// It waited in a call. Otherwise it ran, or had just got what it had waited for.
     pub(super) waits: bool,
+    /// It does not wait, for its time-out passed in the freeze, and it has not gone on since: what comes is its tick.
+    pub(super) ticks: bool,
 }
 
 /// Waiting threads, numbered inside.
@@ -181,14 +196,23 @@ pub(super) fn finalize_thread(
         regs.set_varint(AX, nr);
         regs.set_varint(IP, regs.number(IP) - 2);
         finalize_call(thread, nr, regs, now, since, frozen, clocks);
-        return FinalizedThread { changed: true, waits: true };
+        return FinalizedThread { changed: true, waits: true, ticks: false };
+    }
+    if let Some(waited) = since.filter(|w| w.in_same(orig, regs))
+        && timeout_of(orig, regs).is_some()
+        && ended_by_time_out(orig, regs.number(AX))
+        && let Some(due) =
+            live_due(&waited, now, clocks.ahead_ns, &|address, bytes| (frozen.read)(thread, address, bytes))
+    {
+        clocks.dues.push(Due { at_ns: now.monotonic_ns, ..due });
+        return FinalizedThread { changed: false, waits: false, ticks: true };
     }
     let mut code = [0u8; 2];
     let ip = regs.number(IP);
     let on_call =
         orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
     let changed = on_call && finalize_call(thread, orig, regs, now, since, frozen, clocks);
-    FinalizedThread { changed, waits: on_call }
+    FinalizedThread { changed, waits: on_call, ticks: false }
 }
 
 /// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the `mov eax, imm32` that
@@ -471,6 +495,31 @@ mod tests {
         }
     }
 
+    // promise waking: a thread whose time-out passes while the proc is frozen has a tick, and is not at work
+    #[test]
+    fn a_time_out_that_passes_in_the_freeze_is_a_tick() {
+        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
+        // poll(2) of 50 ms, which has just ended by that, by an event, and as before but by a thread that has gone on since.
+        for (returned, sp, ticks) in [(0, 0x7000, true), (1, 0x7000, false), (0, 0x6000, false)] {
+            let mut regs = waiting(7, 4);
+            for (field, value) in [(AX, returned), (IP, 0x1002), (DX, 50), (SP, sp)] {
+                regs.set_varint(field, value);
+            }
+            let since = Waiting { since_ns: now.monotonic_ns - 50_000_000, call: [7, 4, 0, 50, 0, 0, 0, 0x7000] };
+            let mut clocks = Clocks::default();
+            let found = finalize_thread(3, &mut regs, now, Some(since), &NOTHING, &mut clocks);
+            assert_eq!(found, FinalizedThread { changed: false, waits: false, ticks }, "{returned} {sp:#x}");
+            assert_eq!((regs.number(AX), regs.number(IP)), (returned, 0x1002), "its call is over");
+            let due = ticks.then_some((now.monotonic_ns, Some(50_000_000)));
+            assert_eq!(clocks.dues.first().map(|due| (due.at_ns, due.every_ns)), due);
+        }
+        for (call, ax, ended) in
+            [(202, -110i64, true), (202, 0, false), (455, -110, true), (128, -11, true), (35, 0, true), (232, 3, false)]
+        {
+            assert_eq!(ended_by_time_out(call, ax as u64), ended, "{call} {ax}");
+        }
+    }
+
     // promise waking: a select(2) that goes on tells the program what is left
     /// What the program goes by after a select is what the kernel has written to the program's own time-out.
     #[test]
@@ -522,6 +571,13 @@ mod tests {
         assert_eq!((due(202, 6, 0), due(202, 13, 0)), (Some(160), Some(110)), "FUTEX_LOCK_PI, FUTEX_LOCK_PI2");
         assert_eq!((due(202, 11, 0), due(202, 1, 0)), (Some(110), None), "FUTEX_WAIT_REQUEUE_PI, FUTEX_WAKE");
         assert_eq!((due(449, 0, 1), due(449, 0, 0)), (Some(110), Some(160)), "futex_waitv");
+        let mut regs = waiting(455, 4);
+        for (field, value) in [(R8, 0x8000), (R9, 1)] {
+            regs.set_varint(field, value);
+        }
+        let mut clocks = Clocks::default();
+        finalize_call(3, 455, &mut regs, now, None, &frozen, &mut clocks);
+        assert_eq!(clocks.dues[0].at_ns, 110 * SECOND, "futex_wait");
         assert_eq!((due(242, 0, 0x8000), due(243, 0, 0)), (Some(160), None), "mq_timedsend, mq_receive");
     }
 

@@ -241,6 +241,8 @@ pub mod sk_packet_entry {
     pub const ID_FOR: u32 = 1;
     /// Bytes, which follow the message.
     pub const LENGTH: u32 = 2;
+    /// Descriptors that come with them, `scm_entry`.
+    pub const SCM: u32 = 4;
 }
 
 /// `unix_sk_entry` of sk-unix.proto.

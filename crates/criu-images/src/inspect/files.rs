@@ -248,18 +248,38 @@ impl OpenFile {
     }
 }
 
-/// How much waits in each socket: entries with as many bytes behind each as it says.
+/// How much waits in each socket.
 fn queues(images: &Images) -> Result<BTreeMap<u64, u64>, Malformed> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
-    let Some(bytes) = images.bytes("sk-queues.img") else { return Ok(found) };
+    for packet in packets(images)? {
+        *found.entry(packet.number(sk_packet_entry::ID_FOR)).or_default() += packet.number(sk_packet_entry::LENGTH);
+    }
+    Ok(found)
+}
+
+/// Whether a descriptor waits in a socket, for a process to receive it: SCM_RIGHTS of unix(7).
+///
+/// # Errors
+/// The image is damaged.
+pub fn carry_descriptors(images: &Images) -> Result<bool, ImageError> {
+    let packets = packets(images).map_err(images.damaged(QUEUES))?;
+    Ok(packets.iter().any(|packet| packet.bytes(sk_packet_entry::SCM).is_some()))
+}
+
+const QUEUES: &str = "sk-queues.img";
+
+/// What waits in sockets: entries with as many bytes behind each as it says.
+fn packets(images: &Images) -> Result<Vec<Message>, Malformed> {
+    let mut found = Vec::new();
+    let Some(bytes) = images.bytes(QUEUES) else { return Ok(found) };
     let mut at = 8;
     while at < bytes.len() {
         let length = bytes.get(at..at + 4).ok_or(Malformed { at })?;
         let length = u32::from_le_bytes(length.try_into().expect("4 bytes")) as usize;
         let packet = Message::decode(bytes.get(at + 4..at + 4 + length).ok_or(Malformed { at })?)?;
         let bytes = packet.number(sk_packet_entry::LENGTH);
-        *found.entry(packet.number(sk_packet_entry::ID_FOR)).or_default() += bytes;
         at = at.saturating_add(4 + length).saturating_add(bytes as usize);
+        found.push(packet);
     }
     Ok(found)
 }
