@@ -26,13 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2 --dist loadgroup`) a file's tests are one worker's, for they share a daemon, and all that
-    measure are one worker's, one after the other."""
+    """With several workers (`-n 2 --dist loadgroup`) a file's tests are one worker's, for they share a daemon."""
     if not config.getoption("loadgroup", default=False):  # what a worker has of `--dist loadgroup`
         return
     for item in items:
-        group = "measures" if item.get_closest_marker("measures") else item.path.stem.removeprefix("test_")
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(item.path.stem.removeprefix("test_")))
 
 
 @pytest.fixture(scope="session", autouse=True)

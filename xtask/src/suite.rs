@@ -22,8 +22,10 @@ const ON_REQUEST: [&str; 3] = ["units", "smoke", "soak"];
 /// Runs busy threads beside the tests, [`LOAD`] of them.
 const LOADED: &str = "--loaded";
 const LOAD: usize = 2;
-/// Workers of pytest. One more than CI's machine has processors: tests wait for the disk and for time-outs half of the time.
-const WORKERS: &str = "3";
+/// Workers of pytest, twice as many as CI's machine has processors: tests wait for the disk and for time-outs half of the time.
+const WORKERS: &str = "4";
+/// Of those tests that measure time, which mostly wait: each has to have a processor when its time comes.
+const MEASURING: &str = "2";
 
 struct Stage {
     name: &'static str,
@@ -108,9 +110,9 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
         }
         "cargo" => cargo_tests(root, binaries),
         "smoke" => pytest(root, "smoke", &["-n", WORKERS, "--dist", "loadgroup"]),
-        // A file's tests are one worker's: tests/conftest.py. Those that measure are alone on the machine.
+        // A file's tests are one worker's: tests/conftest.py.
         "system" => pytest(root, "not soak and not measures", &["-n", WORKERS, "--dist", "loadgroup"]),
-        "measures" => pytest(root, "not soak and measures", &[]),
+        "measures" => pytest(root, "not soak and measures", &["-n", MEASURING, "--dist", "loadgroup"]),
         "soak" => pytest(root, "soak", &[]),
         other => unreachable!("{other} is in STAGES"),
     };
