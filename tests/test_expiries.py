@@ -56,7 +56,10 @@ def expire_through(kip: Kip, engine: str, hibernate: str, sleeps: int) -> None:
     for number in range(sleeps):
         all_expire(proc)
         # Some timer is due at once and wakes it again.
-        kip.cli("sleep", proc.name, "--to", "hibernated" if number % 3 == 1 else "parked", "--clock", "auto")
+        if number % 3 == 1:
+            proc.hibernate_once("--clock", "auto")
+        else:
+            kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
     all_expire(proc)
     for (kind, period), (count, elapsed) in counts(proc).items():
         # What counts CPU time expires as often as that lets it.

@@ -44,7 +44,10 @@ def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], 
     for number in range(SLEEPS):
         before = told(proc)
         wait_for("every timer expires", lambda b=before: all(t[0] > b[name][0] for name, t in told(proc).items()), 20)
-        kip.cli("sleep", proc.name, "--to", "hibernated" if number % 3 == 1 else "parked", "--clock", "auto")
+        if number % 3 == 1:
+            proc.hibernate_once("--clock", "auto")
+        else:
+            kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
         if proc.state == "hibernated" and not proc.inspect()["last_sleep"]["held"]:
             # Blocked, or found at work: it stays so, for its processes are too small to be taken out, and its timers go on.
             proc.wake()

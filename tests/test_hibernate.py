@@ -43,11 +43,6 @@ def is_single_threaded(proc: Proc) -> bool:
     return all(len(os.listdir(f"/proc/{pid}/task")) == 1 for pid in proc.inspect()["pids"])
 
 
-def sleep_anyhow(proc: Proc) -> None:
-    """To hibernated; it may be awake again before this returns, for a program at work wakes at once."""
-    proc.kip.cli("sleep", proc.name, "--to", "hibernated")
-
-
 # promise P16: a tier between that keeps the working set on the worker: hibernated, with its set in
 #   memory (all of them within `--set-memory`) and the rest on the local disk, metered by itself
 # held by: this, `tests/test_meter.py::test_memory_is_the_integral_of_the_kernels_counter`
@@ -115,7 +110,7 @@ def test_torture(torture: Proc) -> None:
     """One of everything, blocked calls of all kinds with it: nothing changes and nothing returns EINTR."""
     client = Lines(torture.port())
     for cycle in range(CYCLES):
-        sleep_anyhow(torture)
+        torture.hibernate_once()
         client.check()
         if cycle % 5 == 4:
             torture.sleep()
@@ -130,7 +125,7 @@ def test_torture(torture: Proc) -> None:
 def test_torture_without_anything_between(torture: Proc) -> None:
     client = Lines(torture.port())
     for _ in range(8):
-        sleep_anyhow(torture)
+        torture.hibernate_once()
         torture.wake()
     client.check()
 
@@ -139,7 +134,7 @@ def test_new_memory_is_kept(torture: Proc) -> None:
     client = Lines(torture.port())
     for _ in range(3):
         assert client.ask("eat 20") == "eaten"
-        sleep_anyhow(torture)
+        torture.hibernate_once()
         client.check()
 
 
@@ -150,7 +145,7 @@ def test_clients_while_it_hibernates(kip: Kip, tmp_path: Path, way: str) -> None
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", way, name=f"talk-{way}")
     with talking(proc.port()) as answered:
         for _ in range(20):
-            sleep_anyhow(proc)
+            proc.hibernate_once()
     assert all(count > 10 for count in answered)
 
 
@@ -185,11 +180,11 @@ def sleeps_before_they_are_due(proc: Proc, client: Lines, due_ms: int) -> bool:
     timers = {kind: int(client.ask(f"arm {kind} {due_ms} 0").split()[1]) for kind in ONE_SHOT}
     sleeps = 0
     while time.monotonic() - armed < due_ms / 1000 * 0.77:
-        sleep_anyhow(proc)
+        proc.hibernate_once()
         time.sleep(0.15)
         assert client.ask("echo here") == "here"
         sleeps += 1
-    sleep_anyhow(proc)
+    proc.hibernate_once()
     in_time = time.monotonic() - armed < due_ms / 1000 - 0.05
     time.sleep(max(0.0, due_ms / 1000 + 0.05 - (time.monotonic() - armed)))
     view = proc.wait_state("running", 30)  # no client asks it anything: the timers have woken it
@@ -373,7 +368,7 @@ def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
     client = Lines(proc.port())
     for turn in range(16):
         proc.wake()  # it may be parked
-        sleep_anyhow(proc)
+        proc.hibernate_once()
         command = ["wake", proc.name] if turn % 2 else ["sleep", proc.name, "--to", "parked", "--clock", "auto"]
         other = threading.Thread(target=kip.cli, args=command, kwargs={"check": False})
         other.start()
@@ -429,7 +424,7 @@ def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
         slept += done.returncode == 0
         assert client.ask(f"echo still {turn}") == f"still {turn}"
         if turn % 5 == 0:
-            sleep_anyhow(neighbour)
+            neighbour.hibernate_once()
             other.check()
     assert slept >= 20, "it can be hibernated all the same"
     assert fighter.state in ("running", "hibernated")
@@ -448,7 +443,7 @@ def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
         kip.cli("sleep", full.name, "--to", "hibernated", check=False)
         assert client.ask("echo here") == "here"
     kip.cli("sleep", full.name, "--to", "hibernated", check=False)
-    sleep_anyhow(neighbour)
+    neighbour.hibernate_once()
     client.socket.sendall(b"fill 120\n")
     begun = time.monotonic()
     other.check()
@@ -480,11 +475,11 @@ def test_pager_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: P
     client = Lines(proc.port())
     client.ask("eat 20")
     for _ in range(4):
-        sleep_anyhow(proc)
+        proc.hibernate_once()
         kill_pager(kip)
         client.check()
         wait_for("another serves", lambda: pager_pid(kip), 30)
-    sleep_anyhow(proc)
+    proc.hibernate_once()
     proc.sleep()
     client.check()
 
@@ -496,7 +491,7 @@ def test_pager_killed_under_load(fresh_kip: Callable[..., Kip], tmp_path: Path) 
     client, dice = Lines(proc.port()), random.Random(7)
     client.ask("eat 20")
     for _ in range(12):
-        sleep_anyhow(proc)
+        proc.hibernate_once()
         killer = threading.Timer(dice.random() * 0.03, kill_pager, [kip])
         killer.start()
         client.check()
@@ -516,7 +511,7 @@ def test_daemon_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: 
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", way)
     client = Lines(proc.port())
     for cycle in range(3):
-        sleep_anyhow(proc)
+        proc.hibernate_once()
         kip.kill()
         if cycle % 2 and way == "blocked":
             client.check()  # only the pager is needed for that
@@ -532,7 +527,7 @@ def test_daemon_and_pager_killed_together(fresh_kip: Callable[..., Kip], tmp_pat
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", "blocked")
     client = Lines(proc.port())
     client.ask("eat 20")
-    sleep_anyhow(proc)
+    proc.hibernate_once()
     pager = pager_pid(kip)
     kip.expected += REPLACED
     kip.kill()
@@ -547,7 +542,7 @@ def test_keeper_killed_then_pager(fresh_kip: Callable[..., Kip], tmp_path: Path)
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", "blocked")
     client = Lines(proc.port())
     client.ask("eat 20")
-    sleep_anyhow(proc)
+    proc.hibernate_once()
     kip.expected += REPLACED
     old = kip.info()["keeper_pid"]
     os.kill(old, signal.SIGKILL)

@@ -84,7 +84,10 @@ def on_disk(proc: Proc) -> int:
 
 def sleep_anyhow(proc: Proc, tier: str = "hibernated") -> None:
     """It may be awake again before this returns, for a program at work wakes at once."""
-    proc.kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto")
+    if tier == "hibernated":
+        proc.hibernate_once("--clock", "auto")
+    else:
+        proc.kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto")
 
 
 # What comes back.

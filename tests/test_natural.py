@@ -152,7 +152,7 @@ def lines_of(s: socket.socket, run: Run) -> Iterator[tuple[float, str]]:
 
 
 # Each is a wake: longer than the time after which a proc sleeps.
-PING = 15.0
+PING = 12.5
 AWAY = 100.0
 
 

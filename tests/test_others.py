@@ -78,7 +78,7 @@ def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, maker
     ratios = []
     for _ in range(3):
         began = time.monotonic()
-        kip.cli("sleep", "fighter", "--to", "hibernated", timeout=60)
+        fighter.hibernate_once()
         assert time.monotonic() - began < ASLEEP_S
         rows(kip)
         other.hibernate()

@@ -78,7 +78,7 @@ def test_twenty_cycles(postfix: Proc) -> None:
 
 def hibernate_anyhow(postfix: Proc) -> None:
     """It may be awake again before this returns: deliveries go on."""
-    postfix.kip.cli("sleep", postfix.name, "--to", "hibernated")
+    postfix.hibernate_once()
 
 
 @pytest.mark.parametrize("way", ["blocked", "held"])

@@ -99,6 +99,18 @@ class Proc:
         assert after["last_sleep"]["to"] == "hibernated", after["last_sleep"]
         return after
 
+    def hibernate_once(self, *flags: str) -> dict[str, Any]:
+        """Hibernates it, and makes sure of that. It may be awake again before this returns, for a program at work wakes at once."""
+        before = self.inspect()
+        self.kip.cli("sleep", self.name, "--to", "hibernated", *flags)
+        after = self.inspect()
+        sleep, last = after["last_sleep"], before["last_sleep"]
+        assert sleep and sleep["to"] == "hibernated" and (sleep != last or before["state"] == "hibernated"), (last, sleep)
+        if (sleep["memory_bytes"] or 0) > 8 << 20 and (not last or last["to"] != "hibernated"):
+            # What has not changed since the sleep before is not written again, and of little memory nothing is.
+            assert sleep["held"] or sleep["bytes_written"] + sum(sleep.get("left_bytes", {}).values()) > 0, sleep
+        return after
+
     def hold(self) -> dict[str, Any]:
         """Hibernates it with `--hibernate held`. One that was found at work ticks on in place: woken, and tried again."""
         for _ in range(20):

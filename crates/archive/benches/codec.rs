@@ -129,7 +129,7 @@ fn spread(mut samples: Vec<f64>) -> String {
 fn main() {
     let pids: Vec<u32> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     if pids.is_empty() {
-        println!("skipped: say of which processes, as numbers");
+        println!("memory of processes is not measured: say of which, as numbers");
     }
     for pid in pids {
         let bytes = memory_of(pid);

@@ -67,6 +67,8 @@ pub enum DumpError {
     Refused {
         /// Its error messages, the first is the nearest to the cause.
         causes: Vec<String>,
+        /// The disk of the images is full, or the quota is.
+        no_room: bool,
     },
     /// The caller's step said no.
     #[error("the snapshot was called off")]
@@ -128,9 +130,22 @@ pub fn dump(
     match (response.success, agreed) {
         (true, _) => {}
         (false, Some(false)) => return Err(DumpError::CalledOff),
-        (false, _) => return Err(DumpError::Refused { causes: causes(&log.lines(), response.cr_errmsg) }),
+        (false, _) => {
+            let causes = causes(&log.lines(), response.cr_errmsg);
+            return Err(DumpError::Refused { causes, no_room: has_no_room(&directory) });
+        }
     }
     Ok(Dumped { frozen_us: frozen_us(&directory) })
+}
+
+/// Whether nothing can be written any more into the directory of a dump that failed: CRIU says of each error only what it was at.
+fn has_no_room(directory: &File) -> bool {
+    // More than may have become free by what CRIU has removed.
+    const TRIED: usize = 256 << 10;
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let tried = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map_err(io::Error::from);
+    let written = tried.and_then(|file| File::from(file).write_all(&vec![1; TRIED]));
+    written.is_err_and(|e| matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
 }
 
 /// CRIU's log of a dump, which says when CRIU read what. It is in memory: it is long, and the disk

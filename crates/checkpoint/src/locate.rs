@@ -331,10 +331,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_one_after_set_up() {
-        if !Path::new(PRIVATE_PREFIX).exists() {
-            println!("skipped: scripts/setup has not put a CRIU into {PRIVATE_PREFIX}");
-            return;
-        }
+        assert!(Path::new(PRIVATE_PREFIX).exists(), "scripts/setup has not put a CRIU into {PRIVATE_PREFIX}");
         let found = locate(None).unwrap();
         assert!(found.version >= OLDEST);
         assert_eq!(found.origin, Origin::PrivatePrefix);

@@ -79,15 +79,6 @@ impl Events {
         event.id >= self.first_id
     }
 
-    /// When something of `kind` with `word` in its detail was last emitted of `name`, milliseconds
-    /// since the epoch, if that is still kept and was emitted by this daemon.
-    pub fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
-        let kept = self.kept.lock();
-        let same =
-            |e: &&Event| self.is_own(e) && e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);
-        kept.iter().rev().find(same).map(|e| e.at_ms)
-    }
-
     /// What the newest event of that kind says of a proc, of those that this daemon emitted.
     pub fn last_detail(&self, name: &ProcName, kind: &str) -> Option<String> {
         let kept = self.kept.lock();
@@ -135,9 +126,6 @@ mod tests {
     fn wakes_of_the_last_minute_are_counted() {
         let few = filled([(1_000, "woken"), (90_000, "woken"), (95_000, "parked"), (100_000, "woken")].into_iter());
         assert_eq!(few.per_minute("woken", 110_000), 2);
-        assert_eq!(few.last(&"web".parse().unwrap(), "parked", ""), Some(95_000));
-        assert_eq!(few.last(&"web".parse().unwrap(), "parked", "cannot sleep"), None);
-        assert_eq!(few.last(&"other".parse().unwrap(), "parked", ""), None);
     }
 
     #[test]
@@ -169,7 +157,7 @@ mod tests {
         let second = Events::open(dir.path());
         let (kept, _) = second.subscribe(0);
         assert_eq!(kept.iter().map(|e| e.detail.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
-        assert_eq!(second.last(&web, "refused", ""), None, "an earlier daemon's proc");
+        assert_eq!(second.last_detail(&web, "refused"), None, "an earlier daemon's proc");
         second.emit(Some(&web), "refused", "3");
         let (kept, _) = second.subscribe(kept[2].id);
         assert_eq!(kept.iter().map(|e| e.detail.as_str()).collect::<Vec<_>>(), ["3"]);

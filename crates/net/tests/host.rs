@@ -48,11 +48,10 @@ fn nothing_stays_on_the_real_host() {
         std::panic::resume_unwind(panic);
     }
     assert_eq!(traces_before, traces());
+    // Another instance has forwarding as it wants it; tests/reach.rs::the_last_instance_puts_forwarding_back has a machine of its own.
     if alone_before && alone() {
         assert_eq!(forwarding_before, forwarding());
         fs::remove_file("/run/kip/forwarding.lock").unwrap();
-    } else {
-        println!("skipped: another instance runs here, so forwarding is not ours to compare");
     }
     fs::remove_file("/run/kip/instance-15").unwrap();
     // Gone unless another program's files are in it.

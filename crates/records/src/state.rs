@@ -41,6 +41,9 @@ pub struct Record {
     pub last_wake: Option<WakeView>,
     /// What stood in the way of the last sleep.
     pub cannot_sleep: Vec<String>,
+    /// When [`Record::cannot_sleep`] or [`Record::stays_parked`] was found, milliseconds since the epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_at_ms: Option<u64>,
     /// Why its generation cannot go to the store, of one that is parked.
     #[serde(default)]
     pub stays_parked: Option<String>,
@@ -95,6 +98,7 @@ impl Record {
             last_wake: None,
             cannot_sleep: Vec::new(),
             stays_parked: None,
+            refused_at_ms: None,
             tick_wakes: 0,
             ticks: Ticks::default(),
             wakes: 0,

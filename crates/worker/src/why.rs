@@ -75,7 +75,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         parks_after_ms: parks_after_ms.filter(|_| running),
         seen,
         cannot_sleep,
-        cannot_sleep_at_ms: if refused { refused_at(&handle.proc) } else { None },
+        cannot_sleep_at_ms: record.refused_at_ms.filter(|_| refused),
         next_wake: next_wake(&status),
         clock: clock.map(|word| format!("CLOCK_MONOTONIC stands while it is parked: {word}")),
         last_sleep: record.last_sleep.clone(),
@@ -84,11 +84,6 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         fell_back: record.fell_back.clone(),
         pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec),
     }
-}
-
-fn refused_at(proc: &Proc) -> Option<u64> {
-    let last = |words| proc.shared.events.last(&proc.name, "refused", words);
-    last("cannot sleep").max(last("stays parked"))
 }
 
 fn kind_of(seen: Option<Activity>) -> ActivityKind {
@@ -195,7 +190,7 @@ fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String>
     }
     if !status.record.cannot_sleep.is_empty() {
         let now_ms = kip_sys::clock::now_ms();
-        let ago = refused_at(proc).map(|at| format!(" {} ago", seconds(now_ms.saturating_sub(at))));
+        let ago = status.record.refused_at_ms.map(|at| format!(" {} ago", seconds(now_ms.saturating_sub(at))));
         let causes = status.record.cannot_sleep.join("; ");
         lines.push(format!("its last sleep was refused{}: {causes}", ago.unwrap_or_default()));
     }

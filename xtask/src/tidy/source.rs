@@ -22,6 +22,9 @@ pub fn findings(file: &File) -> Vec<String> {
         found.extend(marks(file));
         found.extend(too_long(file));
     }
+    if is_rust && file.path.starts_with("crates/") {
+        found.extend(skips(file));
+    }
     if is_rust && is_in_src(&file.path) {
         found.extend(header(file));
         found.extend(unsafe_code(file));
@@ -67,6 +70,16 @@ fn marks(file: &File) -> Vec<String> {
         }
     }
     found
+}
+
+/// Tests that say they were skipped, and pass.
+fn skips(file: &File) -> Vec<String> {
+    let prints = |line: &str| {
+        let text = line.split_once("println!(\"").map(|(_, text)| text.to_lowercase());
+        text.is_some_and(|text| text.starts_with("skipped"))
+    };
+    let found = numbered(&file.text).filter(|(_, line)| prints(line));
+    found.map(|(number, _)| format!("{}:{number}: a test that lacks something fails and names it", file.path)).collect()
 }
 
 fn too_long(file: &File) -> Option<String> {
@@ -158,6 +171,14 @@ mod tests {
         assert_eq!(check_one("crates/net/src/pool.rs", &tested), Vec::<String>::new());
         let guarded = format!("//! Long.\n#[cfg(test)]\nfn f() {{}}\n{}", "// x\n".repeat(LONGEST));
         assert_eq!(check_one("crates/net/src/pool.rs", &guarded).len(), 1, "a test function is no test module");
+    }
+
+    #[test]
+    fn a_test_that_skips_itself_is_found() {
+        for call in ["println", "eprintln"] {
+            let text = format!("//! Pools.\nfn f() {{\n    {call}!(\"SKIPPED: no root\");\n}}\n");
+            assert!(check_one("crates/net/src/pool.rs", &text)[0].contains(":3: a test that lacks"), "{call}");
+        }
     }
 
     #[test]

@@ -27,13 +27,13 @@ struct Scene {
     bytes: bytes::Bytes,
 }
 
-async fn scene(length: usize, settings: Settings) -> Option<Scene> {
-    let gateway = Gateway::start().await?;
+async fn scene(length: usize, settings: Settings) -> Scene {
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let store = Store::open(&url_at(proxy.address, ""), settings).unwrap();
     let (key, bytes) = (key("object"), pattern(length, 3));
     gateway.store("").put(&key, bytes.clone()).await.unwrap();
-    Some(Scene { gateway, proxy, store, key, bytes })
+    Scene { gateway, proxy, store, key, bytes }
 }
 
 // promise stores: what passes is tried again, what stays is not; a stream that breaks goes on where
@@ -43,7 +43,7 @@ async fn scene(length: usize, settings: Settings) -> Option<Scene> {
 //   `crates/store/tests/suite/faults.rs::the_rest_is_never_taken_from_another_object`
 #[tokio::test(flavor = "multi_thread")]
 async fn what_passes_is_tried_again_and_counted() {
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(5000, settings()).await else { return };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(5000, settings()).await;
     for (fault, number) in [
         (Fault::Answer(503, "SlowDown"), 1),
         (Fault::Answer(500, "InternalError"), 2),
@@ -66,7 +66,7 @@ async fn what_passes_is_tried_again_and_counted() {
 //   `crates/store/tests/suite/directory.rs::a_full_and_a_read_only_disk_are_named`
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stays_is_not_tried_again() {
-    let Some(Scene { proxy, store, key, gateway: _gateway, .. }) = scene(10, settings()).await else { return };
+    let Scene { proxy, store, key, gateway: _gateway, .. } = scene(10, settings()).await;
     for (status, code, word) in [
         (403, "AccessDenied", "forbids"),
         (403, "RequestTimeTooSkewed", "clock"),
@@ -100,7 +100,7 @@ async fn what_stays_is_not_tried_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn enough_is_enough() {
     let few = Settings { attempts: 3, ..settings() };
-    let Some(Scene { proxy, store, key, gateway: _gateway, .. }) = scene(10, few).await else { return };
+    let Scene { proxy, store, key, gateway: _gateway, .. } = scene(10, few).await;
     proxy.fail(usize::MAX, Fault::Answer(503, "SlowDown"), get);
     let error = store.get(&key).await.expect_err("never anything else");
     assert!(matches!(&error, GetError::Store(Failure::Busy { status: 503, .. })), "{error:?}");
@@ -111,7 +111,7 @@ async fn enough_is_enough() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_never_answers_is_given_up() {
     let hasty = Settings { attempts: 2, answer_timeout: Duration::from_millis(100), ..settings() };
-    let Some(Scene { proxy, store, key, gateway: _gateway, .. }) = scene(10, hasty).await else { return };
+    let Scene { proxy, store, key, gateway: _gateway, .. } = scene(10, hasty).await;
     proxy.fail(usize::MAX, Fault::Hold, |_| true);
     let error = store.get(&key).await.expect_err("no answer");
     assert!(matches!(&error, GetError::Store(Failure::TimedOut { waited_ms: 100, .. })), "{error:?}");
@@ -135,9 +135,7 @@ async fn a_store_that_is_not_there_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_goes_on_where_it_was() {
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(3 << 20, settings()).await else {
-        return;
-    };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(3 << 20, settings()).await;
     for after in [1_000_000, 0, 700_000] {
         proxy.fail(1, Fault::Cut(after), get);
     }
@@ -157,7 +155,7 @@ async fn a_stream_that_breaks_goes_on_where_it_was() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_stops_goes_on_too() {
     let hasty = Settings { attempts: 50, answer_timeout: Duration::from_millis(500), ..settings() };
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(1 << 20, hasty).await else { return };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(1 << 20, hasty).await;
     proxy.fail(1, Fault::Stall(300_000), get);
     assert!(read(&store, &key).await.unwrap() == bytes);
     assert!(store.counters().resumes >= 1);
@@ -166,7 +164,7 @@ async fn a_stream_that_stops_goes_on_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rest_is_never_taken_from_another_object() {
-    let Some(Scene { gateway, proxy, store, key, .. }) = scene(1 << 20, settings()).await else { return };
+    let Scene { gateway, proxy, store, key, .. } = scene(1 << 20, settings()).await;
     let direct = gateway.store("");
     for replace in [true, false] {
         proxy.fail(1, Fault::Cut(100_000), |seen| seen.is("GET"));
@@ -183,7 +181,7 @@ async fn the_rest_is_never_taken_from_another_object() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ranges_of_two_objects_are_not_given_out_as_one() {
-    let Some(Scene { gateway, proxy, store, key, .. }) = scene(1000, settings()).await else { return };
+    let Scene { gateway, proxy, store, key, .. } = scene(1000, settings()).await;
     let gate = Arc::new(Notify::new());
     proxy.fail(1, Fault::Gate(gate.clone()), |seen| seen.header("range") == Some("bytes=500-599"));
     let asked = tokio::spawn({
@@ -200,7 +198,7 @@ async fn ranges_of_two_objects_are_not_given_out_as_one() {
 /// Not this crate's to find, see its documentation: it would have to know what the bytes should be.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bit_that_turned_on_the_way_is_left_to_those_above() {
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(1000, settings()).await else { return };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(1000, settings()).await;
     proxy.fail(1, Fault::Flip(500), get);
     let got = read(&store, &key).await.unwrap();
     let wrong: Vec<_> = (0..1000).filter(|at| got[*at] != bytes[*at]).collect();
@@ -210,7 +208,7 @@ async fn a_bit_that_turned_on_the_way_is_left_to_those_above() {
 // promise stores: a slow first byte is asked for again
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_first_byte_is_asked_for_again() {
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(5000, keen()).await else { return };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(5000, keen()).await;
     proxy.fail(1, Fault::Hold, get);
     assert!(read(&store, &key).await.unwrap() == bytes);
     let counters = store.counters();
@@ -222,7 +220,7 @@ async fn a_slow_first_byte_is_asked_for_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_of_two_may_still_win() {
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(5000, keen()).await else { return };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(5000, keen()).await;
     let gate = Arc::new(Notify::new());
     proxy.fail(1, Fault::Gate(gate.clone()), get);
     proxy.fail(1, Fault::Hold, get);
@@ -240,7 +238,7 @@ async fn the_first_of_two_may_still_win() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_two_that_fails_leaves_it_to_the_other() {
-    let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(5000, keen()).await else { return };
+    let Scene { proxy, store, key, bytes, gateway: _gateway, .. } = scene(5000, keen()).await;
     let gate = Arc::new(Notify::new());
     proxy.fail(1, Fault::Gate(gate.clone()), get);
     proxy.fail(1, Fault::LoseRequest, get);
@@ -257,7 +255,7 @@ async fn one_of_two_that_fails_leaves_it_to_the_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quick_answer_or_a_full_store_is_not_asked_again() {
     let slow = Settings { hedge: Hedge::After(Duration::from_secs(60)), ..settings() };
-    let Some(scene) = scene(5000, slow).await else { return };
+    let scene = scene(5000, slow).await;
     read(&scene.store, &scene.key).await.unwrap();
     assert_eq!((scene.store.counters().gets, scene.store.counters().hedges), (1, 0));
     let narrow = Settings { hedge: Hedge::After(Duration::from_millis(1)), most_requests: 1, ..settings() };
@@ -270,7 +268,7 @@ async fn a_quick_answer_or_a_full_store_is_not_asked_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_are_tried_again_one_by_one() {
-    let Some(Scene { gateway, proxy, store, key, .. }) = scene(0, settings()).await else { return };
+    let Scene { gateway, proxy, store, key, .. } = scene(0, settings()).await;
     proxy.fail(1, Fault::Answer(503, "SlowDown"), |seen| seen.line.contains("partNumber=2"));
     proxy.fail(1, Fault::LoseAnswer, |seen| seen.line.contains("partNumber=3"));
     let bytes = pattern(11 << 20, 8);
@@ -286,7 +284,7 @@ async fn parts_are_tried_again_one_by_one() {
 //   `crates/store/tests/suite/directory.rs::a_process_that_is_killed_while_it_writes_leaves_no_half_object`
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_that_fails_is_aborted_and_the_object_is_as_it_was() {
-    let Some(Scene { gateway, proxy, store, key, bytes }) = scene(1000, settings()).await else { return };
+    let Scene { gateway, proxy, store, key, bytes } = scene(1000, settings()).await;
     proxy.fail(1, Fault::Answer(403, "AccessDenied"), |seen| seen.line.contains("partNumber=3"));
     let error = store.put(&key, pattern(11 << 20, 8)).await.expect_err("a part is refused");
     assert!(matches!(error, PutError::Store(Failure::Forbidden { .. })), "{error:?}");
@@ -297,7 +295,7 @@ async fn an_upload_that_fails_is_aborted_and_the_object_is_as_it_was() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_that_is_dropped_is_aborted() {
-    let Some(Scene { gateway, proxy, store, key, bytes }) = scene(1000, settings()).await else { return };
+    let Scene { gateway, proxy, store, key, bytes } = scene(1000, settings()).await;
     proxy.fail(1, Fault::Hold, |seen| seen.line.contains("partNumber=3"));
     let task = tokio::spawn({
         let (store, key) = (store.clone(), key.clone());
@@ -311,7 +309,7 @@ async fn an_upload_that_is_dropped_is_aborted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_whose_end_is_not_heard_of_is_made_sure() {
-    let Some(Scene { gateway, proxy, store, key, .. }) = scene(1000, settings()).await else { return };
+    let Scene { gateway, proxy, store, key, .. } = scene(1000, settings()).await;
     proxy.fail(1, Fault::LoseAnswer, |seen| seen.is("POST") && seen.line.contains("uploadId="));
     let bytes = pattern(11 << 20, 8);
     store.put(&key, bytes.clone()).await.unwrap();
@@ -326,7 +324,7 @@ async fn an_upload_whose_end_is_not_heard_of_is_made_sure() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_server_refuses_in_clear_words() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let with =
         |url: &str, credentials| Store::open(url, Settings { credentials: Some(credentials), ..settings() }).unwrap();
     let wrong = with(&gateway.url(""), credentials("guessed"));

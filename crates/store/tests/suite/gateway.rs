@@ -31,25 +31,22 @@ fn program() -> Option<PathBuf> {
 }
 
 impl Gateway {
-    /// A server that answers; none, and a word about it, where there is no versitygw.
-    pub async fn start() -> Option<Gateway> {
+    /// A server that answers.
+    pub async fn start() -> Gateway {
         Gateway::start_with(&[]).await
     }
 
     /// One that speaks TLS only.
-    pub async fn with_tls(certificate: &Path, key: &Path) -> Option<Gateway> {
+    pub async fn with_tls(certificate: &Path, key: &Path) -> Gateway {
         Gateway::start_with(&[("--cert", certificate), ("--key", key)]).await
     }
 
-    async fn start_with(more: &[(&str, &Path)]) -> Option<Gateway> {
-        let Some(program) = program() else {
-            println!("skipped: needs versitygw, which scripts/setup test installs");
-            return None;
-        };
+    async fn start_with(more: &[(&str, &Path)]) -> Gateway {
+        let program = program().expect("the tests need versitygw, which scripts/setup test installs");
         // Another process may take a port between finding it free and using it.
         for _ in 0..10 {
             if let Some(gateway) = Gateway::try_start(&program, more).await {
-                return Some(gateway);
+                return gateway;
             }
         }
         panic!("{} does not start; its log is above", program.display());

@@ -22,14 +22,14 @@ struct Scene {
     version: Version,
 }
 
-async fn scene(settings: Settings) -> Option<Scene> {
-    let gateway = Gateway::start().await?;
+async fn scene(settings: Settings) -> Scene {
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let store = Store::open(&url_at(proxy.address, ""), settings).unwrap();
     let direct = gateway.store("");
     let head = key("head");
     let version = direct.swap_reference(&head, None, "old".into()).await.unwrap();
-    Some(Scene { gateway, proxy, store, direct, head, version })
+    Scene { gateway, proxy, store, direct, head, version }
 }
 
 async fn value(store: &Store, head: &Key) -> String {
@@ -39,9 +39,7 @@ async fn value(store: &Store, head: &Key) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_own_value_is_recognised() {
-    let Some(Scene { proxy, store, direct, head, mut version, gateway: _gateway, .. }) = scene(settings()).await else {
-        return;
-    };
+    let Scene { proxy, store, direct, head, mut version, gateway: _gateway, .. } = scene(settings()).await;
     for fault in [Fault::LoseAnswer, Fault::LoseRequest, Fault::Answer(500, "InternalError"), Fault::Answer(409, "")] {
         proxy.fail(2, fault.clone(), put);
         let name = format!("{fault:?}");
@@ -60,7 +58,7 @@ async fn the_own_value_is_recognised() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_answer_in_time_is_investigated() {
     let hasty = Settings { attempts: 50, answer_timeout: Duration::from_millis(500), ..settings() };
-    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(hasty).await else { return };
+    let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(hasty).await;
     proxy.fail(1, Fault::HoldAnswer, put);
     store.swap_reference(&head, Some(&version), "new".into()).await.unwrap();
     assert_eq!(value(&direct, &head).await, "new");
@@ -68,9 +66,7 @@ async fn no_answer_in_time_is_investigated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_without_doubt_is_one() {
-    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(settings()).await else {
-        return;
-    };
+    let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(settings()).await;
     direct.swap_reference(&head, Some(&version), "theirs".into()).await.unwrap();
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("theirs stands");
     assert!(matches!(error, SwapError::Conflict { .. }), "{error:?}");
@@ -86,9 +82,7 @@ async fn a_conflict_without_doubt_is_one() {
 /// As a balancer does that gives up waiting for the store.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_503_after_which_the_condition_fails_may_have_been_a_success() {
-    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(settings()).await else {
-        return;
-    };
+    let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(settings()).await;
     let mut version = version;
     for code in ["", "SlowDown"] {
         proxy.fail(1, Fault::Instead(503, code), put);
@@ -103,9 +97,7 @@ async fn a_503_after_which_the_condition_fails_may_have_been_a_success() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_may_have_stood_is_not_called_a_conflict() {
-    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(settings()).await else {
-        return;
-    };
+    let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(settings()).await;
     let gate = Arc::new(Notify::new());
     proxy.fail(1, Fault::LoseAnswer, put);
     proxy.fail(1, Fault::Gate(gate.clone()), |seen| seen.is("GET"));
@@ -125,7 +117,7 @@ async fn a_value_that_may_have_stood_is_not_called_a_conflict() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_known_is_said() {
     let few = Settings { attempts: 3, ..settings() };
-    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(few).await else { return };
+    let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(few).await;
     proxy.fail(1, Fault::LoseAnswer, put);
     proxy.fail(usize::MAX, Fault::LoseRequest, |_| true);
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("nothing is heard");
@@ -136,9 +128,7 @@ async fn what_cannot_be_known_is_said() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_surely_not_done_is_said_too() {
     let few = Settings { attempts: 3, ..settings() };
-    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(few.clone()).await else {
-        return;
-    };
+    let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(few.clone()).await;
     proxy.fail(usize::MAX, Fault::Answer(503, "SlowDown"), |_| true);
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("always busy");
     assert!(matches!(&error, SwapError::Store(Failure::Busy { .. })) && error.is_temporary(), "{error:?}");
@@ -150,7 +140,7 @@ async fn what_was_surely_not_done_is_said_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_put_only_once_is_recognised_too() {
-    let Some(Scene { proxy, store, direct, gateway: _gateway, .. }) = scene(settings()).await else { return };
+    let Scene { proxy, store, direct, gateway: _gateway, .. } = scene(settings()).await;
     let (mine, theirs) = (key("mine"), key("theirs"));
     proxy.fail(1, Fault::LoseAnswer, put);
     assert_eq!(store.put_if_absent(&mine, "mine".into()).await.unwrap(), Placed::New);

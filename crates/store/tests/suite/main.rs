@@ -1,6 +1,6 @@
 //! The store against the real thing: one contract for every kind, races, and a network that fails on demand.
 //!
-//! The S3 server is versitygw (`scripts/setup` installs it); without it those tests say "skipped".
+//! The S3 server is versitygw (`scripts/setup` installs it).
 
 mod contract;
 mod directory;

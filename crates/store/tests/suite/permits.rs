@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 //   `kip_store::directory::tests::a_file_system_that_hangs_is_left_to_itself_and_one_that_is_slow_is_not`
 #[tokio::test(flavor = "multi_thread")]
 async fn uploads_that_hang_keep_no_read_waiting() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let narrow = Settings { most_requests: 1, most_uploads: 2, ..settings() };
     let store = Store::open(&url_at(proxy.address, ""), narrow).unwrap();
@@ -41,7 +41,7 @@ async fn uploads_that_hang_keep_no_read_waiting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_that_nobody_waits_for_give_way() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let store = Store::open(&url_at(proxy.address, ""), Settings { most_requests: 1, ..settings() }).unwrap();
     for name in ["held", "wake", "idle-0", "idle-1", "idle-2"] {
@@ -73,7 +73,7 @@ async fn reads_that_nobody_waits_for_give_way() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_less_than_an_object_ends_in_time() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let hasty = Settings { attempts: 1000, operation_timeout: Duration::from_millis(300), ..settings() };
     let store = Store::open(&url_at(proxy.address, ""), hasty).unwrap();

@@ -18,7 +18,7 @@ fn put(seen: &Seen) -> bool {
 //   `crates/store/tests/suite/uploads.rs::an_answer_may_take_long_as_long_as_it_moves`
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_way_up_is_no_trouble() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::narrow(gateway.address).await;
     let patient = Settings { answer_timeout: Duration::from_secs(1), ..settings() };
     let store = Store::open(&url_at(proxy.address, ""), patient).unwrap();
@@ -33,7 +33,7 @@ async fn a_slow_way_up_is_no_trouble() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_way_up_on_which_nothing_moves_is_given_up() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::narrow(gateway.address).await;
     let hasty = Settings { attempts: 2, answer_timeout: Duration::from_millis(500), ..settings() };
     let store = Store::open(&url_at(proxy.address, ""), hasty).unwrap();
@@ -50,7 +50,7 @@ async fn a_way_up_on_which_nothing_moves_is_given_up() {
 /// Of a long listing on a slow way, or of an object that is being put together.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_may_take_long_as_long_as_it_moves() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let hasty = Settings { attempts: 1, answer_timeout: Duration::from_secs(1), ..settings() };
     let store = Store::open(&url_at(proxy.address, ""), hasty).unwrap();
@@ -78,7 +78,7 @@ async fn write_in_pieces(store: &Store, bytes: &bytes::Bytes) -> Result<(), PutE
 //   `crates/store/tests/suite/directory.rs::a_file_that_is_being_written_is_gone_with_its_writer`
 #[tokio::test(flavor = "multi_thread")]
 async fn few_bytes_are_one_request_and_many_are_parts_that_go_up_early() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let store = gateway.store("");
     write_in_pieces(&store, &pattern(10 << 20, 1)).await.unwrap();
     let counters = store.counters();
@@ -102,7 +102,7 @@ async fn few_bytes_are_one_request_and_many_are_parts_that_go_up_early() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pieces_over_a_bad_network() {
-    let Some(gateway) = Gateway::start().await else { return };
+    let gateway = Gateway::start().await;
     let proxy = Proxy::before(gateway.address).await;
     let store = Store::open(&url_at(proxy.address, ""), settings()).unwrap();
     let end = |seen: &Seen| seen.is("POST") && seen.line.contains("uploadId=");

@@ -22,6 +22,7 @@ use kip_offload::{Archive, Own, Uploaded};
 use kip_records::body::Body;
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::{Code, Refusal, SleepView};
 use kip_types::chain;
@@ -247,7 +248,8 @@ impl Task {
             // Nor the next time: it is the same generation.
             Err(NotStored::Stays(message)) => {
                 let refusal = self.stays_parked(Cause::Snapshot, Code::CannotSleep, &message);
-                self.keep(Record { stays_parked: Some(message), ..self.record.clone() });
+                let refused_at_ms = Some(now_ms());
+                self.keep(Record { stays_parked: Some(message), refused_at_ms, ..self.record.clone() });
                 Err(refusal)
             }
             Ok(uploaded) => {

@@ -135,7 +135,7 @@ impl Task {
                     cause = format!("{cause}; {paged_out}");
                 }
                 let message = format!("{} cannot hibernate: {cause}", self.proc.name);
-                self.record.cannot_sleep = vec![cause];
+                self.cannot_sleep(vec![cause]);
                 self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 if let Some(running) = self.phase.running_mut() {
                     running.no_hibernation = true;

@@ -66,7 +66,8 @@ impl Task {
         let cause = format!("its own command before sleep refuses: {why}");
         let message = format!("{} cannot sleep: {cause}", self.proc.name);
         self.proc.shared.metrics.refused(to, Cause::Hook);
-        self.keep(Record { cannot_sleep: vec![cause], ..self.record.clone() });
+        self.cannot_sleep(vec![cause]);
+        self.keep(self.record.clone());
         self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
         if let Some(running) = self.phase.running_mut() {
             running.not_before = Instant::now() + RETRY_SLEEP;

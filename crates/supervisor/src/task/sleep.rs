@@ -129,7 +129,7 @@ impl Task {
             Err(e) => {
                 let causes = causes_of(&e);
                 self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
-                self.record.cannot_sleep = causes.clone();
+                self.cannot_sleep(causes.clone());
                 self.record_outcome(Input::ParkRefused);
                 if self.phase.running().is_none() {
                     self.begin_running(init, Tier::Hot, Woke::Called);
@@ -139,6 +139,12 @@ impl Task {
                 Err(Refusal::new(Code::CannotSleep, message))
             }
         }
+    }
+
+    /// Keeps what stood in the way of a sleep, until the next.
+    pub(super) fn cannot_sleep(&mut self, causes: Vec<String>) {
+        self.record.cannot_sleep = causes;
+        self.record.refused_at_ms = Some(now_ms());
     }
 
     async fn finish_park(&mut self, done: park::ParkDone, memory_bytes: u64, begin: Instant) {
@@ -412,10 +418,9 @@ pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Dura
 }
 
 fn cause_of(e: &ParkError) -> Cause {
-    /// What CRIU, too, says of a full disk: not the proc stands in the way then.
-    const NO_ROOM: &str = "No space left on device";
     match e {
-        ParkError::Dump(DumpError::Refused { causes }) if !causes.iter().any(|c| c.contains(NO_ROOM)) => Cause::Criu,
+        // Otherwise not the proc stands in the way.
+        ParkError::Dump(DumpError::Refused { no_room: false, .. }) => Cause::Criu,
         ParkError::WithoutFirstThread { .. } | ParkError::NoWayBack { .. } => Cause::Criu,
         _ => Cause::Snapshot,
     }
@@ -423,7 +428,7 @@ fn cause_of(e: &ParkError) -> Cause {
 
 fn causes_of(e: &ParkError) -> Vec<String> {
     match e {
-        ParkError::Dump(DumpError::Refused { causes }) => causes.clone(),
+        ParkError::Dump(DumpError::Refused { causes, .. }) => causes.clone(),
         other => vec![chain(other)],
     }
 }

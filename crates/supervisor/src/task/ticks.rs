@@ -106,7 +106,7 @@ impl Task {
         let name = &self.proc.name;
         let cause = format!("it is not hibernated, and {}", would_be_late(&self.proc, None));
         let message = format!("{name} stays awake: {cause}");
-        self.record.cannot_sleep = vec![cause];
+        self.cannot_sleep(vec![cause]);
         Err(Refusal::new(Code::CannotSleep, message))
     }
 
