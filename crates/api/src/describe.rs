@@ -3,23 +3,32 @@
 //! Schemas are those of the types that travel ([`schemars`]); their fields' comments, which name the units, are the
 //! descriptions. Nothing here looks at a request.
 
+mod plain;
+
 use crate::state::Api;
 use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, delete, get, post};
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, Refusal, SnapshotName};
+use kip_types::{ProcName, VolumeName};
+use plain::Plain;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
+use schemars::transform::Transform;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 type Shape = fn(&mut SchemaGenerator) -> Schema;
+/// A reference to the schema of a body, and the schema.
+type Body = fn(&mut SchemaGenerator) -> (Schema, Schema);
 
 fn referred<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
 fn inline<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    T::json_schema(generator)
+    let mut schema = T::json_schema(generator);
+    Plain.transform(&mut schema);
+    schema
 }
 
 /// What a route is for, takes and answers.
@@ -27,7 +36,7 @@ pub struct Doc {
     id: &'static str,
     summary: &'static str,
     query: Option<Shape>,
-    body: Option<Shape>,
+    body: Option<Body>,
     answer: Value,
     shape: Option<(&'static str, Shape)>,
     status: u16,
@@ -47,7 +56,7 @@ impl Doc {
 
     /// Takes a JSON body.
     pub fn body<T: JsonSchema>(self) -> Doc {
-        Doc { body: Some(referred::<T>), ..self }
+        Doc { body: Some(|generator| (referred::<T>(generator), inline::<T>(generator))), ..self }
     }
 
     /// Answers 200 and JSON.
@@ -93,7 +102,8 @@ pub struct Routes {
 impl Routes {
     pub fn new() -> Routes {
         let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
-        Routes { router: Router::new(), paths: Map::new(), schemas: settings.into_generator() }
+        let schemas = settings.with_transform(Plain).into_generator();
+        Routes { router: Router::new(), paths: Map::new(), schemas }
     }
 
     pub fn get<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
@@ -118,7 +128,9 @@ impl Routes {
 
     fn operation(&mut self, path: &str, doc: Doc) -> Value {
         let tag = path.trim_start_matches("/v1").split('/').nth(1).unwrap_or_default().trim_end_matches(".json");
-        let mut parameters: Vec<Value> = path.split('/').filter_map(in_path).collect();
+        let generator = &mut self.schemas;
+        let mut parameters: Vec<Value> =
+            path.split('/').filter_map(|segment| in_path(path, segment, generator)).collect();
         if let Some(query) = doc.query {
             parameters.extend(in_query(&query(&mut self.schemas)));
         }
@@ -140,8 +152,11 @@ impl Routes {
             operation["parameters"] = parameters.into();
         }
         if let Some(body) = doc.body {
-            let schema = body(&mut self.schemas);
-            operation["requestBody"] = json!({ "content": { "application/json": { "schema": schema } } });
+            let (referred, schema) = body(&mut self.schemas);
+            // An empty body is `{}`, which does where every field may be left out.
+            let required = schema.get("required").is_some();
+            operation["requestBody"] =
+                json!({ "required": required, "content": { "application/json": { "schema": referred } } });
         }
         operation
     }
@@ -187,14 +202,20 @@ impl Routes {
 }
 
 /// A parameter of the path, if `segment` is one.
-fn in_path(segment: &str) -> Option<Value> {
+fn in_path(path: &str, segment: &str, generator: &mut SchemaGenerator) -> Option<Value> {
     let name = segment.strip_prefix('{')?.strip_suffix('}')?;
-    let description = match name {
-        "snapshot" => "NAME for the newest of that proc, or NAME@GENERATION.",
-        "id" => "Its id, or the beginning of it, 6 digits at least.",
-        _ => "Its name.",
+    let (description, schema) = match name {
+        "snapshot" => (
+            "NAME for the newest of that proc, or NAME@GENERATION.",
+            generator.subschema_for::<SnapshotName>().to_value(),
+        ),
+        "id" => {
+            let schema = json!({ "type": "string", "pattern": "^[0-9a-f]{6,32}$" });
+            ("Its id, or the beginning of it, 6 digits at least.", schema)
+        }
+        _ if path.starts_with("/v1/volumes/") => ("Its name.", generator.subschema_for::<VolumeName>().to_value()),
+        _ => ("Its name.", generator.subschema_for::<ProcName>().to_value()),
     };
-    let schema = json!({ "type": "string" });
     Some(json!({ "name": name, "in": "path", "required": true, "description": description, "schema": schema }))
 }
 

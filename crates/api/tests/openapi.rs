@@ -41,3 +41,45 @@ fn every_field_and_every_parameter_is_described() {
     }
     assert_eq!(silent, Vec::<String>::new());
 }
+
+/// All schemas within a value, with where each is.
+fn schemas<'a>(at: String, value: &'a Value, seen: &mut dyn FnMut(&str, &'a serde_json::Map<String, Value>)) {
+    match value {
+        Value::Object(fields) => {
+            seen(&at, fields);
+            fields.iter().for_each(|(key, value)| schemas(format!("{at}.{key}"), value, seen));
+        }
+        Value::Array(values) => values.iter().for_each(|value| schemas(at.clone(), value, seen)),
+        _ => {}
+    }
+}
+
+// promise api: what generators of clients do not know is not in the document: sets of words are an
+//   `enum`, integers have limits and a format of OpenAPI, references stand alone, names have a pattern
+#[test]
+fn generators_know_all_that_is_in_the_document() {
+    let document = kip_api::openapi();
+    let mut strange = Vec::new();
+    schemas(String::new(), &document, &mut |at, schema| {
+        let is = |key: &str| schema.get(key).filter(|value| value.is_string() || value.is_array());
+        let kinds = is("type").map(Value::to_string).unwrap_or_default();
+        let format = is("format").and_then(Value::as_str);
+        let known = match format {
+            Some("int32" | "int64") => schema.contains_key("minimum") && schema.contains_key("maximum"),
+            Some("double") => kinds.contains("number"),
+            Some(_) => false,
+            None => !kinds.contains("integer"),
+        };
+        let words =
+            is("oneOf").and_then(Value::as_array).is_some_and(|all| all.iter().all(|one| one["const"].is_string()));
+        if !known || words || (schema.contains_key("$ref") && schema.contains_key("properties")) {
+            strange.push(at.to_owned());
+        }
+    });
+    assert_eq!(strange, Vec::<String>::new());
+    let schema = |name: &str| &document["components"]["schemas"][name];
+    assert_eq!(schema("Tier")["enum"], serde_json::json!(["hot", "hibernated", "parked", "archived"]));
+    for name in ["ProcName", "Realm", "VolumeName", "SnapshotName"] {
+        assert!(schema(name)["pattern"].is_string(), "{name}");
+    }
+}

@@ -5,7 +5,7 @@ use crate::error::ImageError;
 use crate::local::Local;
 use crate::registry::Registry;
 use crate::request::{Pull, blocking};
-use kip_types::image::ImageSource;
+use kip_types::image::{ImageFile, ImageSource};
 use std::sync::Arc;
 
 /// A registry or files.
@@ -24,8 +24,8 @@ impl Origin {
         };
         match &request.source {
             ImageSource::Registry(name) => Ok(Origin::Registry(Arc::new(Registry::new(name, request)?))),
-            ImageSource::Oci { path, tag } => local(path, tag, false),
-            ImageSource::DockerArchive { path, tag } => local(path, tag, true),
+            ImageSource::Oci(ImageFile { path, tag }) => local(path, tag, false),
+            ImageSource::DockerArchive(ImageFile { path, tag }) => local(path, tag, true),
         }
     }
 

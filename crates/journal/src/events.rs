@@ -9,7 +9,7 @@ mod file;
 use file::Writer;
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
-use kip_types::api::Event;
+use kip_types::api::{EVENTS, Event};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -48,9 +48,9 @@ impl Events {
         Events { kept: Mutex::new(kept), first_id, live: broadcast::Sender::new(1024), writer }
     }
 
-    /// Keeps an event and sends it to all clients that follow. `kind` is one of the words in
-    /// [`Event::kind`].
+    /// Keeps an event and sends it to all clients that follow. `kind` is one of [`EVENTS`].
     pub fn emit(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
+        debug_assert!(EVENTS.contains(&kind), "{kind} is a kind of event");
         let detail = detail.into();
         tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
         let mut kept = self.kept.lock();

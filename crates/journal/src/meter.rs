@@ -14,7 +14,7 @@
 
 use kip_net::activity::Activity as Traffic;
 use kip_types::Tier;
-use kip_types::api::{MeterView, TierMeterView, WakesView};
+use kip_types::api::{MeterView, TRIGGERS, TierMeterView, WakesView};
 use kip_types::{ProcName, StateName};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -288,6 +288,7 @@ impl Meter {
 
     /// It was woken.
     pub fn woken(&self, from: Tier, trigger: &str) {
+        debug_assert!(TRIGGERS.contains(&trigger), "{trigger} is what wakes are counted by");
         let mut live = self.live();
         *live.kept.wakes.entry(from).or_default().entry(trigger.to_owned()).or_default() += 1;
     }

@@ -11,6 +11,7 @@ mod refusal;
 mod snapshot;
 mod token;
 mod top;
+mod words;
 
 pub use check::*;
 pub use described::*;
@@ -23,6 +24,7 @@ pub use refusal::*;
 pub use snapshot::*;
 pub use token::*;
 pub use top::*;
+pub use words::*;
 
 pub use crate::spec::request::{InFile, LeftOpen, RunRequest};
 
@@ -456,7 +458,8 @@ pub struct ThreadView {
 pub struct SocketView {
     /// TCP or UDP.
     pub proto: Protocol,
-    /// `established`, `close-wait`, `fin-wait`, `syn-sent` or `listen`; for UDP `flow`.
+    /// `established`, `close-wait`, `fin-wait`, `syn-sent`, `listen` or `closing`; for UDP `flow`.
+    #[schemars(extend("enum" = SOCKET_STATES))]
     pub state: String,
     /// Its own address.
     pub local: SocketAddr,
@@ -494,6 +497,7 @@ pub struct TimerView {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct NextWakeView {
     /// `timerfd`, `POSIX timer`, `interval timer`, `time-out of a call` or `it was at work`.
+    #[schemars(extend("enum" = TIMERS))]
     pub kind: String,
     /// When the timer is due, milliseconds from now.
     pub due_ms: u64,
@@ -514,9 +518,8 @@ pub struct Event {
     pub at_ms: u64,
     /// Which proc; null for the daemon itself.
     pub name: Option<ProcName>,
-    /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`,
-    /// `pressure`, `collected`, `imported`, `would-sleep`, `would-wake`,
-    /// `hook-failed`, `healthy`, `unhealthy`.
+    /// What happened, one of [`EVENTS`].
+    #[schemars(extend("enum" = EVENTS))]
     pub kind: String,
     /// One line.
     pub detail: String,

@@ -31,6 +31,7 @@ pub enum BackedUpAs {
 
 /// A proc in a backup.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[schemars(inline)]
 pub struct BackedUpProc {
     /// Its name.
     pub name: ProcName,

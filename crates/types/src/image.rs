@@ -15,19 +15,18 @@ pub enum ImageSource {
     /// A registry: `[docker://][HOST[:PORT]/]NAME[:TAG][@DIGEST]`.
     Registry(String),
     /// `oci:PATH[:TAG]`: an OCI image layout, a directory or a tar of one.
-    Oci {
-        /// Absolute when it reaches the daemon.
-        path: PathBuf,
-        /// Which of its images, if there are several.
-        tag: Option<String>,
-    },
+    Oci(ImageFile),
     /// `docker-archive:FILE[:NAME]`: what `docker save` writes.
-    DockerArchive {
-        /// Absolute when it reaches the daemon.
-        path: PathBuf,
-        /// Which of its images, if there are several.
-        tag: Option<String>,
-    },
+    DockerArchive(ImageFile),
+}
+
+/// Images in files of the daemon's machine.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct ImageFile {
+    /// Absolute when it reaches the daemon.
+    pub path: PathBuf,
+    /// Which of its images, if there are several.
+    pub tag: Option<String>,
 }
 
 /// A source could not be read.
@@ -48,15 +47,14 @@ impl FromStr for ImageSource {
                 Some((name, tag)) => (&rest[..from + name.len()], Some(tag.to_owned()).filter(|t| !t.is_empty())),
                 None => (rest, None),
             };
-            if path.is_empty() { Err(BadSource(text.to_owned())) } else { Ok((PathBuf::from(path), tag)) }
+            let file = ImageFile { path: PathBuf::from(path), tag };
+            if path.is_empty() { Err(BadSource(text.to_owned())) } else { Ok(file) }
         };
         if let Some(rest) = text.strip_prefix("oci:") {
-            let (path, tag) = local(rest)?;
-            return Ok(ImageSource::Oci { path, tag });
+            return local(rest).map(ImageSource::Oci);
         }
         if let Some(rest) = text.strip_prefix("docker-archive:") {
-            let (path, tag) = local(rest)?;
-            return Ok(ImageSource::DockerArchive { path, tag });
+            return local(rest).map(ImageSource::DockerArchive);
         }
         let name = text.strip_prefix("docker://").unwrap_or(text);
         if name.is_empty() || name.contains(char::is_whitespace) || name.starts_with(['-', '/', '.']) {
@@ -69,11 +67,12 @@ impl FromStr for ImageSource {
 impl ImageSource {
     /// The same with an absolute path: the process that reads it may have another working directory.
     pub fn absolute(self, absolute: impl FnOnce(PathBuf) -> std::io::Result<PathBuf>) -> std::io::Result<ImageSource> {
-        Ok(match self {
-            ImageSource::Oci { path, tag } => ImageSource::Oci { path: absolute(path)?, tag },
-            ImageSource::DockerArchive { path, tag } => ImageSource::DockerArchive { path: absolute(path)?, tag },
-            registry => registry,
-        })
+        let file = |file: ImageFile| Ok(ImageFile { path: absolute(file.path)?, tag: file.tag });
+        match self {
+            ImageSource::Oci(path) => file(path).map(ImageSource::Oci),
+            ImageSource::DockerArchive(path) => file(path).map(ImageSource::DockerArchive),
+            registry @ ImageSource::Registry(_) => Ok(registry),
+        }
     }
 
     /// Host and port of the registry; none for others.
@@ -88,10 +87,10 @@ impl ImageSource {
 
 impl fmt::Display for ImageSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, path, tag) = match self {
+        let (kind, ImageFile { path, tag }) = match self {
             ImageSource::Registry(name) => return f.write_str(name),
-            ImageSource::Oci { path, tag } => ("oci", path, tag),
-            ImageSource::DockerArchive { path, tag } => ("docker-archive", path, tag),
+            ImageSource::Oci(file) => ("oci", file),
+            ImageSource::DockerArchive(file) => ("docker-archive", file),
         };
         write!(f, "{kind}:{}", path.display())?;
         tag.iter().try_for_each(|tag| write!(f, ":{tag}"))
@@ -302,9 +301,12 @@ mod tests {
     #[test]
     fn sources_are_read_and_written() {
         let read = |text: &str| text.parse::<ImageSource>().unwrap();
-        assert_eq!(read("oci:/a:b/c:tag"), ImageSource::Oci { path: "/a:b/c".into(), tag: Some("tag".into()) });
-        assert_eq!(read("oci:c"), ImageSource::Oci { path: "c".into(), tag: None });
-        let saved = ImageSource::DockerArchive { path: "x.tar".into(), tag: Some("web:1".into()) };
+        assert_eq!(
+            read("oci:/a:b/c:tag"),
+            ImageSource::Oci(ImageFile { path: "/a:b/c".into(), tag: Some("tag".into()) })
+        );
+        assert_eq!(read("oci:c"), ImageSource::Oci(ImageFile { path: "c".into(), tag: None }));
+        let saved = ImageSource::DockerArchive(ImageFile { path: "x.tar".into(), tag: Some("web:1".into()) });
         assert_eq!(read("docker-archive:x.tar:web:1"), saved);
         assert_eq!(read("docker://redis:7"), ImageSource::Registry("redis:7".into()));
         for text in ["oci:/a/c:tag", "docker-archive:/x.tar", "localhost:5000/a/b@sha256:00"] {

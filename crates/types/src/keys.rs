@@ -1,6 +1,6 @@
 //! Messages of the API about a realm's keys, which seal what is archived: `kip key`.
 
-use crate::name::{ProcName, Realm};
+use crate::name::{ID, ProcName, Realm};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -9,6 +9,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct KeyView {
     /// Its name: 32 hexadecimal digits.
+    #[schemars(extend("pattern" = ID))]
     pub id: String,
     /// Whose.
     pub realm: Realm,
@@ -34,6 +35,7 @@ pub struct DestroyKeyRequest {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct DestroyedKeyView {
     /// The key.
+    #[schemars(extend("pattern" = ID))]
     pub id: String,
     /// Whose.
     pub realm: Realm,
@@ -55,6 +57,7 @@ impl fmt::Debug for Hidden {
 /// Bytes that travel as hexadecimal digits and are not shown.
 #[derive(Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^([0-9a-fA-F]{2})*$"))]
 pub struct Hex(pub Vec<u8>);
 
 /// A text is not hexadecimal digits, two for each byte.

@@ -16,7 +16,7 @@ pub const RAN_WELL_MS: u64 = 10_000;
 /// Whether a program that ended by itself is started again: `no`, `on-failure[:MAX]` or `always`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
+#[schemars(with = "String", extend("pattern" = r"^(no|always|on-failure(:\+?0*[1-9][0-9]*)?)$"))]
 pub enum Restart {
     /// It stays stopped.
     #[default]
@@ -128,7 +128,7 @@ pub const READY_WITHIN_MS: u64 = 60_000;
 /// How it is seen that a program does what it is there for.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
+#[schemars(with = "String", extend("pattern" = r"^(tcp:|http:|exec:)"))]
 pub enum Check {
     /// `tcp:PORT`: it takes a connection on that port of its own address.
     Tcp(u16),
@@ -192,7 +192,7 @@ impl fmt::Display for Check {
 /// A port of the host on which Kip itself answers how a proc is, `HOST_PORT=CHECK`. Asking neither wakes the proc nor keeps it awake.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
+#[schemars(with = "String", extend("pattern" = r"^[0-9]+=(tcp:|http:|exec:)"))]
 pub struct Probe {
     /// Where it is asked.
     pub host_port: u16,

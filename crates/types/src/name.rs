@@ -9,6 +9,12 @@ use std::str::FromStr;
 /// Longest name, in bytes: that of a DNS label (RFC 1035, 2.3.4).
 pub const MAX_NAME: usize = 63;
 
+/// The same as a regular expression, for schemas.
+pub(crate) const NAME: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
+
+/// An id of a key, of a proc in the store, of a data directory: 32 hexadecimal digits.
+pub(crate) const ID: &str = "^[0-9a-f]{32}$";
+
 /// A name was not a lower-case DNS label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -34,6 +40,7 @@ macro_rules! name_type {
         #[doc = $doc]
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
+        #[schemars(extend("pattern" = NAME))]
         pub struct $type(String);
 
         impl $type {

@@ -20,6 +20,7 @@ const TAKEN: [&str; 2] = ["/", "/usr"];
 /// The name of a volume that Kip keeps, unique within its data directory: a file name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"))]
 pub struct VolumeName(String);
 
 /// What no volume can be called.

@@ -9,7 +9,8 @@ use axum::extract::State;
 use axum::response::Response;
 
 use kip_types::image::{
-    ImageDetails, ImageRequest, ImageSource, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest,
+    ImageDetails, ImageFile, ImageRequest, ImageSource, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress,
+    PullRequest,
 };
 
 /// Its routes. References have slashes, so they are no segment of a path.
@@ -53,7 +54,8 @@ async fn inspect(State(api): State<Api>, AskedQuery(which): AskedQuery<ImageRequ
 }
 
 async fn pull(State(api): State<Api>, Asked(request): Asked<PullRequest>) -> Answer<Response> {
-    if let ImageSource::Oci { path, .. } | ImageSource::DockerArchive { path, .. } = &request.source
+    if let ImageSource::Oci(ImageFile { path, .. }) | ImageSource::DockerArchive(ImageFile { path, .. }) =
+        &request.source
         && !path.is_absolute()
     {
         return Err(Refused::invalid(format!("the path {} is not absolute", path.display())));

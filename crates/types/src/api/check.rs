@@ -1,6 +1,6 @@
 //! A trial before a proc is trusted, for `kip check`.
 
-use super::RunRequest;
+use super::{CHECK_STEPS, RunRequest};
 use crate::lifecycle::Tier;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,7 @@ pub struct CheckRequest {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CheckStep {
     /// What was done: `start`, `sleep` or `wake`.
+    #[schemars(extend("enum" = CHECK_STEPS))]
     pub step: String,
     /// Where it went, or came from; null for the start.
     pub tier: Option<Tier>,

@@ -1,5 +1,6 @@
 //! `GET /v1/procs/NAME/details`: a proc from within, whether it runs or sleeps.
 
+use super::{OPEN_PROTOCOLS, OWN_FILES};
 use crate::lifecycle::{Generation, Tier};
 use crate::name::ProcName;
 use schemars::JsonSchema;
@@ -88,6 +89,7 @@ pub struct OpenFileView {
     /// Of a socket that is connected: the other side's address.
     pub peer: Option<String>,
     /// `r`, `w`, `rw`, or `-` for one that is neither read nor written.
+    #[schemars(extend("enum" = ["r", "w", "rw", "-"]))]
     pub access: String,
     /// Other flags of open(2), lower case without `O_`; none are told of epoll sets.
     pub flags: Vec<String>,
@@ -126,6 +128,7 @@ pub struct OwnFileView {
     pub path: String,
     /// `file`, `link`, `device`, `fifo`, `socket`, `deleted` (the base has it, the proc does not), or `replaced` (a directory
     /// of which nothing of the base is seen).
+    #[schemars(extend("enum" = OWN_FILES))]
     pub kind: String,
     /// Length of a file.
     pub bytes: u64,
@@ -180,6 +183,7 @@ pub struct SocketsView {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OpenSocketView {
     /// `tcp`, `udp`, `unix`, `netlink` or `socket`.
+    #[schemars(extend("enum" = OPEN_PROTOCOLS))]
     pub proto: String,
     /// `listen`, `established`, .., as in `kip why`; of unix sockets `stream`, `datagram` or `packet` before it.
     pub state: String,
@@ -237,6 +241,7 @@ pub struct MapView {
     /// Behind the last one.
     pub end: String,
     /// `rwxp` as in proc_pid_maps(5), `s` for shared.
+    #[schemars(extend("pattern" = "^[r-][w-][x-][ps]$"))]
     pub access: String,
     /// A path as the program sees it, `[heap]`, `[stack]`, `[vdso]` and the like, `[anonymous]`, `[shared]`.
     pub what: String,

@@ -1,5 +1,6 @@
 //! What a proc has used, for `kip meter`.
 
+use super::TRIGGERS;
 use crate::lifecycle::{StateName, Tier};
 use crate::name::ProcName;
 use schemars::JsonSchema;
@@ -69,6 +70,7 @@ pub struct WakesView {
     /// The tier it woke from.
     pub from: Tier,
     /// What for: `tcp`, `udp`, `timer`, `touch` (its own memory), `wake`, `exec`, `stop` (commands) or `other`.
+    #[schemars(extend("enum" = TRIGGERS))]
     pub trigger: String,
     /// How often.
     pub count: u64,

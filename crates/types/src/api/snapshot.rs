@@ -1,7 +1,8 @@
 //! Messages about generations in the store and on the local disk: `kip snapshot`.
 
+use super::{SECTIONS, TIMERS};
 use crate::lifecycle::Generation;
-use crate::name::ProcName;
+use crate::name::{ID, ProcName};
 use crate::spec::PortSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,7 @@ use std::str::FromStr;
 /// the id's first digits as no other has, 8 at least.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(extend("pattern" = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(@[0-9]+)?$"))]
 pub struct SnapshotName {
     /// Name or id.
     pub proc: String,
@@ -132,10 +134,12 @@ pub struct SnapshotsView {
     /// Its name; null where its head cannot be read.
     pub name: Option<ProcName>,
     /// Its id in the store, 32 hexadecimal digits; null if it never was there.
+    #[schemars(extend("pattern" = ID))]
     pub proc: Option<String>,
     /// Whose it is.
     pub state: SnapshotState,
     /// The data directory that owns it or did last, 32 hexadecimal digits.
+    #[schemars(extend("pattern" = ID))]
     pub owner: Option<String>,
     /// Newest first; those on the local disk behind those in the store.
     pub generations: Vec<SnapshotView>,
@@ -170,6 +174,7 @@ pub struct SnapshotDetails {
     /// The proc's name.
     pub name: ProcName,
     /// Its id, 32 hexadecimal digits.
+    #[schemars(extend("pattern" = ID))]
     pub proc: String,
     /// Whose it is.
     pub state: SnapshotState,
@@ -194,6 +199,7 @@ pub struct SnapshotDetails {
     /// Format version of the front.
     pub format: u32,
     /// The realm's key that sealed the front, 32 hexadecimal digits.
+    #[schemars(extend("pattern" = ID))]
     pub key: String,
     /// Bytes of the front.
     pub bytes: u64,
@@ -221,7 +227,8 @@ pub struct SnapshotDetails {
 /// A section of a front.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SectionView {
-    /// `manifest`, `sets`, `page table`, `files`, `metadata`, `eager pages`, `set pages` or `end`.
+    /// Which: `manifest`, `sets`, `page table`, `files`, `metadata`, `eager pages`, `set pages` or `end`.
+    #[schemars(extend("enum" = SECTIONS))]
     pub name: String,
     /// Sealed bytes.
     pub bytes: u64,
@@ -244,6 +251,7 @@ pub struct PackView {
     /// Its name, 64 hexadecimal digits.
     pub pack: String,
     /// The realm's key that sealed it, 32 hexadecimal digits.
+    #[schemars(extend("pattern" = ID))]
     pub key: String,
     /// Blocks of it that the generation leads to.
     pub blocks: u64,
@@ -278,6 +286,7 @@ pub struct RootView {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SnapshotTimer {
     /// `timerfd`, `POSIX timer`, `interval timer`, `time-out of a call` or `it was at work`.
+    #[schemars(extend("enum" = TIMERS))]
     pub kind: String,
     /// How long after the freeze it is due, milliseconds.
     pub due_ms: u64,
@@ -357,6 +366,7 @@ pub struct CarriedView {
     /// The proc's name.
     pub name: ProcName,
     /// Its id, 32 hexadecimal digits.
+    #[schemars(extend("pattern" = ID))]
     pub proc: String,
     /// The generation.
     pub generation: Generation,

@@ -30,7 +30,7 @@ const RESOURCES: [(&str, u32); 15] = [
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
+#[schemars(with = "String", extend("pattern" = "^[a-z]+=[0-9a-z-]+(:[0-9a-z-]+)?$"))]
 pub struct Ulimit {
     name: String,
     /// What a program meets.

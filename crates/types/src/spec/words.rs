@@ -56,7 +56,7 @@ fn is_host(name: &str) -> bool {
 /// A name and its address in the /etc/hosts of a proc, `NAME:ADDRESS`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
+#[schemars(with = "String", extend("pattern" = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}[:=](\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f:.]+)$"))]
 pub struct HostEntry {
     /// The name.
     pub name: String,
