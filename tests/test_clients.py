@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -134,3 +135,28 @@ def test_openapi_typescript(served: Served, tmp_path: Path) -> None:
     strict = ("--strict", "--noUncheckedIndexedAccess", "--skipLibCheck", "--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom")
     ran(MODULES / ".bin/tsc", *strict, "smoke.ts", "globals.d.ts", cwd=tmp_path)
     assert ran("node", "smoke.js", served.url, served.token, cwd=tmp_path).strip() == "passed"
+
+
+# Operations that the fuzzer leaves alone: they end the daemon, write files where they are told, or answer with frames only.
+LEFT_ALONE = ("endDaemon", "backUp", "exportSnapshot", "exportKeys", "execInProc", "attachToProc")
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,lines_conform"
+
+
+# promise api: a fuzzer of the document (schemathesis) finds no status 500 and no answer outside of its
+#   schema
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_schemathesis(served: Served, tmp_path: Path) -> None:
+    served.kip.run("seen", ["sh", "-c", "echo out; sleep 1000"])
+    # A request that cannot be carried out may be told in the log as well.
+    served.kip.expected = [""]
+    left_alone = [word for operation in LEFT_ALONE for word in ("--exclude-operation-id", operation)]
+    header = f"Authorization: Bearer {served.token}"
+    done = subprocess.run(
+        [tool("schemathesis"), "run", DOCUMENT, "--url", served.url, "-H", header, "--checks", CHECKS, *left_alone,
+         "--phases", "coverage,fuzzing", "--max-time", "600", "--request-timeout", "60", "--no-color", "--continue-on-failure"],
+        cwd=tmp_path, env=os.environ | {"SCHEMATHESIS_HOOKS": str(PROGRAMS / "fuzz.py")}, capture_output=True, text=True, timeout=1700, check=False,
+    )  # fmt: skip
+    served.kip.remove_all()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert served.kip.alive()

@@ -14,6 +14,7 @@ from harness import servers
 from harness.clients import Redis
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
+from test_api import local
 from test_archive import archive
 
 PASSPHRASE = "correct horse battery staple"
@@ -95,6 +96,8 @@ def test_rotated_and_destroyed(fresh_kip: Callable[..., Kip], store: Path) -> No
     kip.kill()
     kip.up()
     assert left.state == "archived" and "was destroyed at" in kip.refused("wake", "left")
+    status, _, content = local(kip, "GET", "/v1/snapshots/left")
+    assert status == 409 and b"was destroyed at" in content, "what can never be read is no failure of the daemon"
     kip.cli("rm", "--force", "left")
     assert sorted(kip.names()) == ["back", "late"]
     events = [event["detail"] for event in kip.events() if event["kind"] == "key"]

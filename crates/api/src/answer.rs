@@ -11,6 +11,7 @@ use axum::{Json, RequestPartsExt};
 use kip_types::api::{Code, Refusal, Scope};
 use kip_types::name::ProcName;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most bytes in a request's body. More than the arguments and environment that exec takes: 6 MiB, execve(2).
@@ -113,10 +114,23 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let asked = serde_ignored::deserialize(&mut json, |path| unknown.push(path.to_string())).map_err(wrong)?;
     json.end().map_err(wrong)?;
+    check_numbers(&serde_json::from_slice(body).map_err(wrong)?)?;
     match unknown.as_slice() {
         [] => Ok(asked),
         [one] => Err(Refused::invalid(format!("the request's body has an unknown field: {one}"))),
         many => Err(Refused::invalid(format!("the request's body has unknown fields: {}", many.join(", ")))),
+    }
+}
+
+/// Refuses integers beyond what the document allows at most: sums with them would leave it, too.
+fn check_numbers(value: &Value) -> Answer<()> {
+    match value {
+        Value::Number(number) if number.as_u64().is_some_and(|number| i64::try_from(number).is_err()) => Err(
+            Refused::invalid(format!("the request's body has the number {number}: at most {} is possible", i64::MAX)),
+        ),
+        Value::Array(values) => values.iter().try_for_each(check_numbers),
+        Value::Object(fields) => fields.values().try_for_each(check_numbers),
+        _ => Ok(()),
     }
 }
 
@@ -207,6 +221,9 @@ mod tests {
         assert_eq!(refused::<RunRequest>(two), "the request's body has unknown fields: spec.c, b");
         assert!(refused::<ExecRequest>(r#"{"command":["x"],"tty":true}"#).ends_with(": tty"));
         assert!(refused::<ExecRequest>(r#"{"command":["x"]} {}"#).contains("trailing"));
+        let most = r#"{"spec":{"name":"a","command":["x"],"timing":{"idle_ms":9223372036854775807}}}"#;
+        assert!(read::<RunRequest>(most.as_bytes()).is_ok());
+        assert!(refused::<RunRequest>(&most.replace("807", "808")).contains("at most 9223372036854775807"));
         assert!(read::<ExecRequest>(br#"{"command":["x"],"env":{"tty":"/"}}"#).is_ok());
     }
 }

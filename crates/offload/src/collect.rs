@@ -238,7 +238,8 @@ impl Archive {
             bytes: survey.bytes.get(object).copied().unwrap_or(0),
             due_at_ms: candidates
                 .since(object)
-                .map(|since| since.max(written.get(object).copied().unwrap_or(0)).saturating_add(request.grace_ms)),
+                .map(|since| since.max(written.get(object).copied().unwrap_or(0)).saturating_add(request.grace_ms))
+                .map(|due_at_ms| due_at_ms.min(i64::MAX as u64)),
         };
         let gone: BTreeSet<&Object> = deleted.iter().collect();
         CollectView {

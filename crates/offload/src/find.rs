@@ -173,9 +173,14 @@ impl Archive {
     /// that name in the store, or by the first digits of its id.
     pub async fn head_of(&self, which: &SnapshotName, local: &[Local]) -> Result<Head, Refusal> {
         let failed = |e: &dyn std::error::Error| Refusal::new(Code::Failed, format!("{which}: {}", chain(e)));
+        // It was asked of the owner before the key was destroyed, so that is no failure.
+        let unread = |e: &HeadFailure| match e.is_of_destroyed_key() {
+            true => Refusal { code: Code::State, ..failed(e) },
+            false => failed(e),
+        };
         let own = local.iter().find(|one| one.name.as_str() == which.proc).and_then(Local::id);
         if let Some(id) = own
-            && let Some((head, _)) = self.head(id).await.map_err(|e| failed(&e))?
+            && let Some((head, _)) = self.head(id).await.map_err(|e| unread(&e))?
         {
             return Ok(head);
         }
@@ -194,7 +199,7 @@ impl Archive {
                     let is_meant = which.proc.len() >= FEWEST_DIGITS && proc.to_string().starts_with(&which.proc);
                     head.as_ref().err().filter(|_| is_meant)
                 });
-                Err(by_id.map_or_else(|| unknown(which), |e| failed(e)))
+                Err(by_id.map_or_else(|| unknown(which), unread))
             }
             [first, second, ..] => Err(Refusal::new(
                 Code::Invalid,
