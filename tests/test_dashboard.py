@@ -108,7 +108,7 @@ def page(served: tuple[Page, str]) -> Iterator[Page]:
 
 
 # promise api: a page by TCP over the API: procs by tier, memory held and saved, in a real
-#   Chromium; at 400 pixels nothing but the table scrolls sideways
+#   Chromium; at 400 pixels nothing scrolls sideways, and tier and state of each proc are seen
 def test_it_shows_what_is(page: Page) -> None:
     assert page.shown("#none"), "what to do where there is no proc"
     kip = page.kip
@@ -133,8 +133,73 @@ def test_it_shows_what_is(page: Page) -> None:
     page.browser.set_window_size(400, 900)
     wide, inner = page.run("[document.documentElement.scrollWidth, window.innerWidth]")
     wait_for("it is drawn anew", lambda: page.run("document.querySelector('#tiers svg').viewBox.baseVal.width") < 400, 20)
+    page.run("document.querySelector('#procs').scrollIntoView({ block: 'center' })")
     page.picture("narrow")
     assert wide <= inner
+    table, room = page.run("[document.querySelector('#procs').scrollWidth, document.querySelector('.wide').clientWidth]")
+    assert table <= room, "the table fits, too"
+    for name, (tier, state) in want.items():
+        row = page.browser.find_elements(By.CSS_SELECTOR, f"tr[data-proc={name}] td")
+        seen = [cell.text for cell in row if cell.is_displayed()]
+        assert seen == [name, tier, state], "what a narrow screen keeps"
+
+
+# promise api: a proc that does not run says how its program ended, never that it sleeps
+def test_it_says_how_a_program_ended(page: Page) -> None:
+    kip = page.kip
+    for name, command in (("well", "exit 0"), ("badly", "echo last words >&2; exit 3"), ("killed", "kill -9 $$")):
+        kip.cli("run", "--name", name, "--", "sh", "-c", command)
+    kip.run("asleep", ["sleep", "1000"], flags=STAYS).sleep()
+    wait_for("all are told", lambda: page.cells("killed")[1:3] == ["none", "failed, signal 9"], 20)
+    assert page.cells("well")[1:3] == ["none", "exited, code 0"]
+    assert page.cells("badly")[1:3] == ["none", "failed, code 3"]
+    page.click("tr[data-proc=badly] a")
+    wait_for("why it is so", lambda: page.texts("#why li") == ["it does not run; kip start badly starts it"], 20)
+    wait_for("its last words are there", lambda: page.text("#one-logs .stderr") == "last words\n", 20)
+    assert "exit code 3" in page.text("#one-facts") and page.text("#one-state") == "failed, code 3"
+    page.picture("stopped")
+    page.click("tr[data-proc=asleep] a")
+    wait_for("a sleeper says what will wake it", lambda: any("its next wake is by" in line for line in page.texts("#why li")), 20)
+
+
+# promise api: a row of the page is a link with an address of its own, by mouse, keyboard and history;
+#   procs are found by a word, a tier and a state
+def test_it_finds_and_leads(page: Page) -> None:
+    kip = page.kip
+    for name in ("cache-1", "cache-2"):
+        kip.run(name, REDIS, ports=["6379"], flags=STAYS)
+    kip.run("other", ["sleep", "1000"], flags=STAYS).sleep()
+    rows = lambda: page.texts("tbody tr td:first-child")  # noqa: E731
+    wait_for("all are there", lambda: rows() == ["cache-1", "cache-2", "other"], 20)
+    assert str(kip.json("inspect", "cache-1")["ports"][0]["host_port"]) in page.cells("cache-1")[3]
+
+    def choose(field: str, word: str) -> None:
+        page.run("(f => { f.value = arguments[1]; f.dispatchEvent(new Event('input')); })(document.querySelector(arguments[0]))", field, word)
+
+    for field, word, found in (("#search", "REDIS 6379", 2), ("#by-tier", "parked", 1), ("#by-state", "running", 2), ("#search", "nothing", 0)):
+        choose(field, word)
+        assert len(rows()) == found and page.text("#found") == f"{found} of 3", word
+        choose(field, "")
+    assert len(rows()) == 3
+    # By keyboard: the link has the focus, which is seen, and keeps it while all is drawn anew.
+    page.run("document.querySelector('[data-sort=command]').focus()")
+    focused = lambda: page.run("document.activeElement.dataset.link ?? document.activeElement.id")  # noqa: E731
+    page.browser.switch_to.active_element.send_keys(Keys.TAB)
+    assert focused() == "cache-1"
+    assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    kip.run("another", ["sleep", "1000"])
+    wait_for("it is drawn anew", lambda: len(rows()) == 4, 20)
+    assert focused() == "cache-1"
+    page.picture("focus")
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    wait_for("it is open", lambda: page.shown("#one"), 20)
+    assert page.browser.current_url == f"{page.url}#proc/cache-1" and focused() == "one-name"
+    page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not page.shown("#one") and focused() == "cache-1"
+    page.browser.back()
+    wait_for("the way back leads to it", lambda: page.shown("#one") and page.text("#one-name") == "cache-1", 20)
+    page.browser.refresh()
+    wait_for("its address leads to it", lambda: page.shown("#one") and page.text("#one-name") == "cache-1", 20)
 
 
 DRAWN = """[...document.querySelectorAll('#tiers path')].map(p => p.getAttribute('d').slice(1, -1).split('L').map(at => +at.split(' ')[1]))"""
@@ -194,7 +259,7 @@ def test_it_follows_and_explains(page: Page) -> None:
     assert client.ask("PING") == "PONG"
     # Nothing is loaded again.
     wait_for("the wake is there", lambda: "from parked, for tcp" in page.text("#wake"), 20)
-    assert page.cells("cache")[5] == str(proc.inspect()["wakes"])
+    assert page.cells("cache")[6] == str(proc.inspect()["wakes"])
     steps = page.run("[...document.querySelectorAll('#waterfall [data-us]')].map(e => [e.dataset.step, +e.dataset.us])")
     assert steps == [[step["name"], step["us"]] for step in proc.inspect()["last_wake"]["steps"]] and len(steps) > 3
     wait_for("why it is awake", lambda: any("ago" in line for line in page.texts("#why li")), 20)

@@ -4,7 +4,8 @@ const TIERS = ["hot", "hibernated", "parked", "archived", "stopped"];
 const COLUMNS = [
   ["name", "Name", p => p.name],
   ["tier", "Tier", p => TIERS.indexOf(p.tier ?? "stopped")],
-  ["state", "State", p => p.state],
+  ["state", "State", p => outcome(p)],
+  ["ports", "Ports", p => p.ports.length ? p.ports[0].host_port ?? p.ports[0].port : -1],
   ["memory", "Memory", p => p.memory.pss_bytes, "number"],
   ["idle", "Idle", p => p.idle_ms ?? -1, "number"],
   ["wakes", "Wakes", p => p.wakes, "number"],
@@ -38,6 +39,24 @@ function svg(name, attributes, ...classes) {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.classList.add(...classes);
   return made;
+}
+
+// What became of it: a proc that does not run says how its program ended.
+function outcome(p) {
+  if (p.exit === null || (p.state !== "stopped" && p.state !== "restarting")) return p.state;
+  if (p.exit === "exit code 0") return p.state === "stopped" ? "exited, code 0" : `${p.state}, exit code 0`;
+  const code = /^exit code (\d+)$/.exec(p.exit);
+  return p.state === "stopped" ? `failed, ${code ? `code ${code[1]}` : p.exit}` : `${p.state}, ${p.exit}`;
+}
+const failed = p => p.exit !== null && p.exit !== "exit code 0";
+const ports = p => p.ports.map(({ proto, port, host_addr, host_port }) => {
+  const where = host_port === null ? "" : `${host_addr === "0.0.0.0" || host_addr === "::" ? "" : `${host_addr}:`}${host_port}→`;
+  return `${where}${port}/${proto}`;
+});
+const place = name => `#proc/${encodeURIComponent(name)}`;
+function named() {
+  const place = /^#proc\/(.+)$/.exec(location.hash);
+  try { return place && decodeURIComponent(place[1]); } catch { return null; }
 }
 
 class Refused extends Error {}
@@ -127,7 +146,9 @@ function draw(history) {
 
 function heads() {
   at("procs").tHead.rows[0].replaceChildren(...COLUMNS.map(([key, title, , kind]) => {
-    const head = element("th", undefined, ...(kind ? [kind] : []));
+    const head = element("th", undefined, `of-${key}`, ...(kind ? [kind] : []));
+    head.scope = "col";
+    if (state.sort === key) head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
     const button = element("button", title + (state.sort === key ? state.down ? " ↓" : " ↑" : ""));
     button.type = "button";
     button.dataset.sort = key;
@@ -143,31 +164,60 @@ function heads() {
 function row(p) {
   const made = element("tr");
   made.dataset.proc = p.name;
-  made.tabIndex = 0;
-  made.setAttribute("aria-selected", p.name === state.one);
+  if (p.name === state.one) made.setAttribute("aria-current", "true");
+  const link = element("a", p.name);
+  link.href = place(p.name);
+  link.dataset.link = p.name;
   const tier = element("td");
   tier.append(element("i", undefined, "tier", p.tier ?? "stopped"), p.tier ?? "none");
-  const memory = p.pids.length ? bytes(p.memory.pss_bytes) : "–";
-  const command = element("td", p.spec.command.join(" "), "command");
-  command.title = command.textContent;
-  const last = p.last_wake ? `${micros(p.last_wake.total_us)} from ${p.last_wake.from}` : "–";
-  const idle = p.idle_ms === null ? "–" : span(p.idle_ms);
-  made.append(element("td", p.name), tier, element("td", p.state), element("td", memory, "number"), element("td", idle, "number"),
-    element("td", p.wakes, "number"), element("td", last, "number"), command);
-  const open = () => { state.one = p.name; state.why = null; table(); one(); };
-  made.addEventListener("click", open);
-  made.addEventListener("keydown", e => { if (e.key === "Enter") open(); });
+  const words = { state: outcome(p), ports: ports(p).join(", "), command: p.spec.command.join(" ") };
+  const cells = {
+    name: element("td"), tier, state: element("td", words.state, ...(failed(p) ? ["failed"] : [])), ports: element("td", words.ports || "–"),
+    memory: element("td", p.pids.length ? bytes(p.memory.pss_bytes) : "–"), idle: element("td", p.idle_ms === null ? "–" : span(p.idle_ms)),
+    wakes: element("td", p.wakes), last: element("td", p.last_wake ? `${micros(p.last_wake.total_us)} from ${p.last_wake.from}` : "–"),
+    command: element("td", words.command),
+  };
+  cells.name.append(link);
+  for (const [key, , , kind] of COLUMNS) cells[key].classList.add(`of-${key}`, ...(kind ? [kind] : []));
+  for (const [key, text] of Object.entries(words)) cells[key].title = text;
+  made.append(...COLUMNS.map(([key]) => cells[key]));
+  // The whole row leads where its link does; what is selected with the mouse stays selected.
+  made.addEventListener("click", e => { if (!e.target.closest("a") && !String(getSelection())) link.click(); });
   return made;
 }
+function choices(id, words) {
+  const list = at(id), chosen = list.value;
+  const all = ["", ...words];
+  if (all.join() === [...list.options].map(o => o.value).join()) return;
+  list.replaceChildren(...all.map(word => Object.assign(element("option", word || "all"), { value: word })));
+  list.value = all.includes(chosen) ? chosen : "";
+}
+function wanted(p) {
+  const [tier, name] = [at("by-tier").value, at("by-state").value];
+  const labels = Object.entries(p.spec.labels ?? {}).map(([key, value]) => `${key}=${value}`);
+  const text = [p.name, p.spec.command.join(" "), ...ports(p), ...labels, outcome(p)].join("\n").toLowerCase();
+  const words = at("search").value.toLowerCase().split(/\s+/);
+  return (!tier || (p.tier ?? "none") === tier) && (!name || p.state === name) && words.every(word => text.includes(word));
+}
 function table() {
+  // What has the focus keeps it although all is drawn anew.
+  const { link, sort } = document.activeElement?.dataset ?? {};
   heads();
+  choices("by-tier", [...TIERS.slice(0, -1), "none"].filter(tier => state.procs.some(p => (p.tier ?? "none") === tier)));
+  choices("by-state", [...new Set(state.procs.map(p => p.state))].sort());
   const value = COLUMNS.find(([key]) => key === state.sort)[2];
-  const sorted = [...state.procs].sort((a, b) => {
+  const found = state.procs.filter(wanted);
+  found.sort((a, b) => {
     const [x, y] = [value(a), value(b)];
     return (x < y ? -1 : x > y ? 1 : a.name < b.name ? -1 : 1) * (state.down ? -1 : 1);
   });
-  at("procs").tBodies[0].replaceChildren(...sorted.map(row));
-  at("none").hidden = sorted.length > 0;
+  at("procs").tBodies[0].replaceChildren(...found.map(row));
+  at("procs").hidden = at("find").hidden = !state.procs.length;
+  at("none").hidden = state.procs.length > 0;
+  at("not-found").hidden = found.length > 0 || !state.procs.length;
+  at("found").textContent = found.length === state.procs.length ? `${found.length}` : `${found.length} of ${state.procs.length}`;
+  if (link) document.querySelector(`[data-link="${CSS.escape(link)}"]`)?.focus({ preventScroll: true });
+  if (sort) document.querySelector(`[data-sort="${sort}"]`)?.focus({ preventScroll: true });
 }
 
 function waterfall(wake) {
@@ -185,13 +235,61 @@ function waterfall(wake) {
   }
   return parts;
 }
+// Shows the proc that the address names.
+function open() {
+  const before = state.one;
+  state.one = named();
+  state.why = null;
+  at("why").replaceChildren();
+  at("one-logs").replaceChildren();
+  table();
+  one();
+  if (!at("one").hidden) {
+    at("one").scrollIntoView({ block: "start" });
+    at("one-name").focus({ preventScroll: true });
+  } else if (before) {
+    document.querySelector(`[data-link="${CSS.escape(before)}"]`)?.focus();
+  }
+}
+function close() {
+  history.pushState(null, "", location.pathname);
+  open();
+}
+function facts(p) {
+  const lines = [
+    ["Ports", ports(p).join(", ")], ["Memory", p.pids.length ? bytes(p.memory.pss_bytes) : ""], ["Ended with", p.exit],
+    ["Started", p.started_at_ms && new Date(p.started_at_ms).toLocaleString()], ["Started again", p.restarts ? `${p.restarts} times by its restart policy` : ""],
+    ["Starts again in", p.next_start_ms != null ? span(p.next_start_ms) : ""], ["Wakes", p.wakes || ""], ["Idle for", p.idle_ms === null ? "" : span(p.idle_ms)],
+    ["Ready", p.ready == null ? "" : p.ready ? "yes" : "no"],
+    ["Labels", Object.entries(p.spec.labels ?? {}).map(([key, value]) => value ? `${key}=${value}` : key).join(", ")],
+  ];
+  return lines.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", title), element("dd", value)]);
+}
+// Why a proc without lines of its own is as it is.
+function plainly(p) {
+  if (p.state === "stopped") return `it does not run; kip start ${p.name} starts it`;
+  if (p.state === "restarting") return "it is started again by its restart policy";
+  if (p.tier === "hot") return "nothing keeps it awake";
+  return p.tier ? "it sleeps until a packet or a call comes" : `it is ${p.state}`;
+}
+async function logs(p) {
+  const lines = (await (await ask(`/v1/procs/${encodeURIComponent(p.name)}/logs?tail=30`)).text()).split("\n").filter(Boolean).map(line => JSON.parse(line));
+  if (state.one !== p.name) return;
+  const said = lines.filter(line => line.text !== undefined).map(line => element("span", `${line.text}\n`, line.stream));
+  const box = at("one-logs"), low = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+  box.replaceChildren(...(said.length ? said : [element("span", "It has written nothing.", "empty")]));
+  if (low) box.scrollTop = box.scrollHeight;
+}
 async function one() {
   const name = state.one;
   const p = state.procs.find(p => p.name === name);
   at("one").hidden = !p;
   if (!p) return;
   at("one-name").textContent = p.name;
-  at("one-state").textContent = `${p.state}${p.tier ? `, ${p.tier}` : ""}; ${p.spec.command.join(" ")}`;
+  at("one-state").replaceChildren(element("i", undefined, "tier", p.tier ?? "stopped"), `${outcome(p)}${p.tier && p.tier !== p.state ? `, ${p.tier}` : ""}`);
+  at("one-command").textContent = p.spec.command.join(" ");
+  at("one-facts").replaceChildren(...facts(p));
+  logs(p).catch(e => at("one-logs").replaceChildren(element("span", e.message, "empty")));
   const wake = p.last_wake;
   at("wake").textContent = wake ? `${micros(wake.total_us)} from ${wake.from}, for ${wake.trigger}, ${span(Date.now() - wake.at_ms)} ago` : "It has not slept and woken yet.";
   at("waterfall").replaceChildren(...(wake ? waterfall(wake) : []));
@@ -208,7 +306,7 @@ async function one() {
       if (state.one !== name) return;
       const lines = [...why.awake_because, ...why.cannot_sleep.map(line => `cannot sleep: ${line}`)];
       if (why.next_wake) lines.push(`its next wake is by ${why.next_wake.kind}, in ${span(why.next_wake.due_ms)}`);
-      if (!lines.length) lines.push(p.pids.length && p.state === "running" ? "nothing keeps it awake" : "it sleeps until a packet or a call comes");
+      if (!lines.length) lines.push(plainly(p));
       at("why").replaceChildren(...lines.map(line => element("li", line)));
     } catch (e) {
       at("why").replaceChildren(element("li", e.message));
@@ -228,8 +326,10 @@ async function refresh() {
     at("main").hidden = false;
     at("login").hidden = true;
     draw(history);
+    const first = at("one").hidden && state.one;
     table();
     one();
+    if (first && !at("one").hidden) at("one").scrollIntoView();
     trouble();
   } catch (e) {
     if (e instanceof Refused) return login(e.message);
@@ -294,7 +394,13 @@ document.addEventListener("DOMContentLoaded", () => {
     at("token").value = "";
     begin();
   });
-  at("close").addEventListener("click", () => { state.one = null; table(); one(); });
+  at("find").addEventListener("submit", e => e.preventDefault());
+  for (const id of ["search", "by-tier", "by-state"]) at(id).addEventListener("input", table);
+  addEventListener("hashchange", open);
+  addEventListener("popstate", () => { if (named() !== state.one) open(); });
+  at("close").addEventListener("click", close);
+  addEventListener("keydown", e => { if (e.key === "Escape" && state.one) close(); });
+  state.one = named();
   addEventListener("resize", () => { if (!at("main").hidden) refresh(); });
   setInterval(() => { if (!at("main").hidden) refresh(); }, 10000);
   begin();
