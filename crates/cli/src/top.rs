@@ -1,11 +1,12 @@
 //! `kip top`: a screen of all procs, drawn anew every second.
 //!
 //! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`compare`] makes
-//! one picture of two answers, [`layout`] makes lines of it, [`screen`] owns the terminal and gives
+//! one picture of two answers, [`look`] knows what the user wants to see of it, [`layout`] makes lines of it, [`screen`] owns the terminal and gives
 //! it back however this ends.
 
 mod compare;
 mod layout;
+mod look;
 mod screen;
 
 use crate::output::{print, print_json};
@@ -14,6 +15,7 @@ use compare::Answer;
 pub use compare::cpu_percent;
 use kip_client::Client;
 use layout::{Size, Style};
+use look::{Key, Look};
 use screen::Screen;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -57,7 +59,7 @@ pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<
     }
     // A terminal's lines are as long as it is wide; a script gets all there is.
     let size = Size { rows: None, columns: screen::size().map(|(columns, _)| columns) };
-    print(&(layout::lines(&view, size, Style::Plain).join("\n") + "\n"))
+    print(&(layout::lines(&view, None, size, Style::Plain).join("\n") + "\n"))
 }
 
 async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
@@ -72,15 +74,22 @@ async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
     );
     let mut keys = std::io::stdin().is_terminal().then(tokio::io::stdin);
     let mut screen = Screen::take()?;
+    let mut look = Look::default();
     let mut next = Instant::now() + delay.min(FIRST_SPAN);
     loop {
-        screen.draw(&view)?;
+        // Procs may be fewer than they were.
+        look.above = look.above.min(view.procs.len().saturating_sub(screen.room(&view)));
+        screen.draw(&view, look)?;
         let mut pressed = [0; 16];
         tokio::select! {
             n = read(&mut keys, &mut pressed) => match n {
                 0 => keys = None,
-                n if pressed[..n].iter().any(|key| matches!(*key, b'q' | b'Q' | CTRL_C)) => return Ok(()),
-                _ => {}
+                n => for key in look::keys(&pressed[..n]) {
+                    if key == Key::Quit {
+                        return Ok(());
+                    }
+                    look = look.after(key, view.procs.len(), screen.room(&view));
+                },
             },
             _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),

@@ -1,6 +1,7 @@
 //! A picture of procs as lines of a screen. Pure.
 
 use super::compare::{TIERS, tier_word};
+use super::look::{Look, SORTS};
 use crate::text::{bytes, micros, millis, one_line, short, utc};
 use kip_types::api::{CacheView, RoomView, TopProc, TopView};
 
@@ -26,24 +27,59 @@ pub enum Style {
     Highlighted,
 }
 
-/// Two lines about all, an empty one, titles, and a line for each proc as far as there is room.
-pub fn lines(view: &TopView, size: Size, style: Style) -> Vec<String> {
+/// Lines above the procs: two about all, an empty one, titles.
+const ABOVE: usize = 4;
+
+/// How many of so many procs fit on a screen of `rows`; where not all do, one line says which are shown.
+pub fn room_for(procs: usize, rows: usize) -> usize {
+    let room = rows.saturating_sub(ABOVE);
+    if procs > room { room.saturating_sub(1) } else { room }
+}
+
+/// Two lines about all, an empty one, titles, and a line for each proc as far as there is room. Without a `look` procs are those of
+/// the view in its order, and no title is marked.
+pub fn lines(view: &TopView, look: Option<Look>, size: Size, style: Style) -> Vec<String> {
     let width = size.columns.unwrap_or(usize::MAX);
     let mut lines: Vec<String> = header(view).iter().map(|line| cut(line, width)).collect();
     lines.push(String::new());
-    let mut table = table(view, width);
+    if look.is_some_and(|look| look.help) {
+        lines.extend(help().iter().map(|line| cut(line, width)));
+        lines.truncate(size.rows.unwrap_or(usize::MAX));
+        return lines;
+    }
+    let mut table = table(view, look, width);
     if style == Style::Highlighted {
         // As wide as the screen, so that the bar has no end.
         table[0] = format!("\x1b[7m{:<width$}\x1b[0m", table[0], width = size.columns.unwrap_or(0));
     }
-    let room = size.rows.map_or(usize::MAX, |rows| rows.saturating_sub(lines.len()));
-    if table.len() > room {
-        let hidden = table.len() - room + 1;
-        table.truncate(room.saturating_sub(1));
-        table.push(cut(&format!("… and {hidden} more"), width));
+    let procs = table.len() - 1;
+    let room = size.rows.map_or(usize::MAX, |rows| room_for(procs, rows));
+    if procs > room {
+        let above = look.map_or(0, |look| look.above).min(procs - room);
+        table.drain(1..=above);
+        table.truncate(1 + room);
+        table.push(cut(&format!("… {} to {} of {procs}", above + 1, above + room), width));
     }
     lines.extend(table);
     lines.truncate(size.rows.unwrap_or(usize::MAX));
+    lines
+}
+
+/// What keys do.
+fn help() -> Vec<String> {
+    let mut lines = vec!["Sort by".to_owned()];
+    lines.extend(SORTS.map(|(key, _, _, what)| format!("  {}  {what}", char::from(key))));
+    let others = [
+        "",
+        "Scroll by",
+        "  j, k, arrows               a line",
+        "  space, b, page down or up  a screen",
+        "  g, G, home, end            to the first, to the last",
+        "",
+        "  h, ?  this help; any key leaves it",
+        "  q     the end",
+    ];
+    lines.extend(others.map(str::to_owned));
     lines
 }
 
@@ -75,9 +111,13 @@ fn room(room: &RoomView) -> String {
 }
 
 /// Titles and a line for each proc, none longer than `width`.
-fn table(view: &TopView, width: usize) -> Vec<String> {
+fn table(view: &TopView, look: Option<Look>, width: usize) -> Vec<String> {
     let mut rows = vec![HEAD.map(str::to_owned)];
-    rows.extend(view.procs.iter().map(|proc| cells(proc, view.at_ms)));
+    if let Some(look) = look {
+        rows[0][look.sort.column()].push('↓');
+    }
+    let sort = look.unwrap_or_default().sort;
+    rows.extend(sort.sorted(&view.procs).into_iter().map(|proc| cells(proc, view.at_ms)));
     let mut widths = [0; HEAD.len()];
     for row in &rows {
         for (longest, cell) in widths.iter_mut().zip(row) {
@@ -125,6 +165,7 @@ fn cut(text: &str, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::look::Sort;
     use super::*;
     use kip_types::lifecycle::{StateName, Tier};
 
@@ -155,7 +196,7 @@ mod tests {
     }
 
     fn plain(view: &TopView, rows: usize, columns: usize) -> Vec<String> {
-        lines(view, Size { rows: Some(rows), columns: Some(columns) }, Style::Plain)
+        lines(view, None, Size { rows: Some(rows), columns: Some(columns) }, Style::Plain)
     }
 
     #[test]
@@ -167,7 +208,7 @@ memory held 3.0M, saved 5.0M; 2 wakes in the last minute
 NAME       STATE    TIER    MEMORY  SAVED  IDLE  CPU%  WAKES  LAST-WAKE      TRIGGER
 web        running  hot       3.0M      -  1.5s  12.3      7  7.5ms, 3m ago  tcp 0.0.0.0:80 (connection)
 a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp 0.0.0.0:80 (connection)";
-        let all = lines(&two(), Size { rows: None, columns: None }, Style::Plain);
+        let all = lines(&two(), None, Size { rows: None, columns: None }, Style::Plain);
         assert_eq!(all.join("\n"), expected);
         assert_eq!(plain(&two(), 24, 200), all);
         let [used_bytes, limit_bytes, high_bytes, low_bytes] = [40, 100, 90, 80].map(|mib: u64| mib << 20);
@@ -176,7 +217,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         assert!(
             second.starts_with("memory held 3.0M, saved 5.0M, used 40.0M of 100.0M (low 80.0M, high 90.0M); 2 wakes")
         );
-        assert_eq!(lines(&view(Vec::new()), Size { rows: None, columns: None }, Style::Plain).len(), 4);
+        assert_eq!(lines(&view(Vec::new()), None, Size { rows: None, columns: None }, Style::Plain).len(), 4);
     }
 
     #[test]
@@ -197,7 +238,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
     fn what_does_not_fit_is_counted() {
         let many = view((0..50).map(|n| proc(&format!("p{n}"), Some(Tier::Hot))).collect());
         let screen = plain(&many, 10, 200);
-        assert_eq!((screen.len(), screen[9].as_str()), (10, "… and 45 more"));
+        assert_eq!((screen.len(), screen[9].as_str()), (10, "… 1 to 5 of 50"));
         assert!(screen[8].starts_with("p4 "), "{screen:?}");
         for rows in 0..60 {
             assert!(plain(&many, rows, 80).len() <= rows);
@@ -205,9 +246,57 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         assert!(plain(&many, 54, 200)[53].starts_with("p49"), "all fit");
     }
 
+    fn looked(view: &TopView, look: Look) -> Vec<String> {
+        lines(view, Some(look), Size { rows: Some(10), columns: Some(200) }, Style::Plain)
+    }
+
+    // promise command-line: top scrolls where there are more procs than lines, sorts by a key, marks the
+    //   column, and has help
+    // held by: this, `kip_cli::top::look::tests::scrolling_stays_within_the_procs`,
+    //   `kip_cli::top::layout::tests::the_column_that_sorts_is_marked`
+    #[test]
+    fn a_screen_is_scrolled() {
+        let many = view((0..50).map(|n| proc(&format!("p{n}"), Some(Tier::Hot))).collect());
+        let screen = looked(&many, Look { above: 45, ..Look::default() });
+        assert!(screen[4].starts_with("p45 ") && screen[8].starts_with("p49 "), "{screen:?}");
+        assert_eq!(screen[9], "… 46 to 50 of 50");
+        assert_eq!(looked(&many, Look { above: 1000, ..Look::default() }), screen, "some have gone");
+        assert_eq!((room_for(50, 10), room_for(6, 10), room_for(7, 10)), (5, 6, 5));
+        for rows in 0..60 {
+            let size = Size { rows: Some(rows), columns: Some(80) };
+            assert!(lines(&many, Some(Look { above: 7, ..Look::default() }), size, Style::Plain).len() <= rows);
+        }
+    }
+
+    #[test]
+    fn the_column_that_sorts_is_marked() {
+        let small = TopProc { memory_bytes: 1 << 20, wakes: 9, ..proc("a", Some(Tier::Hot)) };
+        let two = view(vec![proc("b", Some(Tier::Hot)), small]);
+        for (sort, title, first) in [
+            (Sort::Tier, " TIER↓ ", "b "),
+            (Sort::Name, "NAME↓ ", "a "),
+            (Sort::Memory, " MEMORY↓ ", "b "),
+            (Sort::Wakes, " WAKES↓ ", "a "),
+        ] {
+            let screen = looked(&two, Look { sort, ..Look::default() });
+            assert!(screen[3].contains(title) && screen[4].starts_with(first), "{screen:?}");
+        }
+    }
+
+    #[test]
+    fn the_help_names_every_key_that_sorts() {
+        let size = Size { rows: Some(40), columns: Some(60) };
+        let help = lines(&two(), Some(Look { help: true, ..Look::default() }), size, Style::Plain);
+        for (key, _, _, what) in SORTS {
+            assert!(help.contains(&format!("  {}  {what}", char::from(key))), "{help:?}");
+        }
+        assert!(!help.iter().any(|line| line.contains("a-sleeper")));
+    }
+
     #[test]
     fn only_a_highlighted_screen_has_control_codes() {
-        let has = |style| lines(&two(), Size { rows: Some(24), columns: Some(80) }, style).concat().contains('\x1b');
+        let has =
+            |style| lines(&two(), None, Size { rows: Some(24), columns: Some(80) }, style).concat().contains('\x1b');
         assert!(has(Style::Highlighted) && !has(Style::Plain));
     }
 }

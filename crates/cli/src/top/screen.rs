@@ -1,6 +1,7 @@
 //! The terminal while `kip top` has it.
 
 use super::layout::{self, Size, Style};
+use super::look::Look;
 use crate::output;
 use kip_types::api::TopView;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -50,11 +51,16 @@ impl Screen {
         Ok(screen)
     }
 
+    /// How many procs it shows at once.
+    pub fn room(&self, view: &TopView) -> usize {
+        layout::room_for(view.procs.len(), size().unwrap_or(USUAL).1)
+    }
+
     /// Draws over what is there, line by line, so that nothing flickers. Each is cleared before it is written: at the right
     /// edge the cursor is still on the last character.
-    pub fn draw(&mut self, view: &TopView) -> anyhow::Result<()> {
+    pub fn draw(&mut self, view: &TopView, look: Look) -> anyhow::Result<()> {
         let (columns, rows) = size().unwrap_or(USUAL);
-        let mut lines = layout::lines(view, Size { rows: Some(rows), columns: Some(columns) }, self.style);
+        let mut lines = layout::lines(view, Some(look), Size { rows: Some(rows), columns: Some(columns) }, self.style);
         lines.resize(rows, String::new());
         let lines: Vec<String> = lines.into_iter().map(|line| format!("\x1b[2K{line}")).collect();
         output::print(&format!("\x1b[H{}", lines.join("\r\n")))
