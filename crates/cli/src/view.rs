@@ -204,7 +204,7 @@ fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {
         ("stood still", micros(sleep.frozen_us)),
         ("in all", micros(sleep.total_us)),
         ("written", bytes(sleep.bytes_written)),
-        ("given back", sleep.memory_bytes.map_or_else(dash, bytes)),
+        ("memory of its own", sleep.own_bytes.map_or_else(dash, bytes)),
     ];
     rows.extend(sleep.cause.iter().map(|cause| ("because", cause.clone())));
     rows

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 pub struct Done {
     /// What the pager did.
     pub report: Hibernated,
-    /// Its proportional set before, bytes.
-    pub memory_bytes: u64,
+    /// Its memory before.
+    pub memory: tree::Memory,
     /// What of its memory is still there, bytes.
     pub there_bytes: u64,
     /// None: blocked.
@@ -70,7 +70,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(kip_types::chain(&e)))?;
     let tree = Tree::read(&pids);
     survey::find_ends(proc, &tree);
-    let (_, memory_bytes, _) = tree::memory(&tree.pids);
+    let memory = tree::memory(&tree.pids);
     let (ticks, mut dues) = find_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
     let ticker = if ticks { ticker(&tree, proc.spec.timing.tick_ms) } else { None };
@@ -123,7 +123,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect(), at_pager: causes }
     });
     let ticks = ticks && held.is_none();
-    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
+    Ok(Done { report, memory, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
 }
 
 /// When a timer that has just been asked for is due.

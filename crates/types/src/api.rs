@@ -234,9 +234,14 @@ pub struct SleepView {
     pub total_us: u64,
     /// Bytes written to disk.
     pub bytes_written: u64,
-    /// Its proportional set just before it was frozen, bytes: what the sleep gave back. Null in records of older daemons.
+    /// Its proportional set just before it was frozen, bytes, its share of files that are mapped included. Null in records of
+    /// older daemons.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
+    /// Memory of its own just before it was frozen, bytes: what it wrote, and shared memory. Pages of files that it only read are not in
+    /// it, for the kernel keeps these whether it sleeps or not. Null in records of older daemons.
+    #[serde(default)]
+    pub own_bytes: Option<u64>,
     /// What was left in memory although the rest went, by reason, bytes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_bytes: BTreeMap<String, u64>,
@@ -316,6 +321,10 @@ pub struct ProcView {
     pub pids: Vec<u32>,
     /// Memory.
     pub memory: MemoryView,
+    /// Memory that it would take if it ran and does not take asleep, bytes: what it had of its own when it fell asleep, less what is left
+    /// in memory. Null unless asleep, and where it is not recorded.
+    #[serde(default)]
+    pub saved_bytes: Option<u64>,
     /// The daemon could not look at its memory in time: `memory`, `pids` and `cpu_us` are of an earlier look.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub does_not_answer: bool,

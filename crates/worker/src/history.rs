@@ -48,8 +48,7 @@ pub(crate) fn sample(handles: &[Handle]) -> HistorySample {
         *count += 1;
         let in_memory = matches!(now.meter.tier, Some(Tier::Hot | Tier::Hibernated));
         sample.held_bytes += if in_memory { held } else { 0 };
-        // Of a hot one it is nothing.
-        sample.saved_bytes += now.had_bytes.saturating_sub(if in_memory { held } else { 0 });
+        sample.saved_bytes += now.saved_bytes;
     }
     sample
 }

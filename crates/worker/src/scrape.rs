@@ -26,8 +26,8 @@ use std::fmt;
 pub(crate) struct ProcNow {
     /// What it has used.
     pub(crate) meter: MeterView,
-    /// What it had in memory when it fell asleep, bytes; 0 unless asleep.
-    pub(crate) had_bytes: u64,
+    /// What it would take more if it ran, bytes; 0 unless asleep.
+    pub(crate) saved_bytes: u64,
     /// Its last sleep was refused, and it runs.
     pub(crate) refused: bool,
     /// Its wake waits for leave.
@@ -119,14 +119,10 @@ impl Moment {
         let ram =
             [Tier::Hot, Tier::Hibernated].map(|tier| ([("tier", word(tier))], self.sum(tier, |p| p.meter.held_bytes)));
         to.gauge("kip_memory_held_bytes", "Memory that procs hold, looked at once a second while they run", ram)?;
-        let saved = |proc: &ProcNow| match proc.meter.tier {
-            Some(Tier::Hibernated) => proc.had_bytes.saturating_sub(proc.meter.held_bytes),
-            _ => proc.had_bytes,
-        };
-        let saved = TIERS[1..].iter().map(|tier| ([("tier", word(*tier))], self.sum(*tier, saved)));
+        let saved = TIERS[1..].iter().map(|tier| ([("tier", word(*tier))], self.sum(*tier, |proc| proc.saved_bytes)));
         to.gauge(
             "kip_memory_saved_bytes",
-            "Memory that sleepers had when they fell asleep, less what they hold",
+            "Memory of their own that sleepers would take if they ran, less what they hold",
             saved,
         )?;
         let disk = self.sum(Tier::Parked, |proc| proc.meter.held_bytes);

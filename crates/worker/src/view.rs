@@ -132,6 +132,7 @@ fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
         ports: record.ports.clone(),
         pids,
         memory,
+        saved_bytes: saved_bytes(record, || meter_now(proc, record).held_bytes),
         does_not_answer: false,
         disk_bytes: proc.files.limited_bytes(),
         last_sleep: record.last_sleep.clone(),
@@ -153,6 +154,16 @@ fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
     }
 }
 
+/// What it would take more if it ran; none unless it sleeps. `held` is what it holds in its tier.
+fn saved_bytes(record: &Record, held: impl FnOnce() -> u64) -> Option<u64> {
+    let had = || record.last_sleep.as_ref().and_then(|sleep| sleep.own_bytes);
+    match record.state.tier()? {
+        Tier::Hot => None,
+        Tier::Hibernated => had().map(|had| had.saturating_sub(held())),
+        Tier::Parked | Tier::Archived => had(),
+    }
+}
+
 /// What it has used to this moment; a running one is measured.
 pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     let status = handle.status.borrow().clone();
@@ -162,15 +173,18 @@ pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     handle.proc.meter.view_since(&handle.proc.name, &handle.proc.dir, status.record.state.name(), since_ms)
 }
 
+fn meter_now(proc: &Proc, record: &Record) -> MeterView {
+    proc.meter.view_since(&proc.name, &proc.dir, record.state.name(), None)
+}
+
 /// What metrics tell of it, from memory alone.
 pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
     let status = handle.status.borrow();
     let record = &status.record;
-    let sleeps = matches!(record.state.tier(), Some(Tier::Hibernated | Tier::Parked | Tier::Archived));
-    let had_bytes = record.last_sleep.as_ref().filter(|_| sleeps).and_then(|sleep| sleep.memory_bytes).unwrap_or(0);
+    let meter = meter_now(&handle.proc, record);
     ProcNow {
-        meter: handle.proc.meter.view_since(&handle.proc.name, &handle.proc.dir, record.state.name(), None),
-        had_bytes,
+        saved_bytes: saved_bytes(record, || meter.held_bytes).unwrap_or(0),
+        meter,
         refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
         waits: status.waits,
         disk: handle.proc.files.limited_bytes().zip(handle.proc.spec.limits.disk_bytes),
@@ -186,16 +200,16 @@ fn measure(proc: &Proc, record: &Record) -> Measure {
         return Measure::default();
     }
     let pids = tree::inside(&proc.cgroup.pids().unwrap_or_default());
-    let (rss_bytes, pss_bytes, kernel_swap) = tree::memory(&pids);
+    let found = tree::memory(&pids);
     let usage = proc.cgroup.usage().ok();
     let kernel_bytes = usage.as_ref().map_or(0, |u| u.kernel_bytes);
     let status = hibernate::memory_status(proc);
     let back = status.installed + status.faults;
     let memory = MemoryView {
-        rss_bytes,
-        pss_bytes,
+        rss_bytes: found.resident,
+        pss_bytes: found.proportional,
         kernel_bytes,
-        swap_bytes: kernel_swap + status.swap_bytes,
+        swap_bytes: found.swapped + status.swap_bytes,
         working_set_pages: status.set_pages,
         working_set_installed: status.installed,
         working_set_misses: status.faults,

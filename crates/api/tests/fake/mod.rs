@@ -104,6 +104,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         ports: ports.collect(),
         pids: vec![4000 + u32::from(number), 5000],
         memory: MemoryView { rss_bytes: 5 << 20, pss_bytes: 3 << 20, ..MemoryView::default() },
+        saved_bytes: None,
         does_not_answer: false,
         disk_bytes: None,
         last_sleep: None,
@@ -323,6 +324,7 @@ impl Procs for Fake {
             view.generation = view.generation.next();
             view.memory = MemoryView::default();
             view.last_sleep = Some(SleepView {
+                own_bytes: Some(4 << 20),
                 left_bytes: Default::default(),
                 held: false,
                 to: how.to,

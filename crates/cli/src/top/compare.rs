@@ -78,14 +78,13 @@ fn rank(tier: Option<Tier>) -> usize {
 }
 
 fn row(view: &ProcView, cpu_percent: Option<f64>) -> TopProc {
-    let asleep = view.tier.is_some_and(|tier| tier != Tier::Hot);
     let wake = view.last_wake.as_ref();
     TopProc {
         name: view.name.clone(),
         state: view.state,
         tier: view.tier,
         memory_bytes: view.memory.pss_bytes,
-        saved_bytes: view.last_sleep.as_ref().filter(|_| asleep).and_then(|sleep| sleep.memory_bytes),
+        saved_bytes: view.saved_bytes,
         idle_ms: view.idle_ms,
         cpu_percent,
         wakes: view.wakes,
@@ -104,11 +103,12 @@ mod tests {
         let sleep = serde_json::json!({"to": "parked", "frozen_us": 1, "total_us": 1, "bytes_written": 1,
             "memory_bytes": mib << 20, "at_ms": 0});
         let held = if tier == Some("hot") { mib << 20 } else { 0 };
+        let saved = (tier == Some("parked")).then_some(mib << 20);
         serde_json::from_value(serde_json::json!({
             "name": name, "realm": "default", "state": "running", "tier": tier, "worker": "m", "generation": 2, "ports": [],
             "pids": if tier == Some("hot") { vec![7] } else { vec![] },
             "memory": {"rss_bytes": 0, "pss_bytes": held, "kernel_bytes": 0, "swap_bytes": 0, "working_set_pages": 0},
-            "last_sleep": sleep, "last_wake": null, "exit": null, "idle_ms": null, "next_timer_ms": null,
+            "saved_bytes": saved, "last_sleep": sleep, "last_wake": null, "exit": null, "idle_ms": null, "next_timer_ms": null,
             "cpu_us": cpu_us, "wakes": 2, "spec": {"name": name, "command": ["x"]},
         }))
         .unwrap()

@@ -152,13 +152,14 @@ impl Task {
         before: Sample<Traffic>,
         begin: Instant,
     ) -> Result<(), Refusal> {
-        let Done { report, memory_bytes, there_bytes, held, ticks, ticker, first_due_ns } = done;
+        let Done { report, memory, there_bytes, held, ticks, ticker, first_due_ns } = done;
         let view = SleepView {
             to: Tier::Hibernated,
             frozen_us: report.frozen_us,
             total_us: begin.elapsed().as_micros() as u64,
             bytes_written: report.written_bytes,
-            memory_bytes: Some(memory_bytes),
+            memory_bytes: Some(memory.proportional),
+            own_bytes: Some(memory.own),
             left_bytes: report.left.clone(),
             held: held.is_some(),
             suspended: None,

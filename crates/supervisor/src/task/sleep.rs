@@ -104,7 +104,7 @@ impl Task {
             // What is out stays out: it is taken over from where it lies.
             let out = proc.shared.pager.prepare_parking(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
-            let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
+            let mut memory = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, once, &mut record);
             if let Err(e) = &done
@@ -115,15 +115,17 @@ impl Task {
                 done = park::park(&proc, &pids, generation, false, once, &mut record);
             }
             let done = done?;
-            let memory_bytes = memory_bytes.max(done.image_bytes);
-            Ok((done, memory_bytes))
+            // Of one that was hibernated most is out.
+            memory.proportional = memory.proportional.max(done.image_bytes);
+            memory.own = memory.own.max(done.image_bytes);
+            Ok((done, memory))
         })
         .await;
         match result {
-            Ok((done, memory_bytes)) => {
+            Ok((done, memory)) => {
                 fault::reach("park-killed");
                 self.record = parked;
-                self.finish_park(done, memory_bytes, begin).await;
+                self.finish_park(done, memory, begin).await;
                 Ok(())
             }
             Err(e) => {
@@ -147,7 +149,7 @@ impl Task {
         self.record.refused_at_ms = Some(now_ms());
     }
 
-    async fn finish_park(&mut self, done: park::ParkDone, memory_bytes: u64, begin: Instant) {
+    async fn finish_park(&mut self, done: park::ParkDone, memory: tree::Memory, begin: Instant) {
         let proc = Arc::clone(&self.proc);
         let generation = self.record.generation();
         self.phase = Phase::Down;
@@ -179,7 +181,8 @@ impl Task {
             frozen_us: done.frozen_us,
             total_us: begin.elapsed().as_micros() as u64,
             bytes_written: done.bytes,
-            memory_bytes: Some(memory_bytes),
+            memory_bytes: Some(memory.proportional),
+            own_bytes: Some(memory.own),
             left_bytes: BTreeMap::new(),
             held: false,
             suspended: done.body.suspended.clone(),

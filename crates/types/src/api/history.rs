@@ -20,7 +20,7 @@ pub struct HistorySample {
     pub stopped: u32,
     /// Memory that hot and hibernated procs hold, bytes.
     pub held_bytes: u64,
-    /// Memory that sleepers had when they fell asleep, less what they hold, bytes.
+    /// Memory that sleepers would take if they ran and do not take, bytes: the sum of `saved_bytes` of all procs.
     pub saved_bytes: u64,
 }
 

@@ -14,7 +14,7 @@ pub struct TopView {
     pub tiers: std::collections::BTreeMap<String, usize>,
     /// Proportional sets of all running procs, bytes.
     pub held_bytes: u64,
-    /// What the sleepers had in memory when they fell asleep, bytes.
+    /// What the sleepers would take if they ran and do not take, bytes.
     pub saved_bytes: u64,
     /// Wakes of all procs in the last 60 seconds.
     pub wakes_last_minute: u64,
@@ -39,7 +39,7 @@ pub struct TopProc {
     pub tier: Option<Tier>,
     /// Its proportional set, bytes; 0 unless running.
     pub memory_bytes: u64,
-    /// What it had in memory when it fell asleep, bytes; null unless asleep, and where it is not recorded.
+    /// What it would take of memory if it ran and does not take, bytes; null unless asleep, and where it is not recorded.
     pub saved_bytes: Option<u64>,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,
