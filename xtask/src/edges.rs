@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 28] = [
+const ALLOWED: [(&str, &[&str]); 29] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -19,6 +19,8 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     ("kip-net", &[TYPES, SYS]),
     ("kip-sandbox", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
+    // Files as a tar stream and back, the same at both ends of `kip cp`: knows no procs.
+    ("kip-files", &[SYS]),
     // Knows a directory and pipes, no procs.
     ("kip-logs", &[TYPES]),
     // Layers are unpacked as tarballs are, by the one code that may do so.
@@ -72,6 +74,7 @@ const ALLOWED: [(&str, &[&str]); 28] = [
             "kip-snapshot",
             "kip-offload",
             "kip-records",
+            "kip-files",
             "kip-logs",
             "kip-pager",
             // Limits are lifted for CRIU too.
@@ -120,6 +123,7 @@ const ALLOWED: [(&str, &[&str]); 28] = [
             "kip-snapshot",
             "kip-offload",
             "kip-records",
+            "kip-files",
             "kip-logs",
             "kip-pager",
             "kip-archive",
@@ -135,7 +139,7 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     // Files that describe procs: text to requests and back.
     ("kip-describe", &[TYPES]),
     // The program: is depended on by nothing. `kip doctor` looks for CRIU where the daemon does.
-    ("kip-cli", &[TYPES, SYS, "kip-checkpoint", "kip-daemon", "kip-client", "kip-describe"]),
+    ("kip-cli", &[TYPES, SYS, "kip-files", "kip-checkpoint", "kip-daemon", "kip-client", "kip-describe"]),
     ("xtask", &[]),
 ];
 

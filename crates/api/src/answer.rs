@@ -154,9 +154,18 @@ pub struct By(pub Scope);
 impl By {
     /// Refuses a client that may only read: values of environments are what a secret often is in.
     pub fn may_see_values(&self) -> Answer<()> {
+        self.may_see("environments")
+    }
+
+    /// Refuses a client that may only read: secrets are in files, too.
+    pub fn may_see_files(&self) -> Answer<()> {
+        self.may_see("files")
+    }
+
+    fn may_see(&self, what: &str) -> Answer<()> {
         match self.0 {
             Scope::Write => Ok(()),
-            Scope::Read => Err(Refusal::new(Code::Forbidden, "this token does not allow to see environments")
+            Scope::Read => Err(Refusal::new(Code::Forbidden, format!("this token does not allow to see {what}"))
                 .with_hint("`kip token create --scope write` on the daemon's machine makes one that does")
                 .into()),
         }

@@ -8,7 +8,7 @@ mod plain;
 use crate::state::Api;
 use axum::Router;
 use axum::handler::Handler;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post, put};
 use kip_types::api::{Code, Refusal, SnapshotName};
 use kip_types::{ProcName, VolumeName};
 use plain::Plain;
@@ -16,6 +16,9 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::Transform;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
+
+/// The content type of tar archives.
+pub const ARCHIVE: &str = "application/x-tar";
 
 type Shape = fn(&mut SchemaGenerator) -> Schema;
 /// A reference to the schema of a body, and the schema.
@@ -37,6 +40,7 @@ pub struct Doc {
     summary: &'static str,
     query: Option<Shape>,
     body: Option<Body>,
+    takes_archive: bool,
     answer: Value,
     shape: Option<(&'static str, Shape)>,
     status: u16,
@@ -45,7 +49,7 @@ pub struct Doc {
 /// A route that answers 204, until more is said. `id` is its name in generated clients.
 pub fn doc(id: &'static str, summary: &'static str) -> Doc {
     let answer = json!({ "description": "Done." });
-    Doc { id, summary, query: None, body: None, answer, shape: None, status: 204 }
+    Doc { id, summary, query: None, body: None, takes_archive: false, answer, shape: None, status: 204 }
 }
 
 impl Doc {
@@ -82,6 +86,20 @@ impl Doc {
         Doc { shape: Some((content, inline::<String>)), status: 200, ..self }
     }
 
+    /// Answers 200 and a tar archive.
+    pub fn archive(self) -> Doc {
+        let answer = json!({
+            "description": "A tar archive. One that breaks off is not complete: the daemon's log says why.",
+            "content": { ARCHIVE: { "schema": { "type": "string", "format": "binary" } } },
+        });
+        Doc { status: 200, answer, ..self }
+    }
+
+    /// Takes a tar archive as its body, of any length.
+    pub fn takes_archive(self) -> Doc {
+        Doc { takes_archive: true, ..self }
+    }
+
     /// Answers 101 and frames both ways.
     pub fn upgrade(self) -> Doc {
         let answer = json!({
@@ -112,6 +130,10 @@ impl Routes {
 
     pub fn post<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
         self.at(path, "post", post(handler), doc)
+    }
+
+    pub fn put<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
+        self.at(path, "put", put(handler), doc)
     }
 
     pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
@@ -157,6 +179,10 @@ impl Routes {
             let required = schema.get("required").is_some();
             operation["requestBody"] =
                 json!({ "required": required, "content": { "application/json": { "schema": referred } } });
+        }
+        if doc.takes_archive {
+            let schema = json!({ "type": "string", "format": "binary" });
+            operation["requestBody"] = json!({ "required": true, "content": { ARCHIVE: { "schema": schema } } });
         }
         operation
     }

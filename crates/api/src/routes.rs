@@ -2,6 +2,7 @@
 
 mod backup;
 pub(crate) mod dashboard;
+mod files;
 mod images;
 mod keys;
 mod meters;
@@ -72,6 +73,7 @@ fn all() -> Routes {
         .get("/v1/info", info, doc("aboutDaemon", "About this daemon.").json::<Info>())
         .post("/v1/down", down, doc("endDaemon", "Ends all procs and the daemon; or parks them and ends the daemon.").query::<DownRequest>().json::<DownView>())
         .get("/v1/openapi.json", document, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
+    let routes = files::routes(routes);
     let routes = snapshots::routes(routes);
     let routes = keys::routes(routes);
     let routes = backup::routes(routes);

@@ -4,6 +4,7 @@ use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
 use crate::attach::AttachArgs;
 use crate::backup::{BackupArgs, RestoreArgs};
 use crate::check::{CheckArgs, TrialArgs, parse_sleep_tier};
+use crate::cp::CpArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
 use crate::image::ImageCommand;
@@ -118,6 +119,8 @@ pub enum Command {
     Exec(ExecArgs),
     /// Sit at a proc's own terminal, or watch its output and write to its standard input; the client goes by ctrl-p ctrl-q
     Attach(AttachArgs),
+    /// Copy files from a proc or to one, which stays in its tier: NAME:PATH HERE, or HERE NAME:PATH
+    Cp(CpArgs),
     /// Wait until procs end, and print their exit codes; with --ready until they are ready
     Wait(WaitArgs),
     /// End procs; their names, files and logs stay

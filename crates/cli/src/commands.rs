@@ -8,7 +8,7 @@ use crate::output::{print, show};
 use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
-    apply, attach, backup, check, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token,
+    apply, attach, backup, check, cp, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token,
     top, view, volume, wait,
 };
 use anyhow::{Context, bail};
@@ -72,6 +72,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             };
             return each(&args.names, show_one).await;
         }
+        Command::Cp(args) => cp::cp(client, &args, json).await?,
         Command::Wait(args) => return wait::wait(client, &args, json).await,
         Command::Stop(args) => return stop(client, &args.names, args.grace, json).await,
         Command::Kill(args) => return stop(client, &args.names, Some(0), json).await,

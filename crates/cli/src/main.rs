@@ -10,6 +10,7 @@ mod attach;
 mod backup;
 mod check;
 mod commands;
+mod cp;
 mod detach;
 mod details;
 mod doctor;

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 /// Talks to one daemon.
 #[derive(Debug, Clone)]
 pub struct Client {
-    way: Way,
+    pub(crate) way: Way,
 }
 
 impl Client {

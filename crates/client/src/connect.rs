@@ -2,8 +2,8 @@
 
 use crate::error::CallError;
 use crate::remote::{Remote, Stream};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -45,7 +45,11 @@ impl Drop for Connection {
 }
 
 /// Sends `request` and returns its answer if that is not a refusal.
-pub async fn send(way: &Way, request: Request<Full<Bytes>>) -> Result<Sent, CallError> {
+pub async fn send<B>(way: &Way, request: Request<B>) -> Result<Sent, CallError>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let stream: Box<dyn Stream> = match way {
         Way::Local(data) => Box::new(local(data).await?),
         Way::Remote(remote) => remote.connect().await?,

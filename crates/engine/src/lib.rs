@@ -28,6 +28,7 @@ pub mod descriptors;
 pub mod exec_ends;
 pub mod exits;
 pub mod fd_store;
+pub mod files;
 pub mod helper_pool;
 pub mod hibernate;
 pub mod host;

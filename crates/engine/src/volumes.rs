@@ -150,6 +150,15 @@ pub fn for_start(
     in_order(&proc.spec).into_iter().map(mount).collect()
 }
 
+/// Mounts for a look at the files of a proc that is not running, without its secrets.
+///
+/// # Errors
+/// One of them is not there, or cannot be mounted.
+pub fn for_files(proc: &Proc, user: BorrowedFd<'_>) -> Result<Vec<Volume>, volume::VolumeError> {
+    let specs = in_order(&proc.spec).into_iter().filter(|v| v.source != VolumeSource::Secrets);
+    specs.map(|v| volume::mount(&path_of(&proc.shared.data, &v.source), &v.target, user, v.read_only)).collect()
+}
+
 /// Whether some other proc has files of the volume too.
 fn is_shared(proc: &Proc, path: &Path) -> bool {
     let data = &proc.shared.data;

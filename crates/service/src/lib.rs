@@ -3,6 +3,7 @@
 //! | trait | what is asked |
 //! | --- | --- |
 //! | [`Procs`] | the life of procs, and what is seen of one |
+//! | [`Files`] | files of procs, as archives |
 //! | [`Trials`] | what a run would come to |
 //! | [`Snapshots`], [`Images`], [`Keys`], [`Volumes`] | what the data directory and its store keep |
 //! | [`Node`] | the daemon itself, and all procs at once |
@@ -14,6 +15,7 @@
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 #![forbid(unsafe_code)]
 
+mod files;
 mod images;
 mod keys;
 mod node;
@@ -22,6 +24,7 @@ mod snapshots;
 mod trials;
 mod volumes;
 
+pub use files::Files;
 pub use images::Images;
 pub use keys::Keys;
 pub use node::Node;
@@ -34,9 +37,9 @@ use kip_types::api::{ExecEnd, Refusal, TerminalSize};
 use tokio::sync::mpsc;
 
 /// All that a worker does for the API.
-pub trait Service: Procs + Trials + Snapshots + Images + Keys + Volumes + Node {}
+pub trait Service: Procs + Files + Trials + Snapshots + Images + Keys + Volumes + Node {}
 
-impl<T: Procs + Trials + Snapshots + Images + Keys + Volumes + Node> Service for T {}
+impl<T: Procs + Files + Trials + Snapshots + Images + Keys + Volumes + Node> Service for T {}
 
 /// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is dropped when
 /// no client wants more.

@@ -37,7 +37,7 @@ use phase::{Parked, Phase, Running, Woke};
 pub use pressed::need;
 pub use probes::Probes;
 pub use ready::check_once;
-pub use still::{Still, Stilled};
+pub use still::{FilesHeld, Still, Stilled};
 pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Sample};
@@ -415,6 +415,7 @@ impl Task {
                 return true;
             }
             Command::StandStill { over, reply } => self.stand_still(over, reply).await,
+            Command::HoldFiles { change, over, reply } => self.hold_files(change, over, reply).await,
             Command::InspectPager => self.inspect_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod ends;
 pub mod fault;
 pub mod fdpass;
+pub mod fsid;
 pub mod inject;
 pub mod loops;
 pub mod mount;

@@ -1,5 +1,6 @@
 //! Owners of open files: fcntl(2) F_SETOWN_EX (Linux 2.6.32), F_SETSIG, and the signal SIGIO.
 
+use crate::fsid::keeping_dumpable;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -110,17 +111,11 @@ pub fn as_user<T: Send>(user: u32, effective: u32, f: impl FnOnce() -> io::Resul
         }
         f()
     };
-    // SAFETY: takes and gives plain numbers.
-    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
-    let done = std::thread::scope(|scope| {
-        std::thread::Builder::new().spawn_scoped(scope, act)?.join().expect("it does not panic")
-    });
-    // The kernel takes it away from the whole process: proc_pid(5).
-    if dumpable == 1 {
-        // SAFETY: as above.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
-    }
-    done
+    keeping_dumpable(|| {
+        std::thread::scope(|scope| {
+            std::thread::Builder::new().spawn_scoped(scope, act)?.join().expect("it does not panic")
+        })
+    })
 }
 
 #[cfg(test)]
@@ -190,6 +185,8 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         // SAFETY: takes and gives plain numbers.
-        assert_eq!(unsafe { (libc::getuid(), libc::geteuid(), libc::prctl(libc::PR_GET_DUMPABLE)) }, (0, 0, 1));
+        let seen =
+            keeping_dumpable(|| unsafe { (libc::getuid(), libc::geteuid(), libc::prctl(libc::PR_GET_DUMPABLE)) });
+        assert_eq!(seen, (0, 0, 1));
     }
 }

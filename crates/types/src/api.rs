@@ -93,6 +93,36 @@ pub struct LogsRequest {
     pub since_ms: Option<u64>,
 }
 
+/// `GET /v1/procs/NAME/files`, as its query; answered with a tar archive of what is at the path.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReadFilesRequest {
+    /// What to send, as the program sees it from `/`. A directory comes with all that is below it; the archive begins with its name, or
+    /// with `.` if the path ends with `/.`.
+    pub path: String,
+    /// Where the path ends with a link, send what that leads to instead of the link.
+    pub follow: bool,
+}
+
+/// `PUT /v1/procs/NAME/files`, as its query. The body is a tar archive.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WriteFilesRequest {
+    /// The directory that takes what is in the archive, as the program sees it from `/`.
+    pub path: String,
+    /// If the path is no directory, it is the new name of the archive's first entry, and of what is below that.
+    pub rename: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct FilesWritten {
+    /// Contents of files, bytes.
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub entries: u64,
+}
+
 /// Which of its two outputs a program wrote to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

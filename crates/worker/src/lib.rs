@@ -22,6 +22,7 @@ mod backup;
 mod beside;
 mod check;
 mod collecting;
+mod files;
 mod history;
 mod images;
 mod inspect;

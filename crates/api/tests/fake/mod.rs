@@ -10,7 +10,7 @@ mod kept;
 
 use async_trait::async_trait;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
-use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, Node, Procs, Trials};
+use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, Files, Node, Procs, Trials};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::lifecycle::{Generation, StateName, Tier};
@@ -487,4 +487,38 @@ pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> 
     let port = serde_json::json!({ "proto": "tcp", "port": port, "host_port": host_port });
     request.spec.ports = vec![serde_json::from_value(port).unwrap()];
     request
+}
+
+/// A path that ends with `none` leads nowhere; what is written is only counted.
+#[async_trait]
+impl Files for Fake {
+    async fn read_files(&self, name: ProcName, request: ReadFilesRequest) -> Result<Feed<Vec<u8>>, Refusal> {
+        self.inspect(name).await?;
+        if request.path.ends_with("none") {
+            return Err(Refusal::new(Code::Unknown, format!("there is no {}", request.path)));
+        }
+        let (sender, feed) = mpsc::channel(2);
+        tokio::spawn(async move {
+            let _ = sender.send(Ok(request.path.into_bytes())).await;
+            if request.follow {
+                let _ = sender.send(Err(Refusal::new(Code::State, "it ended"))).await;
+            }
+        });
+        Ok(feed)
+    }
+
+    async fn write_files(
+        &self,
+        name: ProcName,
+        request: WriteFilesRequest,
+        mut archive: Feed<Vec<u8>>,
+    ) -> Result<FilesWritten, Refusal> {
+        self.inspect(name).await?;
+        self.hear(&request);
+        let mut written = FilesWritten::default();
+        while let Some(piece) = archive.recv().await {
+            written.bytes += piece?.len() as u64;
+        }
+        Ok(written)
+    }
 }

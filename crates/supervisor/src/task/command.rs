@@ -1,7 +1,7 @@
 //! What others ask of a proc's task.
 
 use super::archive::NotStored;
-use super::{Asking, Stilled};
+use super::{Asking, FilesHeld, Stilled};
 use kip_engine::cause::WakeCause;
 use kip_engine::pressure::{Grant, Relieved};
 use kip_engine::stop::Network;
@@ -55,6 +55,8 @@ pub enum Command {
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
     StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Have its files be looked at, or changed with `change`, without a wake; until `over` is done where it is asleep.
+    HoldFiles { change: bool, over: oneshot::Receiver<()>, reply: Reply<FilesHeld> },
     /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
     Rest { until: Instant, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.

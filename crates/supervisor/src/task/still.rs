@@ -14,6 +14,15 @@ pub struct Stilled {
     pub runs: Option<String>,
 }
 
+/// How a proc is while its files are looked at or changed.
+#[derive(Debug)]
+pub enum FilesHeld {
+    /// It runs or is hibernated, and stays so as long as the ticket lives.
+    Awake(Ticket),
+    /// Its processes are not there, and the task waits if it must.
+    Asleep(State),
+}
+
 /// Lets a proc go on when it is dropped.
 #[derive(Debug)]
 pub struct Still(#[allow(dead_code, reason = "it is dropped, that is all")] oneshot::Sender<()>);
@@ -49,6 +58,36 @@ impl Task {
         }
         if was_awake && matches!(self.record.state, State::Parked { .. }) {
             self.wake_in_turn(WakeCause::Request(Request::Backup), Instant::now(), false).await;
+        }
+    }
+
+    /// Answers how it is and, if it is asleep and must not be started or woken meanwhile, waits for the end. A change must not meet an
+    /// upload of the files.
+    pub(super) async fn hold_files(&mut self, change: bool, over: oneshot::Receiver<()>, reply: Reply<FilesHeld>) {
+        let name = &self.proc.name;
+        let refuse = |message: String| Err(Refusal::new(Code::State, message));
+        let held = match &self.record.state {
+            State::Hot { .. } | State::Hibernated { .. } => {
+                self.tickets.fetch_add(1, Ordering::SeqCst);
+                Ok(FilesHeld::Awake(Ticket(Arc::clone(&self.tickets))))
+            }
+            State::Parked { .. } if change && self.storing.is_some() => {
+                refuse(format!("{name} is on its way to the store: wake it first (`kip wake {name}`)"))
+            }
+            _ if self.proc.dir.join(previous::ASIDE).exists() => refuse(format!(
+                "{name} fell back to older files, and a start puts the newest ones back: start it first"
+            )),
+            State::Parked { .. } | State::Stopped { .. } => Ok(FilesHeld::Asleep(self.record.state.clone())),
+            State::Archived { .. } => {
+                refuse(format!("{name} is archived, and its files are in the store: wake it first (`kip wake {name}`)"))
+            }
+            state => refuse(format!("{name} is {}, and its files cannot be copied now: try again", state.name())),
+        };
+        let reads = !change && self.proc.held_mounts(true).or_else(|| self.proc.held_mounts(false)).is_some();
+        let waits = matches!(&held, Ok(FilesHeld::Asleep(_))) && !reads;
+        if reply.send(held).is_ok() && waits {
+            // However it ends.
+            let _ = over.await;
         }
     }
 }

@@ -115,7 +115,12 @@ impl Task {
         let State::Hibernated { init, .. } = self.record.state else { return Ok(()) };
         let timing = self.proc.spec.timing;
         let (now, sample) = (Instant::now(), sample(&self.proc, init));
+        let in_use = self.tickets.load(Ordering::SeqCst) > 0;
         let Some(hibernating) = self.phase.hibernated_mut() else { return Ok(()) };
+        if in_use {
+            hibernating.parks_at = Some(now + SAMPLE_EVERY);
+            return Ok(());
+        }
         let park_after = Duration::from_millis(timing.park_after_ms);
         let Some(idle) = &mut hibernating.ticks else {
             let (_, how) = self.ticks_if_parked(By::Kip).await;
