@@ -52,27 +52,27 @@ pub fn openapi() -> serde_json::Value {
 
 fn all() -> Routes {
     let routes = Routes::new()
-        .get("/v1/procs", list, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
+        .get("/v1/procs", list, doc("listProcs", "Lists all procs, sorted by name.").json::<Vec<ProcView>>())
         .post("/v1/procs", run, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
         .post("/v1/validate", validate, doc("validateRun", "Refuses what `runProc` would refuse, as far as that can be known without running the program. Leaves nothing.").body::<ValidateRequest>())
         .post("/v1/compare", compare, doc("compareRun", "Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.").body::<RunRequest>().json::<ContentsView>())
-        .post("/v1/check", check, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
-        .get("/v1/procs/{name}", inspect, doc("inspectProc", "One proc. Does not wake it.").query::<InspectRequest>().json::<ProcView>())
+        .post("/v1/check", check, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial proc that is removed afterwards.").body::<CheckRequest>().json::<CheckView>())
+        .get("/v1/procs/{name}", inspect, doc("inspectProc", "Returns one proc without waking it.").query::<InspectRequest>().json::<ProcView>())
         .delete("/v1/procs/{name}", remove, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
         .post("/v1/procs/{name}/start", start, doc("startProc", "Starts a stopped proc again, on its files.").query::<StartRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/stop", stop, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
-        .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier; answers when it is there.").body::<SleepRequest>().json::<Moved>())
-        .post("/v1/procs/{name}/wake", wake, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
+        .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier and answers when the proc is there.").body::<SleepRequest>().json::<Moved>())
+        .post("/v1/procs/{name}/wake", wake, doc("wakeProc", "Wakes a proc and answers when it runs; takes the proc over if only the store has it.").query::<WakeRequest>().json::<Moved>())
         .post("/v1/procs/{name}/exec", exec, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
-        .post("/v1/procs/{name}/attach", attach, doc("attachToProc", "What a proc's own program writes, and input for it. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<AttachRequest>().upgrade())
-        .get("/v1/procs/{name}/why", why, doc("whyProc", "Why a proc is in the tier that it is in.").json::<WhyView>())
-        .get("/v1/procs/{name}/health", health, doc("healthOfProc", "How a proc is. Its probes are asked if it is awake. Neither wakes it nor keeps it awake.").json::<HealthView>())
-        .get("/v1/procs/{name}/details", details, doc("lookIntoProc", "Open files, environments, sockets or maps of memory. Does not wake it.").query::<DetailsRequest>().json::<Details>())
-        .get("/v1/procs/{name}/logs", logs, doc("readLogs", "What a proc wrote, oldest first.").query::<LogsRequest>().lines::<LogLine>())
-        .get("/v1/events", events, doc("readEvents", "What happened, oldest first. With `since` nothing is told twice and, as long as it is kept, nothing is missed.").query::<EventsRequest>().lines::<Event>())
-        .get("/v1/info", info, doc("aboutDaemon", "About this daemon.").json::<Info>())
+        .post("/v1/procs/{name}/attach", attach, doc("attachToProc", "Carries the output of a proc's own program to the client, and input to the program. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<AttachRequest>().upgrade())
+        .get("/v1/procs/{name}/why", why, doc("whyProc", "Returns why a proc is in its tier.").json::<WhyView>())
+        .get("/v1/procs/{name}/health", health, doc("healthOfProc", "Returns the health of a proc, from its probes if it is awake. The request neither wakes the proc nor keeps it awake.").json::<HealthView>())
+        .get("/v1/procs/{name}/details", details, doc("lookIntoProc", "Lists open files, environments, sockets or memory maps of a proc without waking it.").query::<DetailsRequest>().json::<Details>())
+        .get("/v1/procs/{name}/logs", logs, doc("readLogs", "Returns the output of a proc, oldest line first.").query::<LogsRequest>().lines::<LogLine>())
+        .get("/v1/events", events, doc("readEvents", "Lists events, oldest first; with `since` each event comes once, and none is missed as long as it is kept.").query::<EventsRequest>().lines::<Event>())
+        .get("/v1/info", info, doc("aboutDaemon", "Describes this daemon.").json::<Info>())
         .post("/v1/down", down, doc("endDaemon", "Ends all procs and the daemon; or parks them and ends the daemon.").query::<DownRequest>().json::<DownView>())
-        .get("/v1/openapi.json", document, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
+        .get("/v1/openapi.json", document, doc("readOpenapi", "Returns this document.").json::<serde_json::Map<String, serde_json::Value>>());
     let routes = files::routes(routes);
     let routes = snapshots::routes(routes);
     let routes = keys::routes(routes);

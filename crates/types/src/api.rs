@@ -40,7 +40,7 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StartRequest {
-    /// Answer only when its ports listen.
+    /// Answer only when the ports of the proc listen.
     pub wait_ready: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct RemoveRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InspectRequest {
-    /// With the values of its environment, which may be secrets: not for a token that allows to look only.
+    /// With the values of the proc's environment, which may be secrets: refused to a token of scope `read`.
     pub env: bool,
 }
 
@@ -75,21 +75,21 @@ pub struct InspectRequest {
 pub struct SleepRequest {
     /// The tier to go to.
     pub to: Tier,
-    /// What the program's own clock does in this one sleep: `auto` as in one by itself. Without it the clock stands, unless the proc was
+    /// How CLOCK_MONOTONIC behaves in this sleep: `auto` as for an automatic sleep. Null: the clock stands still, unless the proc was
     /// run with `continue`.
     #[serde(default)]
     pub clock: Option<Clock>,
 }
 
-/// `GET /v1/procs/NAME/logs`, as its query; answered with one [`LogLine`] per line.
+/// `GET /v1/procs/NAME/logs`, as its query; answered with one `LogLine` per line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogsRequest {
-    /// Go on with new lines until the proc is removed.
+    /// Follow new lines until the proc is removed.
     pub follow: bool,
     /// Begin with this many of the newest lines; none for all that are kept.
     pub tail: Option<u64>,
-    /// Leave out what was written before, milliseconds since the epoch.
+    /// Leave out lines that were written before this time, milliseconds since the epoch.
     pub since_ms: Option<u64>,
 }
 
@@ -138,38 +138,38 @@ pub enum LogStream {
 pub struct LogLine {
     /// When Kip read it, milliseconds since the epoch.
     pub at_ms: u64,
-    /// Where it was written.
+    /// Output that the line was written to.
     pub stream: LogStream,
     /// The line without its end; bytes that are not UTF-8 are replaced.
     pub text: String,
 }
 
-/// `GET /v1/events`, as its query; answered with one [`Event`] per line.
+/// `GET /v1/events`, as its query; answered with one `Event` per line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventsRequest {
-    /// After those that are kept, which are also those of earlier daemons of this data directory, go on with new ones.
+    /// Follow new events after those that are kept, which include events of earlier daemons of this data directory.
     pub follow: bool,
-    /// Only events after the one with this id: a client that reconnects gives the last that it has seen.
+    /// Only events after the one with this id: a client that reconnects gives the last id that it has seen.
     pub since: Option<u64>,
 }
 
-/// What `wake` may be asked with.
+/// `POST /v1/procs/NAME/wake`, as its query.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WakeRequest {
-    /// A proc in the store, by its id there: it is taken over, under the name that is woken.
+    /// Id of a proc in the store, which is taken over under the name in the path.
     #[serde(default)]
     pub id: Option<String>,
 }
 
-/// What `sleep` and `wake` answer: the proc as it then is.
+/// Answer of `sleep` and `wake`: the proc after the change.
 #[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct Moved {
     /// The proc.
     #[serde(flatten)]
     pub proc: ProcView,
-    /// It was in that tier before: nothing was done.
+    /// True: the proc was in that tier before, and nothing was done.
     pub already: bool,
 }
 
@@ -179,7 +179,7 @@ pub struct Moved {
 pub struct DownRequest {
     /// Park every proc instead of ending it. No proc wakes until the next daemon runs; then those that were awake do.
     pub park: bool,
-    /// With `park`: how long that may take, milliseconds; a proc that is not parked by then is left as it is. Without it [`PARK_WITHIN_MS`].
+    /// With `park`: time for parking all procs, milliseconds; a proc that is not parked by then runs on. Null is 90 seconds.
     pub within_ms: Option<u64>,
 }
 
@@ -191,29 +191,29 @@ pub const PARK_WITHIN_MS: u64 = 90_000;
 pub struct DownView {
     /// The procs that were running or asleep and were ended.
     pub ended: Vec<ProcName>,
-    /// With `park`: those that are parked or archived now.
+    /// With `park`: the procs that are parked or archived now.
     #[serde(default)]
     pub asleep: Vec<ProcName>,
-    /// With `park`: those that run on, and why.
+    /// With `park`: the procs that run on, and why.
     #[serde(default)]
     pub awake: BTreeMap<ProcName, String>,
 }
 
-/// The last line of an ndjson answer that broke off: why it did.
+/// Last line of an ndjson answer that ended early, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct BrokeOff {
-    /// Why.
+    /// Reason why the answer ended early.
     pub refusal: Refusal,
 }
 
-/// A published port as it is.
+/// A published port with the addresses in use.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PortView {
     /// Transport protocol.
     pub proto: Protocol,
     /// Port inside the proc.
     pub port: u16,
-    /// The address inside, that other procs of the realm may dial as well.
+    /// Address inside, which other procs of the realm may dial as well.
     pub addr: IpAddr,
     /// Address on the host, `0.0.0.0` for all.
     pub host_addr: IpAddr,
@@ -235,19 +235,19 @@ pub struct MemoryView {
     pub rss_bytes: u64,
     /// Proportional set, bytes.
     pub pss_bytes: u64,
-    /// Kernel memory charged to its cgroup, bytes.
+    /// Kernel memory charged to the cgroup of the proc, bytes.
     pub kernel_bytes: u64,
     /// Swapped, bytes.
     pub swap_bytes: u64,
     /// Pages in the recorded working sets of all kinds of wakes.
     pub working_set_pages: u64,
-    /// Pages that were installed at the last wake: those of its kind.
+    /// Pages of the working set that the last wake installed.
     #[serde(default)]
     pub working_set_installed: u64,
     /// Pages that were missing from the working set of the last wake and came one by one since.
     #[serde(default)]
     pub working_set_misses: u64,
-    /// What of its working set was enough, in percent: of the pages that came back since the last wake, those that came
+    /// Hit rate of the working set, percent: of the pages that came back since the last wake, the share that came
     /// with the set. Null before the first wake from hibernation.
     #[serde(default)]
     pub working_set_hit_percent: Option<f64>,
@@ -256,109 +256,109 @@ pub struct MemoryView {
 /// The last sleep.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SleepView {
-    /// Tier it went to.
+    /// Tier that the proc went to.
     pub to: Tier,
-    /// The processes stood still this long, microseconds.
+    /// Time that the processes were frozen, microseconds.
     pub frozen_us: u64,
-    /// The whole of it, microseconds.
+    /// Duration of the whole sleep operation, microseconds.
     pub total_us: u64,
     /// Bytes written to disk.
     pub bytes_written: u64,
-    /// Its proportional set just before it was frozen, bytes, its share of files that are mapped included. Null in records of
+    /// Proportional set just before the freeze, bytes, with the proc's share of mapped files. Null in records of
     /// older daemons.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Memory of its own just before it was frozen, bytes: what it wrote, and shared memory. Pages of files that it only read are not in
-    /// it, for the kernel keeps these whether it sleeps or not. Null in records of older daemons.
+    /// Own memory of the proc just before the freeze, bytes: memory that it wrote, and shared memory. Pages of files that it only read
+    /// do not count, for the kernel keeps these whether the proc sleeps or not. Null in records of older daemons.
     #[serde(default)]
     pub own_bytes: Option<u64>,
-    /// What was left in memory although the rest went, by reason, bytes.
+    /// Memory that was not paged out, by reason, bytes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_bytes: BTreeMap<String, u64>,
-    /// A hibernated proc's threads are held, not waiting in their calls.
+    /// True: the threads of the hibernated proc are held, not waiting in their system calls.
     #[serde(default)]
     pub held: bool,
-    /// By which word its clock stands in this sleep, one line; null if it goes on.
+    /// Option or profile by which CLOCK_MONOTONIC stands still in this sleep, one line; null if the clock goes on.
     #[serde(default)]
     pub suspended: Option<String>,
-    /// Why it was put to sleep, one line; null if it was idle for as long as its owner allows, or was told to.
+    /// Reason of the sleep, one line; null if the proc was idle for its idle time, or a client asked for the sleep.
     #[serde(default)]
     pub cause: Option<String>,
-    /// When, milliseconds since the epoch.
+    /// Time, milliseconds since the epoch.
     pub at_ms: u64,
 }
 
 /// One step of a wake.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct StepView {
-    /// What was done.
+    /// Name of the step.
     pub name: String,
-    /// How long it took, microseconds.
+    /// Duration of the step, microseconds.
     pub us: u64,
 }
 
 /// The last wake.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct WakeView {
-    /// What woke it, for example `tcp 0.0.0.0:80 (connection)`, `timer`, `kip wake`.
+    /// Event that woke the proc, for example `tcp 0.0.0.0:80 (connection)`, `timer`, `kip wake`.
     pub trigger: String,
-    /// Tier it came from.
+    /// Tier that the wake began in.
     pub from: Tier,
-    /// From the event to the program's first instruction, microseconds.
+    /// Time from the event to the program's first instruction, microseconds.
     pub total_us: u64,
-    /// The steps, in order.
+    /// Steps of the wake, in order.
     pub steps: Vec<StepView>,
-    /// When, milliseconds since the epoch.
+    /// Time, milliseconds since the epoch.
     pub at_ms: u64,
-    /// What came from the object store for it and behind it, until now; null of other tiers, and of an earlier daemon's wakes.
+    /// Data fetched from the object store for the wake and since; null for other tiers, and for wakes of an earlier daemon.
     #[serde(default)]
     pub fetched: Option<FetchedView>,
 }
 
-/// What came of a proc since it began to wake from the archive, and from where.
+/// Data of a proc that was fetched since its wake from the archive began, by source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct FetchedView {
     /// Reads of the store.
     pub requests: u64,
-    /// What they brought, bytes.
+    /// Bytes that those reads returned.
     pub store_bytes: u64,
-    /// What came from the cache on the local disk instead, bytes.
+    /// Bytes from the cache on the local disk instead.
     pub cache_bytes: u64,
-    /// Blocks that were read ahead lately, over all its wakes, and were needed.
+    /// Recent blocks that were read ahead and needed, over all wakes of the proc.
     pub ahead_used: u32,
-    /// And those that were not.
+    /// Recent blocks that were read ahead and not needed.
     pub ahead_unused: u32,
 }
 
 /// `GET /v1/procs/NAME` and, as a list, `GET /v1/procs`.
 #[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct ProcView {
-    /// Name.
+    /// Name of the proc.
     pub name: ProcName,
-    /// Tenant.
+    /// Realm (tenant) of the proc.
     pub realm: Realm,
-    /// Its state; `starting` also until its check says that it is ready.
+    /// State of the proc; `starting` also until its readiness check succeeds.
     pub state: StateName,
-    /// Where its memory is; null for a stopped proc.
+    /// Tier of the proc, where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
-    /// The machine it is on.
+    /// Machine that the proc is on.
     pub worker: String,
     /// Newest complete generation.
     pub generation: Generation,
     /// Published ports.
     pub ports: Vec<PortView>,
-    /// Host pids, the sandbox's pid 1 first.
+    /// Process ids on the host, the sandbox's pid 1 first.
     pub pids: Vec<u32>,
     /// Memory.
     pub memory: MemoryView,
-    /// Memory that it would take if it ran and does not take asleep, bytes: what it had of its own when it fell asleep, less what is left
+    /// Memory that the proc would take if it ran and does not take asleep, bytes: its own memory before the sleep, less what is left
     /// in memory. Null unless asleep, and where it is not recorded.
     #[serde(default)]
     pub saved_bytes: Option<u64>,
-    /// The daemon could not look at its memory in time: `memory`, `pids` and `cpu_us` are of an earlier look.
+    /// True: the daemon could not measure the proc in time; `memory`, `pids` and `cpu_us` are of an earlier sample.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub does_not_answer: bool,
-    /// Disk space that its own files take, in bytes; null where they are not limited.
+    /// Disk space of the proc's own files, bytes; null where it is not limited.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
     /// The last sleep.
@@ -370,112 +370,112 @@ pub struct ProcView {
     pub exit: Option<String>,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,
-    /// The next timer that will wake it, milliseconds from now; null unless asleep with one that Kip watches.
+    /// Time until the next timer that will wake the proc, milliseconds; null unless the proc sleeps and Kip watches a timer.
     pub next_timer_ms: Option<u64>,
-    /// CPU time its processes have used, microseconds; null unless running. Where it counts from is not defined: two
-    /// looks give what was used between them.
+    /// CPU time of the proc's processes, microseconds; null unless running. Its origin is not defined: the difference of two
+    /// samples is the use between them.
     #[serde(default)]
     pub cpu_us: Option<u64>,
-    /// How often it was woken since it was last started.
+    /// Number of wakes since the last start.
     #[serde(default)]
     pub wakes: u64,
-    /// How often it was started again by its restart policy since its owner last started it.
+    /// Number of restarts by the restart policy since a client last started the proc.
     #[serde(default)]
     pub restarts: u32,
-    /// When its program was last started, milliseconds since the epoch; null for procs of older daemons.
+    /// Time of the last start of the program, milliseconds since the epoch; null for procs of older daemons.
     #[serde(default)]
     pub started_at_ms: Option<u64>,
-    /// When it is started again, milliseconds from now; null unless it is restarting.
+    /// Time until the restart, milliseconds; null unless the proc is restarting.
     #[serde(default)]
     pub next_start_ms: Option<u64>,
-    /// Whether it has become ready since its last start; null where its spec does not say what that is.
+    /// Whether the proc has become ready since its last start; null where its spec has no readiness check.
     #[serde(default)]
     pub ready: Option<bool>,
-    /// What its probes were last answered, in the order of its spec. Looking here asks none.
+    /// Last answers of the probes, in the order of the spec. This request asks no probe.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeView>,
-    /// The specification that it was made from. Values of its environment are empty but in the answer to `GET /v1/procs/NAME?env=true`.
+    /// Specification that the proc was made from. Values of the environment are empty except in the answer to `GET /v1/procs/NAME?env=true`.
     pub spec: Spec,
 }
 
 /// `GET /v1/procs/NAME/why`. For a running proc the answer takes a second, in which its threads are watched.
 #[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct WhyView {
-    /// Name.
+    /// Name of the proc.
     pub name: ProcName,
-    /// Its state.
+    /// State of the proc.
     pub state: StateName,
-    /// What keeps it awake now, as lines for people, the strongest reason first; empty for a sleeper.
+    /// Reasons why the proc is awake now, as lines for people, the strongest first; empty for a sleeping proc.
     pub awake_because: Vec<String>,
-    /// What the newest activity was; null for a sleeper.
+    /// Kind of the newest activity; null for a sleeping proc.
     pub activity: Option<ActivityKind>,
-    /// Milliseconds since then, told once a second; null for a sleeper.
+    /// Time since that activity, milliseconds, sampled once a second; null for a sleeping proc.
     pub quiet_ms: Option<u64>,
-    /// Milliseconds of quiet after which it is parked; null for a sleeper and with `--never-sleep`.
+    /// Time without activity after which the proc is parked, milliseconds; null for a sleeping proc and with `--never-sleep`.
     pub parks_after_ms: Option<u64>,
-    /// What its threads and sockets do; null for a sleeper, and when the look was given up (`awake_because` says so).
+    /// Activity of threads and sockets; null for a sleeping proc, and when the inspection failed (`awake_because` says so).
     pub seen: Option<SeenView>,
-    /// What stood in the way of the last sleep that was refused, or keeps a sleeper from going further; empty when nothing does.
+    /// Causes that refused the last sleep, or that keep a sleeping proc from a lower tier; empty if there are none.
     pub cannot_sleep: Vec<String>,
-    /// When that was, milliseconds since the epoch; null when none was or an earlier daemon saw it.
+    /// Time of that refusal, milliseconds since the epoch; null if there was none or an earlier daemon saw it.
     pub cannot_sleep_at_ms: Option<u64>,
-    /// The timer that will wake a sleeper; null for the awake, and without one.
+    /// Timer that will wake the sleeping proc; null for a proc that is awake or has no timer.
     pub next_wake: Option<NextWakeView>,
-    /// Whether its clock stands while it is parked, and by which word: its owner's, or a profile's; null if it goes on.
+    /// Sentence that CLOCK_MONOTONIC stands still while the proc is parked, and by which option or profile; null if the clock goes on.
     #[serde(default)]
     pub clock: Option<String>,
-    /// The last sleep, the one that a sleeper is in.
+    /// The last sleep; of a sleeping proc the present one.
     #[serde(default)]
     pub last_sleep: Option<SleepView>,
     /// The last wake.
     pub last_wake: Option<WakeView>,
-    /// The data directory that has taken it over from the store, by its id there; null for a proc that is here.
+    /// Id of the data directory that has taken the proc over from the store; null for a proc that is here.
     #[serde(default)]
     pub taken_over_by: Option<String>,
-    /// Why it runs on something else than the newest it slept with, and on what; null when it does not.
+    /// Reason why the proc runs from something else than its newest snapshot, and from what; null if it does not.
     #[serde(default)]
     pub fell_back: Option<String>,
-    /// The volumes that pin it to this machine and data directory, a line for each.
+    /// Volumes that pin the proc to this machine and data directory, a line for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned_by: Vec<String>,
 }
 
-/// What was seen of a running proc's newest activity.
+/// Kind of a running proc's newest activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivityKind {
     /// Payload was received or sent.
     Traffic,
-    /// It used more than 1% of a core.
+    /// The proc used more than 1% of a core.
     Cpu,
-    /// It was started, woken or called and has done nothing that counts since.
+    /// The proc was started, woken or asked by a command and has done nothing that counts since.
     Called,
 }
 
-/// What a running proc's threads and sockets did within a second.
+/// Activity of a running proc's threads and sockets within a second.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SeenView {
-    /// How long the threads were watched, microseconds.
+    /// Time that the threads were watched, microseconds.
     pub watched_us: u64,
-    /// Threads that were on a CPU meanwhile, the busiest first, at most 32. One that ended meanwhile is not seen.
+    /// Threads that were on a CPU meanwhile, the busiest first, at most 32, without threads that ended meanwhile.
     pub threads: Vec<ThreadView>,
     /// Connections, flows of datagrams and listeners with connections that wait to be accepted: the one with the newest
     /// packet first, at most 256.
     pub sockets: Vec<SocketView>,
-    /// How many of those there are in all.
+    /// Number of such sockets in all.
     pub sockets_in_all: usize,
     /// Timers and time-outs of calls that are set, the next one first, at most 64.
     pub timers: Vec<TimerView>,
-    /// Programs that run in it by `kip exec`.
+    /// Programs that run in the proc by `kip exec`.
     pub execs: Vec<ProgramView>,
 }
 
 /// A process of a proc.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ProgramView {
-    /// The name the kernel has for it, at most 15 bytes.
+    /// Name of the process in the kernel, at most 15 bytes.
     pub name: String,
-    /// Its process id inside.
+    /// Process id inside.
     pub pid: u32,
 }
 
@@ -484,9 +484,9 @@ pub struct ProgramView {
 pub struct ThreadView {
     /// The thread's own name, at most 15 bytes.
     pub name: String,
-    /// Its id inside.
+    /// Thread id inside.
     pub tid: u32,
-    /// Its process.
+    /// Process of the thread.
     pub program: ProgramView,
     /// CPU time while it was watched, microseconds.
     pub cpu_us: u64,
@@ -500,7 +500,7 @@ pub struct SocketView {
     /// `established`, `close-wait`, `fin-wait`, `syn-sent`, `listen` or `closing`; for UDP `flow`.
     #[schemars(extend("enum" = SOCKET_STATES))]
     pub state: String,
-    /// Its own address.
+    /// Local address.
     pub local: SocketAddr,
     /// The other side's address as the proc sees it; null for a listener, and for datagrams whose sender is not known.
     pub peer: Option<SocketAddr>,
@@ -513,7 +513,7 @@ pub struct SocketView {
     /// The newest packet either way, empty ones included, is at most this many milliseconds old, and at most a second
     /// younger. From the flow table of the host; null for what is not in it, such as connections within the proc.
     pub packet_ms: Option<u64>,
-    /// The processes that have it open.
+    /// Processes that have the socket open.
     pub programs: Vec<ProgramView>,
 }
 
@@ -522,17 +522,17 @@ pub struct SocketView {
 pub struct TimerView {
     /// `timerfd`, `POSIX timer` or `time-out of NAME`, a call that waits.
     pub kind: String,
-    /// Whose.
+    /// Process that the timer belongs to.
     pub program: ProgramView,
-    /// The thread that waits, by its id inside; null for timers.
+    /// Id inside of the thread that waits; null for timers.
     pub tid: Option<u32>,
-    /// Milliseconds until it is due; null where the kernel tells only the program itself.
+    /// Milliseconds until the timer is due; null where the kernel shows that to the program only.
     pub due_ms: Option<u64>,
-    /// Its period, milliseconds; null for one that fires once or where it is not told.
+    /// Period of the timer, milliseconds; null for a timer that fires once or whose period is not known.
     pub every_ms: Option<u64>,
 }
 
-/// The timer that will wake a sleeper.
+/// Timer that will wake a sleeping proc.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct NextWakeView {
     /// `timerfd`, `POSIX timer`, `interval timer`, `time-out of a call` or `it was at work`.
@@ -542,25 +542,25 @@ pub struct NextWakeView {
     pub due_ms: u64,
     /// When the wake for it begins, milliseconds from now.
     pub begins_ms: u64,
-    /// It stands for all ticks, which are gathered; none is on time.
+    /// True: this is one wake for all ticks together, and no tick is on time.
     pub gathered: bool,
 }
 
 /// One line of `kip events`.
 #[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct Event {
-    /// Its number: larger than that of every earlier one, those of earlier daemons of this data directory included, and one
-    /// more than that of the one before it from the same daemon. 0 from older daemons.
+    /// Event id, ascending over all daemons of this data directory, and by one from event to event of the same
+    /// daemon. 0 from older daemons.
     #[serde(default)]
     pub id: u64,
-    /// When, milliseconds since the epoch.
+    /// Time, milliseconds since the epoch.
     pub at_ms: u64,
-    /// Which proc; null for the daemon itself.
+    /// Proc that the event is about; null for the daemon itself.
     pub name: Option<ProcName>,
-    /// What happened, one of [`EVENTS`].
+    /// Kind of the event.
     #[schemars(extend("enum" = EVENTS))]
     pub kind: String,
-    /// One line.
+    /// Description for people, one line.
     pub detail: String,
 }
 
@@ -569,25 +569,25 @@ pub struct Event {
 pub struct Info {
     /// Version of the daemon.
     pub version: String,
-    /// Its data directory.
+    /// Data directory of the daemon.
     pub data: String,
-    /// Its pid.
+    /// Process id of the daemon.
     pub pid: u32,
     /// Name of this worker.
     pub worker: String,
-    /// The keeper's pid.
+    /// Process id of the keeper.
     pub keeper_pid: u32,
-    /// The pager's process id; 0 while there is none.
+    /// Process id of the pager; 0 while no pager runs.
     #[serde(default)]
     pub pager_pid: u32,
-    /// Wakes of all procs in the last 60 seconds. From the events that are kept: where those do not reach back that far,
-    /// as many as there would have been at their pace.
+    /// Wakes of all procs in the last 60 seconds, counted in the kept events; where these do not reach back that far,
+    /// extrapolated from them.
     #[serde(default)]
     pub wakes_last_minute: u64,
-    /// How full memory is; null from older daemons.
+    /// Use of memory; null from older daemons.
     #[serde(default)]
     pub room: Option<RoomView>,
-    /// What is kept on the local disk of what is in the store; null without such a cache.
+    /// Local cache of the store; null without one.
     #[serde(default)]
     pub cache: Option<CacheView>,
 }

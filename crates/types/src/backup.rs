@@ -5,7 +5,7 @@ use crate::name::ProcName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `POST /v1/backup`; answered with one [`BackupProgress`] per line.
+/// `POST /v1/backup`; answered with one `BackupProgress` per line.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackupRequest {

@@ -216,7 +216,7 @@ pub struct RegistryLogin {
     pub password: Hidden,
 }
 
-/// `POST /v1/images/pull`; answered with one [`PullProgress`] per line.
+/// `POST /v1/images/pull`; answered with one `PullProgress` per line.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullRequest {

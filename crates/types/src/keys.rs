@@ -11,7 +11,7 @@ pub struct KeyView {
     /// Its name: 32 hexadecimal digits.
     #[schemars(extend("pattern" = ID))]
     pub id: String,
-    /// Whose.
+    /// Realm of the key.
     pub realm: Realm,
     /// When it was made, milliseconds since the epoch; null for one that was destroyed.
     pub created_at_ms: Option<u64>,
@@ -27,7 +27,7 @@ pub struct KeyView {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DestroyKeyRequest {
-    /// Really. Without it the answer is a refusal that says what would be lost.
+    /// Destroy the key for good. Without it the answer is a refusal that names the procs that would be lost.
     pub yes: bool,
 }
 
@@ -37,9 +37,9 @@ pub struct DestroyedKeyView {
     /// The key.
     #[schemars(extend("pattern" = ID))]
     pub id: String,
-    /// Whose.
+    /// Realm of the key.
     pub realm: Realm,
-    /// The procs that are lost by it, sorted.
+    /// Procs that are lost with the key, sorted.
     pub procs: Vec<ProcName>,
 }
 
@@ -90,7 +90,7 @@ impl fmt::Debug for Hex {
     }
 }
 
-/// With what exported keys are closed.
+/// Secret that exported keys are encrypted with.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeysWrap {
@@ -104,14 +104,14 @@ pub enum KeysWrap {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportKeysRequest {
-    /// What closes them.
+    /// Secret that the exported keys are encrypted with.
     pub wrap: KeysWrap,
 }
 
 /// What `POST /v1/keys/export` answers.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ExportedKeys {
-    /// Whose.
+    /// Realm of the key.
     pub realm: Realm,
     /// How many keys, those that were destroyed not counted.
     pub keys: usize,
@@ -123,7 +123,7 @@ pub struct ExportedKeys {
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportKeysRequest {
-    /// What closed them.
+    /// Secret that the exported keys are encrypted with.
     pub wrap: KeysWrap,
     /// The closed keys.
     pub bytes: Hex,
@@ -132,7 +132,7 @@ pub struct ImportKeysRequest {
 /// What `POST /v1/keys/import` answers.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ImportedKeysView {
-    /// Whose.
+    /// Realm of the key.
     pub realm: Realm,
     /// Ids of keys that are there now and were not before.
     pub added: Vec<String>,

@@ -42,7 +42,7 @@ impl fmt::Display for Generation {
     }
 }
 
-/// Where a proc's memory is, DESIGN.md "Words".
+/// Tier of a proc: where its memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {

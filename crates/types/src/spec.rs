@@ -338,35 +338,35 @@ impl FromStr for Fallback {
     }
 }
 
-/// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
+/// When a proc goes to a lower tier; times are milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timing {
-    /// Idle this long: leave the hot tier.
+    /// Time without activity after which the proc is hibernated.
     pub idle_ms: u64,
-    /// After that long more: park.
+    /// Time that the proc stays hibernated before it is parked.
     pub park_after_ms: u64,
-    /// Parked this long: archive, where there is a store.
+    /// Time that the proc stays parked before it is archived, if there is a store.
     pub archive_after_ms: u64,
-    /// The owner has not said when: then not to a store that is a local directory, and not while connections are open.
+    /// True: `archive_after_ms` is Kip's default. Then Kip does not archive to a store that is a local directory, nor while connections are open.
     pub archive_by_default: bool,
-    /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
+    /// Periodic timers and time-outs of blocking calls shorter than this do not count as activity and do not wake a parked proc.
     pub tick_ms: u64,
-    /// What its own clock does while it is parked or archived.
+    /// How CLOCK_MONOTONIC behaves while the proc is parked or archived.
     pub clock: Clock,
-    /// Never sleep by itself; `kip sleep` still works.
+    /// The proc never sleeps automatically; `kip sleep` still works.
     pub never: bool,
-    /// Never sleep by itself, but tell when it would have.
+    /// The proc never sleeps automatically, but Kip reports when it would have.
     pub dry_run: bool,
-    /// How it hibernates.
+    /// How the proc hibernates.
     pub hibernate: Hibernate,
     /// A wake installs the working set; otherwise every page comes when it is touched.
     pub prefetch: bool,
-    /// Whether it runs before its memory is there when it was parked.
+    /// Whether a parked proc runs before all its memory is read.
     pub lazy: Lazy,
     /// Hibernation leaves clean pages of files in memory, where other procs may share them.
     pub keep_files: bool,
-    /// What follows when what it slept with cannot be woken.
+    /// What follows if the snapshot is damaged.
     pub fallback: Fallback,
 }
 
@@ -451,7 +451,7 @@ pub struct Spec {
     /// What each of its processes may use at most, getrlimit(2): `NAME=SOFT[:HARD]`; of the others it has those of the machine's services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ulimits: Vec<Ulimit>,
-    /// When it sinks.
+    /// When the proc goes to a lower tier.
     #[serde(default)]
     pub timing: Timing,
     /// Lets setuid and setgid programs inside gain their owner's identity (within the proc's own user namespace).
@@ -463,13 +463,13 @@ pub struct Spec {
     /// What `kip stop` sends first, name or number; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
-    /// From that signal to SIGKILL, milliseconds, unless the stop says otherwise; none is [`STOP_GRACE_MS`].
+    /// From that signal to SIGKILL, milliseconds, unless the stop request says otherwise; null is 10 seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_grace_ms: Option<u64>,
     /// Whether it is started again when its program ends.
     #[serde(default, skip_serializing_if = "Restart::is_no")]
     pub restart: Restart,
-    /// Names of the files that it has below [`SECRETS`]. Their contents are in the request that makes it, and nowhere else to be read.
+    /// Names of the secrets of the proc, files below /run/secrets. Their contents are in the request that makes the proc, and cannot be read back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
     /// When it is ready after a start; none is as soon as its program was exec'd.

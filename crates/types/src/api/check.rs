@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckRequest {
-    /// What would be run. The trial has a name and host ports of its own.
+    /// The proc to try. The trial has a name and host ports of its own.
     pub run: RunRequest,
-    /// The lowest tier that it is sent to.
+    /// Lowest tier that the trial is sent to.
     pub to: Tier,
-    /// The trial may write to the volumes. Not to those that a proc has which runs or sleeps.
+    /// The trial may write to the volumes, except to volumes of a proc that runs or sleeps.
     #[serde(default)]
     pub volumes: bool,
-    /// The trial reaches what the proc would: its network, the outside. Otherwise it reaches only itself.
+    /// The trial has the network of the proc, the outside included. Otherwise the trial reaches only itself.
     #[serde(default)]
     pub network: bool,
 }
@@ -24,16 +24,16 @@ pub struct CheckRequest {
 /// One step of a trial.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CheckStep {
-    /// What was done: `start`, `sleep` or `wake`.
+    /// Operation: `start`, `sleep` or `wake`.
     #[schemars(extend("enum" = CHECK_STEPS))]
     pub step: String,
-    /// Where it went, or came from; null for the start.
+    /// Tier that the trial went to or woke from; null for the start.
     pub tier: Option<Tier>,
-    /// How long that took, microseconds; null if it was refused.
+    /// Duration of the step, microseconds; null if the step was refused.
     pub us: Option<u64>,
-    /// What a sleep wrote, bytes.
+    /// Bytes that the sleep wrote.
     pub bytes: Option<u64>,
-    /// What stood in the way, or was not as before; empty if nothing.
+    /// Causes of a refusal, and differences after a wake; empty if there are none.
     pub refused: Vec<String>,
 }
 
@@ -41,36 +41,36 @@ pub struct CheckStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckAnswer {
-    /// It was tried.
+    /// The trial has shown it.
     Yes,
-    /// It is known not to be possible.
+    /// Known to be impossible.
     No,
-    /// It was not tried.
+    /// Not tried.
     Untried,
 }
 
-/// What a trial says about something, and on what that rests.
+/// Verdict of a trial and its reasons.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CheckVerdict {
     /// The answer.
     pub answer: CheckAnswer,
-    /// Why it is that, and what it depends on, a line each.
+    /// Reasons and conditions of the answer, a line each.
     pub because: Vec<String>,
 }
 
-/// What a trial showed.
+/// Result of a trial.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CheckView {
-    /// What was done, in order.
+    /// Steps of the trial, in order.
     pub steps: Vec<CheckStep>,
-    /// It slept in each tier that was tried, in one at least, and was as before when it woke.
+    /// True: the trial slept in each tier that was tried, in one at least, and was unchanged after each wake.
     pub sleeps: bool,
-    /// What was not tried and why, a line each.
+    /// Tiers that were not tried and why, a line each.
     pub untried: Vec<String>,
-    /// Whether it can go on elsewhere.
+    /// Whether the proc can move to another machine.
     pub moves: CheckVerdict,
-    /// Whether several can be made of it.
+    /// Whether the proc can be cloned.
     pub clones: CheckVerdict,
-    /// What of it ties it to this machine, whatever was tried; empty if that is nothing known.
+    /// Things that tie the proc to this machine, whatever was tried; empty if none is known.
     pub pinned: Vec<String>,
 }

@@ -6,7 +6,7 @@ use crate::name::ProcName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is asked about a proc.
+/// A view of a proc from within.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detail {
@@ -20,25 +20,25 @@ pub enum Detail {
     Maps,
 }
 
-/// The query of `GET /v1/procs/NAME/details`; answered with the view of [`Details`] that it names.
+/// The query of `GET /v1/procs/NAME/details`; answered with the view that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DetailsRequest {
-    /// What.
+    /// Which view: files, env, sockets or maps.
     pub of: Detail,
 }
 
-/// An answer. On the wire it is the view alone.
+/// Answer of `GET /v1/procs/NAME/details`: the view that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(untagged)]
 pub enum Details {
-    /// [`Detail::Files`].
+    /// For `of=files`.
     Files(FilesView),
-    /// [`Detail::Env`].
+    /// For `of=env`.
     Env(EnvView),
-    /// [`Detail::Sockets`].
+    /// For `of=sockets`.
     Sockets(SocketsView),
-    /// [`Detail::Maps`].
+    /// For `of=maps`.
     Maps(MapsView),
 }
 
@@ -102,7 +102,7 @@ pub struct OpenFileView {
 /// Files of a proc that are not those of its base.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OwnFilesView {
-    /// The first ones by path, at most [`OwnFilesView::MOST_LISTED`].
+    /// The first files by path, at most 200.
     pub entries: Vec<OwnFileView>,
     /// How many there are in all, deletions included and directories not.
     pub files: u64,
@@ -110,7 +110,7 @@ pub struct OwnFilesView {
     pub bytes: u64,
     /// How many of them are deletions.
     pub deleted: u64,
-    /// False: there are more than were looked at ([`OwnFilesView::MOST_WALKED`]), and the numbers are of those only.
+    /// False: the walk ended at 100,000 files, and the numbers cover only those.
     pub complete: bool,
 }
 

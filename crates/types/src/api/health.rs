@@ -6,13 +6,13 @@ use crate::name::ProcName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a check said.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
-    /// It did what it is there for.
+    /// The check succeeded.
     Healthy,
-    /// It did not.
+    /// The check failed.
     Unhealthy,
     /// No answer yet.
     Unknown,
@@ -28,34 +28,34 @@ impl std::fmt::Display for Health {
     }
 }
 
-/// One probe, and what it was answered last.
+/// A probe and its last answer.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ProbeView {
-    /// Port of the host where it is asked.
+    /// Port of the host that answers the probe.
     pub host_port: u16,
     /// The check.
     pub check: Check,
-    /// What that said last.
+    /// Last result of the check.
     pub health: Health,
-    /// What was wrong; null unless unhealthy.
+    /// Cause of the failure; null unless unhealthy.
     pub reason: Option<String>,
-    /// How long ago that was, milliseconds; null if it is unknown.
+    /// Age of that result, milliseconds; null if it is unknown.
     pub checked_ms: Option<u64>,
 }
 
 /// `GET /v1/procs/NAME/health`, and what a probe's own port answers: there with status 200 or 503, as `available` says.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct HealthView {
-    /// Name.
+    /// Name of the proc.
     pub name: ProcName,
-    /// Its state; `starting` also until its check says that it is ready.
+    /// State of the proc; `starting` also until its readiness check succeeds.
     pub state: StateName,
-    /// Where its memory is; null for a stopped proc.
+    /// Tier of the proc, where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
-    /// Requests are answered: it runs, or is asleep and would wake for them, and no probe says that it is unhealthy.
+    /// True if requests are answered: the proc runs, or would wake for them, and no probe says that it is unhealthy.
     pub available: bool,
-    /// Why not; null if it is available.
+    /// Reason why the proc is unavailable; null if it is available.
     pub reason: Option<String>,
-    /// Its probes; of a sleeper as they were when it was awake.
+    /// Probes of the proc; for a sleeping proc their last results.
     pub probes: Vec<ProbeView>,
 }

@@ -3,14 +3,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// One look at all procs.
+/// One sample of all procs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct HistorySample {
-    /// When, milliseconds since the epoch.
+    /// Time of the sample, milliseconds since the epoch.
     pub at_ms: u64,
-    /// Procs that run.
+    /// Number of procs that run.
     pub hot: u32,
-    /// Procs whose processes are there and whose memory is out.
+    /// Procs whose processes are there and whose memory is paged out.
     pub hibernated: u32,
     /// Procs on the local disk.
     pub parked: u32,
@@ -27,8 +27,8 @@ pub struct HistorySample {
 /// `GET /v1/history`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct HistoryView {
-    /// Between two looks, milliseconds.
+    /// Time between two samples, milliseconds.
     pub every_ms: u64,
-    /// Those of the last hour, oldest first, since this daemon began; the last one is of this moment.
+    /// Samples of the last hour, oldest first, since this daemon began; the last one is of this moment.
     pub samples: Vec<HistorySample>,
 }

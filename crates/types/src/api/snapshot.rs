@@ -64,7 +64,7 @@ impl fmt::Display for SnapshotName {
     }
 }
 
-/// Whose a proc in the store is.
+/// Owner of a proc in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnapshotState {
@@ -120,7 +120,7 @@ impl fmt::Display for SnapshotPlace {
     }
 }
 
-/// `GET /v1/snapshots`, as its query; answered with a list of [`SnapshotsView`].
+/// `GET /v1/snapshots`, as its query; answered with a list of `SnapshotsView`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SnapshotsRequest {
@@ -136,7 +136,7 @@ pub struct SnapshotsView {
     /// Its id in the store, 32 hexadecimal digits; null if it never was there.
     #[schemars(extend("pattern" = ID))]
     pub proc: Option<String>,
-    /// Whose it is.
+    /// Owner of the proc.
     pub state: SnapshotState,
     /// The data directory that owns it or did last, 32 hexadecimal digits.
     #[schemars(extend("pattern" = ID))]
@@ -176,7 +176,7 @@ pub struct SnapshotDetails {
     /// Its id, 32 hexadecimal digits.
     #[schemars(extend("pattern" = ID))]
     pub proc: String,
-    /// Whose it is.
+    /// Owner of the proc.
     pub state: SnapshotState,
     /// Its number.
     pub generation: Generation,
@@ -294,7 +294,7 @@ pub struct SnapshotTimer {
     pub every_ms: Option<u64>,
 }
 
-/// `POST /v1/verify`; answered with one [`Verified`] per line.
+/// `POST /v1/verify`; answered with one `Verified` per line.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {

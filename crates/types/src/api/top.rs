@@ -28,7 +28,7 @@ pub struct TopView {
     pub procs: Vec<TopProc>,
 }
 
-/// One proc of a [`TopView`].
+/// A proc in `TopView`.
 #[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct TopProc {
     /// Name.

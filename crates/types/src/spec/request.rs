@@ -27,7 +27,7 @@ pub struct RunRequest {
     pub in_file: InFile,
 }
 
-/// Parts of a [`Spec`] that a caller left to the daemon.
+/// Parts of a `Spec` that a caller left to the daemon.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LeftOpen {
