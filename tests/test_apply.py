@@ -90,8 +90,8 @@ def test_what_differs_is_named_and_replaced_only_if_told(kip: Kip, file: Path) -
     file.write_text(PAIR.replace('"1h"', '"30m"').replace("hidden-1", "hidden-2") + more)
     lines = told(kip, "apply", "-f", file)
     assert len(lines) == 2 and all("--replace" in line for line in lines), lines
-    assert f"{file}:1:7: cache is not as described: env.PASSWORD (is (not shown), wanted (not shown))" in lines[0]
-    assert f"{file}:7:7: web is not as described: idle (is 1h, wanted 30m)" in lines[1]
+    assert f"{file}:1:7: cache differs from the file: env.PASSWORD (is (not shown), wanted (not shown))" in lines[0]
+    assert f"{file}:7:7: web differs from the file: idle (is 1h, wanted 30m)" in lines[1]
     assert kip.names() == ["cache", "web"], "nothing was done, third neither"
     done = kip.cli("diff", "-f", file, check=False)
     assert done.returncode == 1 and "    - idle = 1h\n    + idle = 30m\n" in done.stdout and "hidden" not in done.stdout

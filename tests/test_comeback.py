@@ -132,7 +132,7 @@ def test_what_the_machine_held_is_gone(fresh_kip: Callable[..., Kip], tmp_path: 
     kip.reboot()
     answers(proc)
     [line] = cold_starts(kip, proc)
-    assert "what the kernel kept of it while it slept is gone" in line and "begun elsewhere" in line, line
+    assert "kernel objects that Kip held for the sleeping proc are lost" in line and "begun elsewhere" in line, line
     assert kip.json("why", proc.name)["fell_back"] == line
 
 

@@ -192,7 +192,7 @@ def test_none_before_is_whole(archiving: Kip, store: Path) -> None:
         pack.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
     assert not is_first(proc)
     [line] = told(archiving, "cold-start")
-    assert "no older generation can be woken: there is none" in line and "starting it cold" in line, line
+    assert "no older generation can be woken: the store has no older generation" in line and "starting it cold" in line, line
 
 
 @pytest.mark.parametrize("step", ["older-aside", "older-brought", "older-recorded"])
@@ -247,7 +247,7 @@ def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Pa
     shutil.copytree(here.data / "archive", there.data / "archive", ignore=shutil.ignore_patterns("owner", "index"))
     there.up()
     refused = there.refused("wake", "redis")
-    assert "redis cannot be taken over: it was made by criu 9.9, this machine has criu 4" in refused, refused
+    assert "redis cannot be taken over: the snapshot was made by criu 9.9; this machine has criu 4" in refused, refused
     assert there.names() == [] and answers(proc, "GET", "a") == b"1"
     # This machine has got an older CRIU meanwhile: the proc stays archived, also if a client comes, until the newer CRIU is
     # there again.
@@ -256,7 +256,7 @@ def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Pa
     here.flags = ("--store", str(store), "--criu", str(tree))
     here.up()
     refused = here.refused("wake", "redis")
-    assert "it was made by criu 9.9" in refused and "it stays archived" in refused and not told(here, "cold-start"), refused
+    assert "the snapshot was made by criu 9.9" in refused and "it stays archived" in refused and not told(here, "cold-start"), refused
     here.kill()
     here.flags = ("--store", str(store), "--criu", str(newer))
     here.up()

@@ -401,8 +401,8 @@ def test_one_that_is_traced_cannot_and_its_memory_is_the_kernels(kip: Kip) -> No
     wait_for("it traces its child", lambda: "traces" in proc.logs(), 30)
     refused = kip.cli("sleep", proc.name, "--to", "hibernated", check=False)
     assert refused.returncode != 0 and "cannot hibernate" in refused.stderr, refused.stderr
-    assert "its memory stays where it is" in refused.stderr, refused.stderr
-    assert any("its memory stays where it is" in cause for cause in kip.json("why", proc.name)["cannot_sleep"])
+    assert "its memory stays in RAM" in refused.stderr, refused.stderr
+    assert any("its memory stays in RAM" in cause for cause in kip.json("why", proc.name)["cannot_sleep"])
     assert proc.state == "running"
 
 

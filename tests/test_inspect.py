@@ -65,7 +65,7 @@ def look(proc: Proc, *details: str) -> dict[str, Any]:
 
 
 def look_asleep(proc: Proc, sleep: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is told of a sleeper. One with timers of its own (postfix) may be woken by them while it is looked at, or tick: again."""
+    """Inspection of a sleeping proc. A proc with timers of its own (postfix) may be woken by them while it is looked at, or tick: again."""
     for _ in range(5):
         wakes = sleep()["wakes"]
         try:
@@ -327,7 +327,7 @@ def test_what_cannot_be_shown_is_one_line(archiving: Kip, store: Path) -> None:
     store.rename(store.with_name("gone"))
     for detail in DETAILS:
         refused = archiving.refused("inspect", "redis", f"--{detail}")
-        assert refused.startswith("kip: redis cannot be looked at: ") and "store" in refused, refused
+        assert refused.startswith("kip: redis cannot be inspected: ") and "store" in refused, refused
     store.with_name("gone").rename(store)
     whole = front.read_bytes()
     # Behind the images come pages, which these looks do not need: those may be missing.
@@ -336,9 +336,9 @@ def test_what_cannot_be_shown_is_one_line(archiving: Kip, store: Path) -> None:
         look(proc, "files", "sockets", "maps")
     front.write_bytes(whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 4]) + whole[len(whole) // 2 + 1 :])
     refused = archiving.refused("inspect", "redis", "--env")
-    assert "redis cannot be looked at: " in refused and "is damaged" in refused, refused
+    assert "redis cannot be inspected: " in refused and "is damaged" in refused, refused
     front.write_bytes(b"")
-    assert "redis cannot be looked at: " in archiving.refused("inspect", "redis", "--files")
+    assert "redis cannot be inspected: " in archiving.refused("inspect", "redis", "--files")
     front.write_bytes(whole)
     with undisturbed(proc):
         look(proc)

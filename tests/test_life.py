@@ -376,7 +376,7 @@ def test_what_a_reboot_ended_is_started_again(fresh_kip: Callable[..., Kip]) -> 
 
 # promise life: a wake that fails is no restart: what is started cold for it counts as before
 def test_a_cold_start_after_a_failed_wake_is_no_restart(kip: Kip) -> None:
-    kip.expected += [r"WARN.*(its snapshot cannot be used|not rebuilt by plan)"]
+    kip.expected += [r"WARN.*(its snapshot cannot be used|native restore failed)"]
     proc = kip.run("cold", ["python3", "-m", "http.server", "8080"], ports=["8080"], flags=["--restart", "always"])
     proc.sleep()
     generation = kip.data / "procs" / "cold" / f"gen-{proc.inspect()['generation']}"

@@ -217,7 +217,7 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
                      r" .* or give `kip up` more --memory", line), line  # fmt: skip
     assert "stopped cannot start: procs use" in kip.refused("start", "stopped")
     assert set(states(kip)) == {"stopped", "hog", "timer"} and stopped.state == "stopped"
-    assert any("those that may be put to sleep do not hold enough" in line for line in pressure_events(kip, None))
+    assert any("the procs that may sleep do not hold enough memory" in line for line in pressure_events(kip, None))
     wait_for("the timer is due", lambda: pressure_events(kip, "timer"), 10)
     assert timer.state == "parked" and "timer cannot be woken: it needs" in pressure_events(kip, "timer")[0]
     metrics = kip.cli("metrics").stdout

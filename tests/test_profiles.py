@@ -57,7 +57,7 @@ def test_a_program_bears_it(kip: Kip, tmp_path: Path, name: str) -> None:
     proc = run(kip, case, tmp_path)
     wait_for("it serves", lambda: serves(case, proc), 20)
     wait_for("no connection is open", lambda: word(proc) is not None, 20, every=0.2)
-    assert word(proc) == f"CLOCK_MONOTONIC stands while it is parked: profile {name}"
+    assert word(proc) == f"the proc's CLOCK_MONOTONIC stands still while it is parked (profile {name})"
     view = proc.sleep()
     assert view["last_sleep"]["suspended"] == f"profile {name}"
     time.sleep(PARKED_S)

@@ -20,7 +20,7 @@ from harness.wait import wait_for
 
 # Magic, checksum, length of the description.
 HEAD = 24
-NOT_BY_PLAN = r"WARN .*not rebuilt by plan, CRIU restores it proc="
+NOT_BY_PLAN = r"WARN .*native restore failed; CRIU restores the proc proc="
 
 
 def plan_of(proc: Proc) -> Path:

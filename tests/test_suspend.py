@@ -193,7 +193,7 @@ def test_without_it_the_clock_goes_on(kip: Kip, tmp_path: Path, way: str) -> Non
 def test_it_is_shown(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, "shown", tmp_path, "3600")
     assert proc.inspect()["spec"]["timing"]["clock"] == "suspend"
-    line = "CLOCK_MONOTONIC stands while it is parked: --clock suspend"
+    line = "the proc's CLOCK_MONOTONIC stands still while it is parked (--clock suspend)"
     assert kip.json("why", proc.name)["clock"] == line and line in kip.cli("why", proc.name).stdout
     proc.sleep()
     assert kip.json("why", proc.name)["clock"] == line

@@ -176,7 +176,7 @@ def test_by_variables_and_a_wake_that_fails(
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    kip.expected += [r"its snapshot|not rebuilt by plan"]
+    kip.expected += [r"its snapshot|native restore failed"]
     said = kip.refused("wake", "one")
     root = wait_for("the trace arrives", lambda: collector.trace(proc="one"), 20)[0]
     assert root["error"] and root["error"] in said and root["resource"]["service.name"] == "sleepers"

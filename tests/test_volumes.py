@@ -613,7 +613,7 @@ def test_archived_it_wakes_here_and_nowhere_else(fresh_kip: Callable[..., Kip], 
             shutil.copy(here.data / "archive/default.keys", there.data / "archive/default.keys")
             there.up()
             said = there.refused("wake", "pinned")
-            assert "pin it to data directory" in said and f"{host} at /data on machine {machine}" in said, said
+            assert "pinned stays in data directory" in said and f"{host} at /data on machine {machine}" in said, said
             assert there.names() == []
         # Fetched: the policy knows the mounts.
         check_use(proc, host, times)

@@ -1,4 +1,4 @@
-//! The command line, as DESIGN.md has it.
+//! The command line: options and help of every command.
 
 use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
 use crate::attach::AttachArgs;
@@ -117,7 +117,7 @@ pub enum Command {
     Logs(LogsArgs),
     /// Run a program inside a proc; exits with its code
     Exec(ExecArgs),
-    /// Sit at a proc's own terminal, or watch its output and write to its standard input; the client goes by ctrl-p ctrl-q
+    /// Attach to a proc's terminal, or to its output and input; ctrl-p ctrl-q detaches
     Attach(AttachArgs),
     /// Copy files from a proc or to one, which stays in its tier: NAME:PATH HERE, or HERE NAME:PATH
     Cp(CpArgs),
@@ -131,11 +131,11 @@ pub enum Command {
     Rm(RmArgs),
     /// Send procs to a lower tier
     Sleep(SleepArgs),
-    /// Wake procs; one that is not here but in the store, and runs nowhere, is taken over
+    /// Wake procs; a proc that is only in the store, and runs nowhere, is moved to this data directory
     Wake(WakeArgs),
     /// Say why a proc is awake, or what keeps it from sleeping
     Why(NameArg),
-    /// List the programs that are known to bear a sleep in which their clock stands
+    /// List programs known to work when their clock stands still while they sleep
     Profiles,
     /// Show what procs have used: time and memory by tier, CPU time, connections, wakes
     Meter(MeterArgs),
@@ -145,7 +145,7 @@ pub enum Command {
     Events(EventsArgs),
     /// Look at generations in the store, carry them elsewhere, delete what is of no use any more
     Snapshot(SnapshotArgs),
-    /// Bring, list and remove images
+    /// Pull, list and remove images
     #[command(subcommand)]
     Image(ImageCommand),
     /// Show and change the keys that seal what is archived
@@ -199,7 +199,7 @@ pub struct InspectArgs {
     /// Sockets: addresses, state, bytes queued, the processes that have them open, whether Kip holds them
     #[arg(long, group = "detail")]
     pub sockets: bool,
-    /// Each process's memory: what is mapped where, and how much of it is in memory, out, on disk, in the store
+    /// Each process's memory: what is mapped where, and how much of it is in memory, paged out, on disk, in the store
     #[arg(long, group = "detail")]
     pub maps: bool,
 }
@@ -222,7 +222,7 @@ pub struct StopArgs {
     /// Names of procs
     #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// From asking it to end to killing it; without it what `kip run --stop-grace` said, else 10s
+    /// Time between the stop signal and SIGKILL; default: `kip run --stop-grace`, else 10s
     #[arg(short = 't', long, alias = "time", alias = "timeout", value_name = "DUR", value_parser = parse_duration_ms)]
     pub grace: Option<u64>,
 }
@@ -256,7 +256,7 @@ pub struct SleepArgs {
     /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
-    /// Its CLOCK_MONOTONIC in this one sleep: suspend (it stands; the default unless the proc was run with --clock continue), continue, auto (as in a sleep by itself)
+    /// How CLOCK_MONOTONIC behaves in this sleep: suspend (stands still; the default unless the proc was run with --clock continue), continue, or auto (as for an automatic sleep)
     #[arg(long, value_name = "HOW")]
     pub clock: Option<Clock>,
 }

@@ -73,7 +73,7 @@ pub async fn require(client: &Client, request: &RunRequest, trial: &TrialArgs) -
     let spec = &request.run.spec;
     let failed = view.steps.iter().find(|step| !step.refused.is_empty());
     if let Some(step) = failed {
-        bail!("{} was not started, for its trial could not {}: {}", spec.name, verb(step), step.refused.join("; "));
+        bail!("{} was not started: its trial could not {}: {}", spec.name, verb(step), step.refused.join("; "));
     }
     Ok(())
 }
@@ -103,7 +103,9 @@ fn lines(view: &CheckView) -> String {
     }
     lines += &match view.sleeps {
         true => format!("It can sleep: it was {} and woke as it was.\n", slept(view).join(" and ")),
-        false => "It cannot sleep everywhere it was to; it would run on there.\n".to_owned(),
+        false => {
+            "The program cannot sleep in every tier that was tried; Kip would leave it running there.\n".to_owned()
+        }
     };
     lines.extend(view.untried.iter().map(|what| format!("Not tried: {what}.\n")));
     lines += &answer("Can it move to another machine", &view.moves);

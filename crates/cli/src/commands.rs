@@ -173,7 +173,7 @@ async fn down(client: &Client, args: &DownArgs, json: bool) -> anyhow::Result<Ex
 fn wait_for_end(pidfd: &OwnedFd) -> anyhow::Result<()> {
     let patience = Timespec { tv_sec: DOWN_WITHIN_S, tv_nsec: 0 };
     match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&patience))? {
-        0 => bail!("it has done that, but the daemon itself has not ended within {DOWN_WITHIN_S} s"),
+        0 => bail!("the daemon has carried out the request, but its process still runs {DOWN_WITHIN_S} s later"),
         _ => Ok(()),
     }
 }

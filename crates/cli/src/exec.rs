@@ -33,7 +33,7 @@ pub struct ExecArgs {
     /// Run it on a terminal, as a session that sleeps with the proc and goes on when something is typed
     #[arg(short, long)]
     pub tty: bool,
-    /// Return as soon as it runs; what it writes is in the proc's logs
+    /// Return as soon as the program runs; its output goes to the proc's logs
     #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
     pub detach: bool,
     /// Set an environment variable; may be repeated

@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Bring an image from a registry, or newer content of one that is here
+    /// Pull an image from a registry, or update it
     Pull(PullArgs),
-    /// Bring an image from files: an OCI layout, or what `docker save` wrote
+    /// Load an image from files: an OCI layout, or the output of `docker save`
     Load(LoadArgs),
     /// List the images that are here
     Ls,

@@ -36,7 +36,7 @@ pub struct DestroyArgs {
     /// Id of the key, or its first 6 digits or more
     #[arg(value_name = "ID")]
     pub key: String,
-    /// Really; without it only what would be lost is told
+    /// Destroy the key for good; without --yes the command only names the procs that would be lost
     #[arg(long)]
     pub yes: bool,
 }

@@ -24,10 +24,10 @@ pub struct LifeArgs {
         value_parser = parse_secret
     )]
     pub secrets: Vec<(String, PathBuf)>,
-    /// What `kip stop` sends first, instead of SIGTERM
+    /// Stop signal that `kip stop` sends first, instead of SIGTERM
     #[arg(long, value_name = "SIGNAL")]
     pub stop_signal: Option<String>,
-    /// From that signal to killing it, unless `kip stop` says otherwise; 10s
+    /// Time between the stop signal and SIGKILL, unless `kip stop --grace` says otherwise; default 10s
     #[arg(long, alias = "stop-timeout", value_name = "DUR", value_parser = parse_duration_ms)]
     pub stop_grace: Option<u64>,
     // Not a doc comment: rustdoc would take the brackets for links.
@@ -39,22 +39,22 @@ pub struct LifeArgs {
         value_parser = parse_restart
     )]
     pub restart: Restart,
-    /// Return when it is ready, not before: tcp:PORT takes a connection, http:PORT/PATH is answered, exec:COMMAND succeeds inside
+    /// Return only when the proc is ready: tcp:PORT takes a connection, http:PORT/PATH is answered, exec:COMMAND succeeds inside
     #[arg(long, value_name = "CHECK")]
     pub ready: Option<Check>,
-    /// How long that may take; 60s. After that `kip run` fails, and the proc runs on
+    /// Longest wait for --ready; default 60s. After that `kip run` fails, and the proc runs on
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "ready")]
     pub ready_timeout: Option<u64>,
-    /// Run this inside, by its shell, before each sleep; if it fails the proc stays awake, `kip why` says so, and it is tried again
+    /// Shell command to run inside the proc before each sleep; if it fails the proc stays awake, `kip why` says so, and Kip tries again
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
     pub before_sleep: Option<String>,
-    /// Run this inside, by its shell, after each wake, beside the program
+    /// Shell command to run inside the proc after each wake, beside the program
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
     pub after_wake: Option<String>,
-    /// How long each of these may take; 10s
+    /// Longest run of --before-sleep, --after-wake and an exec: check; default 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub hook_timeout: Option<u64>,
-    /// Answer on this port of the host, by HTTP, how it is, without waking it or keeping it awake; CHECK as in --ready; may be repeated
+    /// Serve the proc's health over HTTP on this host port; asking neither wakes the proc nor keeps it awake; CHECK as in --ready; may be repeated
     #[arg(long = "probe", value_name = "HOST_PORT=CHECK")]
     pub probes: Vec<Probe>,
 }

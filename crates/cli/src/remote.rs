@@ -12,29 +12,29 @@ pub const DATA: &str = "/var/lib/kip";
 
 #[derive(Debug, Args)]
 pub struct RemoteArgs {
-    /// Speak to the daemon at https://HOST:PORT instead of that of a data directory; KIP_HOST, too, says so
+    /// Connect to the daemon at https://HOST:PORT instead of one by its data directory (or set KIP_HOST)
     #[arg(long, global = true, display_order = 900, value_name = "URL", conflicts_with = "data")]
     pub host: Option<String>,
-    /// PEM file of the CA that --host is trusted by, instead of those of this machine; KIP_CA, too, says so
+    /// PEM file: CA certificates to trust for --host, instead of this machine's (or set KIP_CA)
     #[arg(long, global = true, display_order = 900, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// File whose first line is the token for --host; KIP_TOKEN, too, may have the token
+    /// File whose first line is the token for --host (or set KIP_TOKEN to the token itself)
     #[arg(long, global = true, display_order = 900, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct ListenArgs {
-    /// Offer the API by TCP as well, to clients with a token
+    /// Serve the API over TCP as well, to clients with a token
     #[arg(long, value_name = "ADDR:PORT", requires = "how")]
     pub listen: Option<SocketAddr>,
-    /// PEM file of the certificate for --listen, with those that lead to its CA
+    /// PEM file: certificate chain for --listen
     #[arg(long, value_name = "FILE", requires_all = ["tls_key", "listen"], group = "how")]
     pub tls_cert: Option<PathBuf>,
-    /// PEM file of its private key
+    /// PEM file: private key of --tls-cert
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Offer it without TLS; on a loopback address only
+    /// Serve --listen without TLS; on a loopback address only
     #[arg(long, requires = "listen", group = "how")]
     pub listen_plain: bool,
 }

@@ -33,7 +33,7 @@ pub struct RunArgs {
         conflicts_with = "tar"
     )]
     pub image: Option<String>,
-    /// When the image is brought from where its name leads
+    /// When to pull the image: always, missing or never
     #[arg(long, value_name = "WHEN", default_value = "missing")]
     pub pull: When,
     #[command(flatten)]
@@ -96,16 +96,16 @@ pub struct RunArgs {
     /// Procs with the same NAME here find and reach each other; others reach only what they publish on the host
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
-    /// A further name that those of its network find it by; may be repeated
+    /// Further name of the proc in its network; may be repeated
     #[arg(long, alias = "network-alias", value_name = "NAME", requires = "network")]
     pub alias: Vec<String>,
-    /// Its host name; without it the proc's name
+    /// Host name inside the proc; default: the proc's name
     #[arg(long, value_name = "NAME", value_parser = parse_hostname)]
     pub hostname: Option<String>,
-    /// A further name that it knows an address by, in its /etc/hosts; may be repeated
+    /// Line for the proc's /etc/hosts; may be repeated
     #[arg(long = "add-host", value_name = "NAME:ADDRESS")]
     pub add_host: Vec<HostEntry>,
-    /// A word by which `kip ps --filter label=K` finds it, with a value or without one; may be repeated
+    /// Label for `kip ps --filter label=K`, with or without a value; may be repeated
     #[arg(short, long = "label", value_name = "K=V", value_parser = parse_label)]
     pub labels: Vec<(String, String)>,
     // Not a doc comment: rustdoc would take the brackets for links.
@@ -113,49 +113,49 @@ pub struct RunArgs {
     pub user: Option<String>,
     #[command(flatten)]
     pub life: LifeArgs,
-    /// Idle this long, it leaves the hot tier
+    /// Time without activity after which a proc is hibernated
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub idle: Option<u64>,
-    /// That long after, it is parked
+    /// Time a proc stays hibernated before it is parked
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Parked that long, it is archived if there is a store, of either kind, and even with connections open
+    /// Time a proc stays parked before it is archived, to any store and even with open connections
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
-    /// Timers shorter than this are no activity and do not wake on time
+    /// Timers and time-outs shorter than this do not count as activity and do not wake a parked proc
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub tick: Option<u64>,
-    /// Its CLOCK_MONOTONIC while it is parked: continue, suspend (it stands, and all that waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and no connection is open)
+    /// CLOCK_MONOTONIC of a parked proc: continue, suspend (the clock stands still, and all that waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and no connection is open)
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub clock: Clock,
-    /// How it hibernates: auto, blocked (any call that ends wakes it), held (sockets and timers do), off
+    /// How the proc hibernates: auto, blocked (any system call that returns wakes it), held (sockets and timers wake it), off
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub hibernate: Hibernate,
-    /// Whether a wake brings the working set at once: on or off
+    /// Whether a wake prefetches the working set: on or off
     #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on", action = clap::ArgAction::Set)]
     pub prefetch: bool,
-    /// Whether a parked one runs before its memory is there: auto (if that is much), on, off
+    /// Start a parked proc before all its memory is read: auto (if there is much), on, off
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub lazy: Lazy,
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
     pub file_pages: FilePages,
-    /// When what it slept with is damaged: cold (start on its newest files), previous (the generation before, if that is whole)
+    /// If the snapshot is damaged: cold (start on the newest files) or previous (wake the newest older generation that is whole)
     #[arg(long, value_name = "TO", default_value = "cold")]
     pub fallback: Fallback,
-    /// Sleep only when told to
+    /// Sleep only by `kip sleep`, never automatically
     #[arg(long)]
     pub never_sleep: bool,
-    /// Stay awake, but tell when it would have slept: `kip events`, `kip why`
+    /// Stay awake, and report when the proc would have slept: `kip events`, `kip why`
     #[arg(long, conflicts_with = "never_sleep")]
     pub idle_dry_run: bool,
     /// Let setuid and setgid programs inside change their identity
     #[arg(long)]
     pub allow_setuid: bool,
-    /// Keep its standard input open, and stay attached to it: what is typed here it reads
+    /// Keep the program's standard input open, and stay attached: the program reads this command's input
     #[arg(short, long)]
     pub interactive: bool,
-    /// Give it a terminal of its own, and stay attached to it; a client that comes later uses `kip attach`
+    /// Run the program on a terminal of its own, and stay attached; later clients use `kip attach`
     #[arg(short, long)]
     pub tty: bool,
     /// Stay attached to its output until it ends, and exit with its code

@@ -53,7 +53,7 @@ pub enum SnapshotCommand {
         /// The file, which must not be there
         file: PathBuf,
     },
-    /// Bring a generation from such a file into the store, free to adopt; the realm's keys must be here
+    /// Import a generation from an exported file into the store, free to adopt; the realm's keys must be here
     Import {
         /// The file
         file: PathBuf,
@@ -61,12 +61,12 @@ pub enum SnapshotCommand {
         #[arg(long)]
         name: Option<ProcName>,
     },
-    /// Delete from the store what nothing leads to any more and what was known as such a grace time ago
+    /// Delete objects of the store that no generation uses
     Gc {
         /// Only show what would be done
         #[arg(long)]
         dry_run: bool,
-        /// That grace time. A short one endangers what another data directory is storing into the same store just then
+        /// How long an object must have been unused; a short time endangers uploads of other data directories
         #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "24h")]
         grace: u64,
     },

@@ -14,42 +14,41 @@ pub struct UpArgs {
     /// CRIU's program, instead of the one found on this machine
     #[arg(long, value_name = "PATH")]
     pub criu: Option<PathBuf>,
-    /// Idle this long, a proc leaves the hot tier, unless its owner said otherwise
+    /// Hibernate a proc after it has been idle for DUR, unless `kip run --idle` says otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub idle: Option<u64>,
-    /// That long after, it is parked, unless its owner said otherwise
+    /// Park a hibernated proc after DUR more idle time, unless `kip run --park-after` says otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Most memory that all working sets of hibernated procs may take, the page cache included; beyond that they are on
-    /// disk. Without it, an eighth of --memory, at most 256 MiB
+    /// Most memory for the working sets of all hibernated procs, page cache included; Kip keeps further sets on disk.
+    /// Default: an eighth of --memory, at most 256 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
-    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise. Without it after 10 min, but not to a
-    /// directory, and not while connections are open
+    /// Archive a proc DUR after it was parked, unless `kip run --archive-after` says otherwise. Default: 10 min to a bucket, never to a
+    /// directory, never with open connections
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
-    /// Object store that procs are archived in: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`. Without it that of the
-    /// last time, at first a directory `store` in the data directory
+    /// Object store for archived procs: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`. Default: the store of the last
+    /// `kip up`, at first the directory `store` in the data directory
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// Collect the store so often (tests); about once an hour
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
     pub collect_every: Option<u64>,
-    /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived, to a store
-    /// elsewhere
+    /// Disk space for snapshots of parked procs; beyond it Kip archives the longest parked ones (needs --store elsewhere)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
-    /// Most that what was stored or fetched lately may take on the local disk, sealed, so that it need not be fetched again; 0 for
-    /// none. Without it a tenth of what is free there, at most 1G; none where the store is a directory
+    /// Size of the local cache of archived data; 0 for none. Default: a tenth of the free disk space, at most 1G; none with a
+    /// directory store
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cache: Option<u64>,
-    /// Most memory that procs may use together; without it, the machine's less a reserve
+    /// Most memory that all procs may use together. Default: the memory of the machine less a reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// Above this share of it idle procs are put to sleep and new ones refused (90)
+    /// Above this share of --memory Kip puts idle procs to sleep and refuses new procs (default: 90)
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub memory_high: Option<u8>,
-    /// Until no more than this share is used (10 below the high mark)
+    /// Stop putting procs to sleep below this share of --memory (default: --memory-high minus 10)
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub memory_low: Option<u8>,
     /// Send a trace of each wake to this collector, by OTLP over HTTP, for example http://127.0.0.1:4318; the variables OTEL_EXPORTER_OTLP_* work too
@@ -64,7 +63,7 @@ pub struct UpArgs {
     /// Kill the daemon at this recorded step (tests); `list` shows the steps
     #[arg(long, value_name = "STEP", hide = true)]
     pub fault_at: Option<String>,
-    /// Let CRIU do every wake, none by plan (tests, comparison)
+    /// Let CRIU do every wake, without native restores (tests, comparison)
     #[arg(long, hide = true)]
     pub only_criu: bool,
     /// Take keeper and pager that run for those of another version, and replace them (tests)

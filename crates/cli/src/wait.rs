@@ -25,10 +25,10 @@ pub struct WaitArgs {
     /// Names of procs
     #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Until it is ready, not until it ends; without a check of its own, until it runs
+    /// Wait until the proc is ready instead of until it ends; a proc without --ready is ready when it runs
     #[arg(long)]
     pub ready: bool,
-    /// For how long at most, each; 60s with --ready, else without end
+    /// Longest wait per proc; default 60s with --ready, else none
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub timeout: Option<u64>,
 }

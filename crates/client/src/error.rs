@@ -39,11 +39,11 @@ pub enum CallError {
     Refused(#[from] Refusal),
     /// The connection ended before the answer did.
     #[error(
-        "the daemon went away before it had answered: see whether it runs, then look at what became of the request"
+        "the daemon ended, or the connection to it, before it answered: check `systemctl status kip`, then `kip ps`"
     )]
     Lost(#[source] io::Error),
     /// What answers does not speak this API.
-    #[error("the daemon's answer is not understood: is it of the same version?")]
+    #[error("the daemon's answer cannot be read: client and daemon may be of different versions")]
     Foreign(#[source] serde_json::Error),
 }
 

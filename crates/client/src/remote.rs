@@ -28,7 +28,7 @@ pub enum RemoteError {
         host: String,
     },
     /// The token has characters that none has.
-    #[error("the token is not one: it is a line like kip_.. that `kip token create` printed")]
+    #[error("this is no token: a token begins with kip_ and is printed by `kip token create`")]
     BadToken,
     /// The file of trusted certificates cannot be used.
     #[error("cannot read trusted certificates from {}: it must be a PEM file", .path.display())]

@@ -152,7 +152,7 @@ fn what_kip_lacks_is_named_and_weighed() {
         ),
         (
             "healthcheck: {test: curl x}",
-            "Harmless /srv/shop/compose.yaml:4:5: services.web.healthcheck is not supported: it is run",
+            "Harmless /srv/shop/compose.yaml:4:5: services.web.healthcheck is not supported: the check runs",
         ),
         ("privileged: true", "Changes /srv/shop/compose.yaml:4:5: services.web.privileged is not supported: a proc is"),
         (
@@ -161,11 +161,11 @@ fn what_kip_lacks_is_named_and_weighed() {
         ),
         (
             "networks: {a: {ipv4_address: 10.0.0.9}}",
-            "Changes /srv/shop/compose.yaml:4:20: services.web.networks.a.ipv4_address is not supported: Kip chooses",
+            "Changes /srv/shop/compose.yaml:4:20: services.web.networks.a.ipv4_address is not supported: Kip assigns",
         ),
         (
             "depends_on: {db: {restart: true, required: false, condition: service_started}}",
-            "Harmless /srv/shop/compose.yaml:4:23: services.web.depends_on.db.restart is not supported: it goes on",
+            "Harmless /srv/shop/compose.yaml:4:23: services.web.depends_on.db.restart is not supported: a service runs on",
         ),
         (
             "deploy: {resources: {reservations: {devices: [{driver: nvidia}]}}}",

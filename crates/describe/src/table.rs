@@ -27,13 +27,13 @@ pub struct ProcTable {
     /// Program and arguments; with an image, the arguments of its own program. A string is split as a shell does, but no shell runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<Words>,
-    /// Image whose files it has instead of the host's: a name, `oci:PATH[:TAG]` or `docker-archive:FILE`, paths from the file's directory on.
+    /// Image whose files the proc has instead of the host's: a name, `oci:PATH[:TAG]` or `docker-archive:FILE`, paths from the file's directory on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Tarball that lies over the host's files; a path from the file's directory on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tar: Option<PathBuf>,
-    /// When the image is brought from where its name leads.
+    /// When to pull the image: always, missing or never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pull: Option<Pull>,
     /// Ask the image's registry without TLS.
@@ -48,16 +48,16 @@ pub struct ProcTable {
     /// Published ports: `[ADDRESS:][HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub port: Vec<Port>,
-    /// Procs with the same word here find each other by name.
+    /// Name of a network: procs of the same network find each other by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Further names that those of its network find it by.
+    /// Further names of the proc in its network.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alias: Vec<String>,
-    /// Its host name; without it the proc's own name.
+    /// Host name inside the proc; default: the proc's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// Further names in its /etc/hosts: `NAME:ADDRESS`.
+    /// Lines for the proc's /etc/hosts: `NAME:ADDRESS`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub add_host: Vec<HostEntry>,
     /// Files of the machine: `SRC:DST[:ro]`, or a table.
@@ -72,16 +72,16 @@ pub struct ProcTable {
     /// Most processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
-    /// What each of its processes may use at most: `NAME=SOFT[:HARD]`, for example `nofile=1024:4096`.
+    /// Limits of each process of the proc, getrlimit(2): `NAME=SOFT[:HARD]`, for example `nofile=1024:4096`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ulimit: Vec<Ulimit>,
-    /// Most disk space of its own files.
+    /// Most disk space of the proc's own files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
-    /// Its output is kept in files of this size, 10M if nothing is said.
+    /// Size of each log file with the proc's output; default 10M.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_size: Option<Size>,
-    /// In that many files, 1 to 16, 3 if nothing is said; the oldest goes.
+    /// Number of log files, 1 to 16; default 3; the oldest is removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_files: Option<u32>,
     /// Working directory inside the proc.
@@ -90,91 +90,91 @@ pub struct ProcTable {
     /// Run as `USER[:GROUP]` of the proc's own files, names or numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What `kip stop` sends first, instead of SIGTERM.
+    /// Stop signal that `kip stop` sends first, instead of SIGTERM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<Signal>,
-    /// From that signal to killing it, 10s without it.
+    /// Time between the stop signal and SIGKILL; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_grace: Option<Time>,
-    /// Start it again when its program ends: `no`, `on-failure[:MAX]` or `always`.
+    /// Restart the program when it ends: `no`, `on-failure[:MAX]` or `always`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
-    /// What shows that it is ready: `tcp:PORT`, `http:PORT/PATH` or `exec:COMMAND`. What depends on it is started after that.
+    /// Check that the proc is ready: `tcp:PORT`, `http:PORT/PATH` or `exec:COMMAND`. Procs that depend on it are started after that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<Check>,
-    /// How long that may take, 60s without it.
+    /// Longest wait for `ready`; default 60s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_timeout: Option<Time>,
-    /// Run inside, by its shell, before each sleep; if it fails the proc stays awake.
+    /// Shell command to run inside the proc before each sleep; if it fails the proc stays awake.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before_sleep: Option<String>,
-    /// Run inside, by its shell, after each wake, beside the program.
+    /// Shell command to run inside the proc after each wake, beside the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_wake: Option<String>,
-    /// How long each of these may take, 10s without it.
+    /// Longest run of each hook and of an `exec:` check; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
-    /// Ports of the host on which Kip answers how it is, awake or asleep: `HOST_PORT=CHECK`, a check as in `ready`.
+    /// Ports of the host on which Kip serves the health of the proc, awake or asleep: `HOST_PORT=CHECK`, a check as in `ready`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probe: Vec<Probe>,
-    /// Idle this long, it leaves the hot tier.
+    /// Time without activity after which the proc is hibernated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<Time>,
-    /// That long after, it is parked.
+    /// Time that the proc stays hibernated before it is parked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub park_after: Option<Time>,
-    /// Parked that long, it is archived, if there is a store.
+    /// Time that the proc stays parked before it is archived, if there is a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub archive_after: Option<Time>,
-    /// Timers shorter than this are no activity and do not wake on time.
+    /// Timers and time-outs shorter than this do not count as activity and do not wake a parked proc.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick: Option<Time>,
-    /// What its own clock, CLOCK_MONOTONIC, does while it is parked.
+    /// How CLOCK_MONOTONIC behaves while the proc is parked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
-    /// How it hibernates.
+    /// How the proc hibernates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hibernate: Option<Hibernate>,
-    /// Whether a wake brings the working set at once.
+    /// Whether a wake prefetches the working set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefetch: Option<Switch>,
-    /// Whether a parked one runs before its memory is there.
+    /// Start a parked proc before all its memory is read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lazy: Option<Lazy>,
     /// Whether hibernation drops unchanged pages of files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_pages: Option<FilePages>,
-    /// What follows when what it slept with is damaged: a cold start, or the generation before.
+    /// If the snapshot is damaged: a cold start, or the newest older generation that is whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
-    /// Sleep only when told to.
+    /// Sleep only by `kip sleep`, never automatically.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub never_sleep: bool,
-    /// Stay awake, but tell when it would have slept.
+    /// Stay awake, and report when the proc would have slept.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub idle_dry_run: bool,
     /// Let setuid and setgid programs inside change their identity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub allow_setuid: bool,
-    /// Its program's standard input and output are a terminal: `kip attach`.
+    /// The program's standard input and output are a terminal: `kip attach`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub terminal: bool,
-    /// Its program's standard input is open, for `kip attach`.
+    /// The program's standard input is open, for `kip attach`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stdin_open: bool,
-    /// Those that depend on it, and `kip apply`, wait until its ports listen.
+    /// Procs that depend on this one, and `kip apply`, wait until its ports listen.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub wait_ready: bool,
-    /// Procs of this file that are started before it.
+    /// Procs of this file that are started before this one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<ProcName>,
     /// Files with environment variables, one `NAME=VALUE` a line; paths from the file's directory on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_file: Option<Texts>,
-    /// Files whose contents it has as `/run/secrets/NAME`, in memory; paths from the file's directory on.
+    /// Files whose contents the proc has as `/run/secrets/NAME`, in memory; paths from the file's directory on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub secret: BTreeMap<String, PathBuf>,
-    /// Words by which `kip ps --filter label=KEY[=VALUE]` finds it.
+    /// Labels for `kip ps --filter label=KEY[=VALUE]`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub label: BTreeMap<String, Value>,
     /// Environment variables, on top of those of `env-file`.

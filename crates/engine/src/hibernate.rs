@@ -208,7 +208,7 @@ pub fn take_up(proc: &Proc) -> MemoryStatus {
     let pager = &proc.shared.pager;
     let taken = pager.adopt(name, proc.slot.number().into(), &directory).and_then(|()| pager.inspect(name));
     taken.unwrap_or_else(|e| {
-        tracing::error!(proc = %proc.name, error = kip_types::chain(&e), "what it had out cannot be taken up: it waits");
+        tracing::error!(proc = %proc.name, error = kip_types::chain(&e), "the proc's paged-out memory cannot be adopted yet; the proc waits");
         MemoryStatus::default()
     })
 }

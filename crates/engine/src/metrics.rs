@@ -114,13 +114,13 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         let (wakes, wake_durations) = (Family::default(), durations());
         let (failed_wakes, sleep_durations, refusals) = (Family::default(), durations(), Family::default());
-        registry.register("kip_wakes", "Wakes, by the tier they began in and what for", wakes.clone());
-        let help = "From what woke a proc to its first instruction";
+        registry.register("kip_wakes", "Wakes, by the tier they began in and their trigger", wakes.clone());
+        let help = "Time from the wake event to the first instruction";
         registry.register("kip_wake_duration_seconds", help, wake_durations.clone());
         registry.register("kip_wake_failures", "Wakes that failed, by the tier they began in", failed_wakes.clone());
-        let help = "From the decision to let a proc sleep until it was in the tier";
+        let help = "Time from the decision to sleep to the tier";
         registry.register("kip_sleep_duration_seconds", help, sleep_durations.clone());
-        let help = "Sleeps that could not be, by the tier they were to lead to and what stood in the way";
+        let help = "Sleeps that were refused, by target tier and cause";
         registry.register("kip_sleep_refusals", help, refusals.clone());
         let (exits, restarts, cold_starts) = (Family::default(), Counter::default(), Counter::default());
         registry.register("kip_exits", "Programs that ended by themselves, by how", exits.clone());
@@ -259,7 +259,7 @@ mod tests {
         metrics.started_cold();
         let text = metrics.text(Nothing);
         for line in [
-            "# HELP kip_wakes_total Wakes, by the tier they began in and what for.",
+            "# HELP kip_wakes_total Wakes, by the tier they began in and their trigger.",
             "# TYPE kip_wakes_total counter",
             "kip_wakes_total{tier=\"parked\",trigger=\"tcp\"} 2",
             "kip_wake_duration_seconds_bucket{le=\"0.001\",tier=\"parked\",trigger=\"tcp\"} 0",

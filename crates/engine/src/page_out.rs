@@ -24,7 +24,7 @@ impl fmt::Display for PagedOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PagedOut::Bytes(bytes) => write!(f, "{} KiB of it went to the machine's swap instead", bytes >> 10),
-            PagedOut::NoSwap => f.write_str("its memory stays where it is"),
+            PagedOut::NoSwap => f.write_str("its memory stays in RAM"),
         }
     }
 }
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn it_says_what_became_of_it() {
         let stays = PagedOut::NoSwap.to_string();
-        assert_eq!(stays, "its memory stays where it is", "the machine is not what stands in the way");
+        assert_eq!(stays, "its memory stays in RAM", "the machine is not what stands in the way");
         assert!(PagedOut::Bytes(8192).to_string().starts_with("8 KiB"));
         let expected = field("/proc/meminfo", "SwapFree:") > 0;
         assert_eq!(matches!(page_out(&[]), PagedOut::Bytes(_)), expected);

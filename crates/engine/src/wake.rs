@@ -65,7 +65,9 @@ pub enum WakeError {
     Image(#[from] ImageError),
     #[error(transparent)]
     Rebuild(Box<rebuild::Failure>),
-    #[error("what the kernel kept of it while it slept is gone, and without that it cannot be made again: {what}")]
+    #[error(
+        "kernel objects that Kip held for the sleeping proc are lost, and this proc can be restored only with them: {what}"
+    )]
     OnlyByPlan { what: String },
     #[error("the helper for the restore cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
@@ -226,14 +228,14 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         (Some(e), Some(_)) => return Err(e.into()),
         (None, Some(what)) => return Err(WakeError::OnlyByPlan { what }),
         (Some(e), None) => {
-            tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "not rebuilt by plan, CRIU restores it");
+            tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "native restore failed; CRIU restores the proc");
         }
         (None, None) => {}
     }
     fetch_pages(proc, &directory, &manifest, None, steps)?;
     // CRIU makes them anew, some under names that are taken as long as these live.
     if let Err(e) = proc.fd_store.drop_prefix(key::OBJECT) {
-        tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");
+        tracing::warn!(proc = %proc.name, error = %e, "the keeper did not close kernel objects that CRIU restores");
     }
     let helper = proc.shared.helpers.take()?;
     steps.done("helper");

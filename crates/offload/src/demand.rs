@@ -307,7 +307,7 @@ impl Archive {
                 Ok((archive, all)) => {
                     all.into_iter().for_each(|(filling, blocks)| archive.spawn_fill(filling, blocks));
                 }
-                Err(e) => tracing::debug!(error = kip_types::chain(&e), "nothing is fetched behind a wake"),
+                Err(e) => tracing::debug!(error = kip_types::chain(&e), "prefetch from the store failed to start"),
             }
         });
     }
@@ -325,7 +325,7 @@ impl Archive {
         self.runtime.spawn(async move {
             // A thread that needs a missing one asks for it.
             if let Err(e) = archive.fill_in_background(&filling, blocks).await {
-                tracing::debug!(error = kip_types::chain(&e), "not all pages were fetched behind a wake");
+                tracing::debug!(error = kip_types::chain(&e), "prefetch from the store ended before all pages came");
             }
         });
     }

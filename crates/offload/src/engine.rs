@@ -4,7 +4,9 @@
 
 /// A generation must not be restored here.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it was made by {there}, this machine has {here}: wake it where there is {there} or a newer one")]
+#[error(
+    "the snapshot was made by {there}; this machine has {here}: install {there} or newer here, or wake the proc where it is"
+)]
 pub struct Unreadable {
     there: String,
     here: String,
@@ -36,7 +38,7 @@ mod tests {
         }
         for there in ["criu 4.2.2", "criu 4.10", "criu 5.0", "dmtcp 3.0", "criu", "", "criu 4.2.1-rc1"] {
             let refused = check(there, "criu 4.2.1").unwrap_err().to_string();
-            assert!(refused.contains("this machine has criu 4.2.1: wake it where there is"), "{refused}");
+            assert!(refused.contains("this machine has criu 4.2.1: install"), "{refused}");
         }
         assert_eq!(check("criu 4.2-rc1", "criu 4.2-rc1"), Ok(()));
     }

@@ -71,7 +71,7 @@ pub enum DemandError {
         #[source]
         source: io::Error,
     },
-    #[error("{path} is damaged: it says where pages are fetched from")]
+    #[error("the list of remote pages {path} is damaged")]
     Table { path: PathBuf },
     #[error(transparent)]
     Get(#[from] GetError),
@@ -83,7 +83,7 @@ pub enum DemandError {
     },
     #[error(transparent)]
     Front(Box<FetchError>),
-    #[error("pages of {path} are in a front of which nothing is known here any more")]
+    #[error("pages of {path} lie in a generation of the store that is not known here")]
     NoFront { path: PathBuf },
 }
 

@@ -159,7 +159,10 @@ impl FrontStream {
             let result = own.block_on(self.drain(&filling));
             filling.front_ended();
             if let Err(e) = result {
-                tracing::debug!(error = kip_types::chain(&e), "a front broke off behind a wake");
+                tracing::debug!(
+                    error = kip_types::chain(&e),
+                    "reading a generation from the store ended early; the proc already runs"
+                );
             }
         });
     }

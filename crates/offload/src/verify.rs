@@ -168,7 +168,9 @@ impl Archive {
             });
             checked.map_err(|e| chain(&e))?;
             match blocks.iter().find(|block| !listed.contains(block)) {
-                Some(block) => Err(format!("it has no such block at byte {} as is referred to", block.offset)),
+                Some(block) => {
+                    Err(format!("the pack has no block at byte {}, although a generation refers to one", block.offset))
+                }
                 None => Ok(bytes.len() as u64),
             }
         };

@@ -41,7 +41,7 @@ pub enum InstanceError {
     Full,
     /// Another directory has the number by which files of its procs have their owners.
     #[error(
-        "files of its procs belong to the number {number} of this machine, which the data directory {owner} has now: end that daemon (`kip --data {owner} down`), or move what it has by `kip backup` and `kip restore`"
+        "this data directory had number {number} on this machine, and {owner} has taken that number: stop {owner} (`kip --data {owner} down`), or move one of the two by `kip backup` and `kip restore`"
     )]
     Taken {
         /// The number.

@@ -28,7 +28,7 @@ pub enum NotAllowed {
     Refused(#[from] Refused),
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    #[error("its manifest does not speak of the sockets, timers and files that it slept with")]
+    #[error("the manifest does not list the sockets, timers and files that the proc slept with")]
     Body,
 }
 
@@ -43,7 +43,7 @@ pub enum NoReturn {
     #[error(transparent)]
     Image(#[from] ImageError),
     /// What its plan takes over is held by this machine, and only until that ends.
-    #[error("only what this machine holds of it wakes it: {what}")]
+    #[error("only this machine can wake the proc, because of {what}")]
     OnlyHere { what: String },
 }
 

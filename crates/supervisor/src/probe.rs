@@ -84,7 +84,7 @@ fn hold(proc: &Proc, probe: &Probe, listener: &std::net::TcpListener) {
     let duplicate = listener.try_clone().map_err(|e| e.to_string());
     let hold = |fd: std::net::TcpListener| proc.fd_store.hold(vec![(key_of(probe), fd.into())]).map_err(|e| chain(&e));
     if let Err(error) = duplicate.and_then(hold) {
-        tracing::warn!(proc = %proc.name, port = probe.host_port, error, "a probe's port will not be there while the daemon is not");
+        tracing::warn!(proc = %proc.name, port = probe.host_port, error, "the keeper does not hold the probe's port: the port is closed while no daemon runs");
     }
 }
 
@@ -92,7 +92,7 @@ async fn answer(handle: Handle, probe: Probe, listener: Option<std::net::TcpList
     let listener = opened(&handle.proc, &probe, listener).await;
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.expect("nobody closes it");
+        let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
@@ -229,7 +229,7 @@ fn view(status: &Status, name: kip_types::ProcName, probes: &[Probe]) -> HealthV
         State::Elsewhere { .. } => Some("another data directory has it".to_owned()),
         State::Hot { .. } => {
             let unknown = probes.iter().any(|p| p.health == Health::Unknown);
-            said.or_else(|| unknown.then(|| "it could not be asked: it is in the middle of something".to_owned()))
+            said.or_else(|| unknown.then(|| "the proc could not be asked, because it is changing its tier".to_owned()))
         }
         _ if status.waits => Some("its wake waits for memory".to_owned()),
         // A proc that no probe asked before it fell asleep would wake for a request like any other

@@ -280,7 +280,10 @@ impl Relief {
         }
         let stuck = hopeless && used > pressure.marks.high_bytes();
         if stuck && !self.told_stuck {
-            let line = format!("{}: those that may be put to sleep do not hold enough", pressure.above_high(used));
+            let line = format!(
+                "{}: the procs that may sleep do not hold enough memory to get below the mark",
+                pressure.above_high(used)
+            );
             machine.host.events.emit(None, "pressure", line);
         }
         self.told_stuck = stuck;

@@ -97,7 +97,7 @@ impl fmt::Display for ImageSource {
     }
 }
 
-/// When an image is brought from where its name leads.
+/// When an image is pulled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pull {

@@ -40,7 +40,7 @@ fn pinned(name: &ProcName, head: &Head, body: &Body) -> Refusal {
     needs.truncate(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let message = format!(
-        "{name} cannot be taken over: its volumes pin it to data directory {}: it needs {}{more}; wake it there",
+        "{name} stays in data directory {}: its volumes are there ({}{more}); wake it there",
         head.owner.id,
         needs.join(", ")
     );

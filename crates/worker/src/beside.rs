@@ -29,11 +29,11 @@ impl Drop for Permit {
     }
 }
 
-/// What a call has returned; why there is nothing, in words that go on from "it could not be looked
-/// at: ".
+/// What a call has returned; why there is nothing, in words that go on from "it could not be
+/// inspected: ".
 pub async fn run<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let Some(permit) = Permit::take() else {
-        return Err(format!("{MOST_CALLS} looks at procs are under way"));
+        return Err(format!("{MOST_CALLS} inspections are running already: try again"));
     };
     let (sender, receiver) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("kip-look".to_owned()).spawn(move || {

@@ -58,10 +58,8 @@ fn pins(spec: &Spec) -> Vec<String> {
 
 /// What another machine has to have.
 fn needs(spec: &Spec) -> Vec<String> {
-    let mut needs = vec![format!(
-        "a machine that takes it over needs a processor with what programs can use of this one's ({})",
-        processor::used_here().join(" ")
-    )];
+    let mut needs =
+        vec![format!("the other machine's processor needs these features: {}", processor::used_here().join(" "))];
     let files = match spec.image {
         Image::Oci(_) => "and the layers of its image",
         _ => {
@@ -80,14 +78,16 @@ fn moves(spec: &Spec, pinned: &[String], trial: &Trial) -> CheckVerdict {
     let is_kept = |step: &&CheckStep| step.tier == Some(Tier::Parked) && !step.refused.is_empty();
     if let Some(step) = trial.steps.iter().find(is_kept) {
         let why = step.refused.join("; ");
-        let because = vec![format!("only what sleeps in the store moves, and it does not come as far as that: {why}")];
+        let because = vec![format!("only archived procs move, and this one cannot be archived: {why}")];
         return CheckVerdict { answer: CheckAnswer::No, because };
     }
     let (answer, tried) = match trial.fetched {
         Some(bytes) => {
             (CheckAnswer::Yes, format!("it went to the store, and {bytes} bytes came from there when it woke"))
         }
-        None => (CheckAnswer::Untried, "`--to archived`, with a store, takes it there and back".to_owned()),
+        None => {
+            (CheckAnswer::Untried, "`kip check --to archived` archives and wakes the trial (needs a store)".to_owned())
+        }
     };
     let mut because = vec![tried];
     because.extend(needs(spec));
@@ -229,7 +229,7 @@ impl Worker {
                 _ if tier > to => Some(format!("whether it can be {tier}: `--to {tier}` does")),
                 _ if broken => Some(format!("whether it can be {tier}: the trial had ended before")),
                 Tier::Hibernated if spec.timing.hibernate == Hibernate::Off => {
-                    Some(format!("whether it can be {tier}: it is not to be, with `--hibernate off`"))
+                    Some(format!("whether it can be {tier}: hibernation is off (`--hibernate off`)"))
                 }
                 _ => None,
             };

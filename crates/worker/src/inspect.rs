@@ -78,11 +78,11 @@ pub(crate) async fn details(handle: &mut Handle, of: Detail) -> Result<Details, 
         let seen = beside::run(WITHIN, move || inspect(&proc, tier, &state, of)).await;
         // What was read while it fell asleep or woke may be half of each.
         if handle.status.borrow().record.state == record.state {
-            let failed = |why| Refusal::new(Code::Failed, format!("{name} cannot be looked at: {why}"));
+            let failed = |why| Refusal::new(Code::Failed, format!("{name} cannot be inspected: {why}"));
             return seen.and_then(|seen| seen).map_err(failed);
         }
     }
-    Err(Refusal::new(Code::State, format!("{name} changes its tier faster than it can be looked at: try again")))
+    Err(Refusal::new(Code::State, format!("{name} changed tier while it was inspected: try again")))
 }
 
 /// The tier of a proc that has an inside.
@@ -102,9 +102,9 @@ fn inspectable(proc: &Proc, record: &Record) -> Result<Tier, Refusal> {
         }
         State::Elsewhere { .. } => {
             let by = record.taken_over_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
-            refused(format!("{name} is not here any more: it was taken over{by}; look at it there"))
+            refused(format!("{name} is not here any more: it was taken over{by}; inspect it there"))
         }
-        state => refused(format!("{name} is {} and cannot be looked at now: try again", state.name())),
+        state => refused(format!("{name} is {} and cannot be inspected now: try again", state.name())),
     }
 }
 

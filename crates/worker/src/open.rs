@@ -101,9 +101,7 @@ pub enum OpenError {
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// A limit of what is parked on this disk, with nowhere else to go.
-    #[error(
-        "with --disk parked procs go to a store when they take more, and there is none but the data directory's own: give one with --store"
-    )]
+    #[error("--disk needs a store elsewhere: give `kip up --store URL`")]
     NowhereElse,
     /// The instance number.
     #[error("no instance number")]

@@ -54,7 +54,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         }
         Some(Err(why)) => {
             awake_because = reasons(&handle.proc, &status, None);
-            awake_because.push(format!("its threads and sockets could not be looked at: {why}"));
+            awake_because.push(format!("threads and sockets could not be inspected: {why}"));
             None
         }
         None => None,
@@ -64,7 +64,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     let mut cannot_sleep = stays.map_or_else(|| record.cannot_sleep.clone(), |why| vec![why]);
     let refused = !cannot_sleep.is_empty();
     if status.ticks && matches!(record.state, State::Hibernated { .. }) {
-        cannot_sleep.push(format!("it ticks in place: {}", would_be_late(&handle.proc, status.ticker.as_deref())));
+        cannot_sleep.push(would_be_late(&handle.proc, status.ticker.as_deref()));
     }
     WhyView {
         name: handle.proc.name.clone(),
@@ -77,7 +77,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         cannot_sleep,
         cannot_sleep_at_ms: record.refused_at_ms.filter(|_| refused),
         next_wake: next_wake(&status),
-        clock: clock.map(|word| format!("CLOCK_MONOTONIC stands while it is parked: {word}")),
+        clock: clock.map(|word| format!("the proc's CLOCK_MONOTONIC stands still while it is parked ({word})")),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone(),
         taken_over_by: record.taken_over_by.clone(),
@@ -147,14 +147,14 @@ fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String>
     let mut lines = Vec::new();
     let timing = &proc.spec.timing;
     if timing.never {
-        lines.push("it was run with --never-sleep".to_owned());
+        lines.push("the proc was run with --never-sleep".to_owned());
     }
     if let Some(dry) = status.dry_run {
         let now = Instant::now();
         let (asleep, awake) = (dry.asleep(now), dry.tried(now));
         let share = asleep.as_secs_f64() * 100.0 / awake.as_secs_f64().max(0.001);
         lines.push(format!(
-            "its idle policy is only tried: since its start or last wake it would have slept {} time(s), {} of {} ({share:.0}%)",
+            "idle dry run: the proc would have slept {} times since its start or last wake, {} of {} ({share:.0}%)",
             dry.sleeps,
             seconds(asleep.as_millis() as u64),
             seconds(awake.as_millis() as u64)
@@ -174,15 +174,19 @@ fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String>
     if quiet < needed {
         lines.push(match status.seen {
             Some(Activity::Traffic) => {
-                format!("it received or sent data {} ago{}", seconds(quiet), parks("without"))
+                format!("the proc received or sent data {} ago{}", seconds(quiet), parks("without"))
             }
             Some(Activity::Cpu(thousandths)) => format!(
-                "it used {:.1}% of a core {} ago, more than 1% counts as work{}",
+                "the proc used {:.1}% of a core {} ago, more than 1% counts as work{}",
                 f64::from(thousandths) / 10.0,
                 seconds(quiet),
                 parks("of less")
             ),
-            None => format!("it started, woke or was called {} ago{}", seconds(quiet), parks("without activity")),
+            None => format!(
+                "the proc started, woke or answered a command {} ago{}",
+                seconds(quiet),
+                parks("without activity")
+            ),
         });
     }
     if let Some(seen) = seen {

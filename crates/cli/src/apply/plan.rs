@@ -150,9 +150,9 @@ impl ApplyPlan {
             }
             let fields = super::view::fields(&change.fields);
             match &change.file {
-                Some(file) => fault(format!("{name} was made by {file} and is not as described here: {fields}")),
+                Some(file) => fault(format!("{name} was made by {file} and differs from this file: {fields}")),
                 None if !replace => fault(format!(
-                    "{name} is not as described: {fields}; what a proc is cannot be changed: --replace makes it anew, without the files that it wrote"
+                    "{name} differs from the file: {fields}. A proc cannot be changed in place: --replace recreates it and deletes its own files"
                 )),
                 None => {}
             }

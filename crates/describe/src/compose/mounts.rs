@@ -176,7 +176,12 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
         "bind" if volume.source.starts_with('~') => volume.source = home(context, &volume.source),
         "bind" => volume.source = format!("./{}", volume.source),
         "tmpfs" => {
-            context.lacks(&node.place, Weight::Harmless, key, "a tmpfs is a directory of its own files, on the disk");
+            context.lacks(
+                &node.place,
+                Weight::Harmless,
+                key,
+                "a tmpfs is a directory of the proc's own files, on the disk",
+            );
             return None;
         }
         other => {
@@ -195,9 +200,11 @@ fn bind(context: &mut Context<'_>, node: &Node, key: &str) {
         match name.as_str() {
             "propagation"
                 if context.text(value, &path).is_none_or(|how| matches!(how.as_str(), "private" | "rprivate")) => {}
-            "propagation" => context.lacks(place, Weight::Changes, &path, "mounts stay on their side"),
+            "propagation" => {
+                context.lacks(place, Weight::Changes, &path, "mounts do not propagate between host and proc")
+            }
             "create_host_path" if context.flag(value, &path) => {
-                context.lacks(place, Weight::Harmless, &path, "what is not there is refused");
+                context.lacks(place, Weight::Harmless, &path, "a path that does not exist is refused");
             }
             "create_host_path" | "selinux" | "recursive" => {}
             other => {

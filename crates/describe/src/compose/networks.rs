@@ -25,7 +25,7 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
             let path = format!("networks.{name}.{key}");
             match key.as_str() {
                 "internal" if context.flag(value, &path) => {
-                    context.lacks(place, Weight::Changes, &path, "a proc may call out: nothing keeps it in");
+                    context.lacks(place, Weight::Changes, &path, "a proc may call out: Kip does not prevent that");
                 }
                 "external" if context.flag(value, &path) => {
                     let why = "services of this file find each other by name, and no others find them";
@@ -38,10 +38,10 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
                     }
                 },
                 "driver_opts" if !value.entries().is_empty() => {
-                    context.lacks(place, Weight::Changes, &path, "the network is Kip's");
+                    context.lacks(place, Weight::Changes, &path, "Kip makes the network itself");
                 }
                 "ipam" if !value.entries().is_empty() => {
-                    context.lacks(place, Weight::Harmless, &path, "Kip chooses addresses");
+                    context.lacks(place, Weight::Harmless, &path, "Kip assigns addresses itself");
                 }
                 "enable_ipv4" | "enable_ipv6" if !context.flag(value, &path) => {
                     context.lacks(place, Weight::Harmless, &path, "a proc has an address of each kind");

@@ -272,7 +272,7 @@ impl Service {
             if key == "driver" {
                 let driver = context.text(value, &path);
                 if !matches!(driver.as_deref(), None | Some("json-file" | "local")) {
-                    context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes");
+                    context.lacks(place, Weight::Harmless, &path, "`kip logs` shows the output of each service");
                 }
                 continue;
             }
@@ -281,7 +281,7 @@ impl Service {
                 match key.as_str() {
                     "max-size" => self.table.log_size = log_size(context, place, value, &path).map(Size),
                     "max-file" => self.table.log_files = log_files(context, place, value, &path),
-                    _ => context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes"),
+                    _ => context.lacks(place, Weight::Harmless, &path, "`kip logs` shows the output of each service"),
                 }
             }
         }
@@ -387,7 +387,7 @@ impl Service {
             return;
         }
         let Some(test) = test else {
-            context.lacks(place, Weight::Harmless, path, "what an image says of its health is not looked at");
+            context.lacks(place, Weight::Harmless, path, "the image's HEALTHCHECK is ignored; write `test` here");
             return;
         };
         let command = match &test.value {
@@ -414,7 +414,7 @@ impl Service {
             place,
             Weight::Harmless,
             path,
-            "it is run after each start until it succeeds, and not after that",
+            "the check runs after each start until it succeeds, and not after that",
         );
     }
 

@@ -30,13 +30,13 @@ pub enum ParkError {
     Pin(#[from] PinError),
     #[error(transparent)]
     Keeper(#[from] KeeperError),
-    #[error("the pager, which has some of its memory, does not tell of it")]
+    #[error("the pager does not say which memory of the proc is paged out")]
     Pager(#[from] PagerError),
-    #[error("what it has out cannot be told")]
+    #[error("the pager cannot list the proc's paged-out memory")]
     Account(#[source] PagerError),
-    #[error("memory that it has out cannot be taken over")]
+    #[error("the proc's paged-out memory cannot be added to the snapshot")]
     Carry(#[source] SnapshotError),
-    #[error("process {pid} has memory out and is not in the snapshot")]
+    #[error("process {pid} has paged-out memory and is not in the snapshot")]
     Unmatched { pid: u32 },
     #[error("the helper for the snapshot cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
@@ -57,13 +57,13 @@ pub enum ParkError {
     Volume(#[from] UnfitVolume),
     #[error("the first thread of process {pid} ({name}) has ended while others of it go on, pthread_exit(3)")]
     WithoutFirstThread { pid: u32, name: String },
-    #[error("it opened a terminal just now")]
+    #[error("the proc opened a terminal while it was parked")]
     OpensTerminals,
-    #[error("it could not be woken: {criu} ({plan})")]
+    #[error("the proc is not parked, because neither CRIU ({criu}) nor a native restore ({plan}) could wake it")]
     NoWayBack { criu: String, plan: String },
-    #[error("its own files cannot be looked at")]
+    #[error("the proc's own files cannot be inspected")]
     Place(#[from] QuotaError),
-    #[error("its processes cannot be read")]
+    #[error("the proc's processes cannot be listed")]
     Tree(#[source] io::Error),
     #[error("{what}")]
     UsedUp {

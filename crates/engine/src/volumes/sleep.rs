@@ -37,7 +37,7 @@ pub enum UnfitVolume {
     Moved { target: String },
     #[error("{} is not what is mounted at {target} any more: it was replaced since the start; start it anew", path.display())]
     Replaced { path: PathBuf, target: String },
-    #[error("the volume at {target} cannot be looked at")]
+    #[error("the volume at {target} cannot be inspected")]
     Inspect {
         target: String,
         #[source]
@@ -49,15 +49,15 @@ pub enum UnfitVolume {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each is what it means")]
 pub enum VolumeChanged {
-    #[error("its volume is not to be had")]
+    #[error("a volume of the proc cannot be mounted")]
     Mount(#[from] VolumeError),
-    #[error("its secrets are not to be had")]
+    #[error("the proc's secrets cannot be read")]
     Secrets(#[from] SecretsLost),
     #[error("{} is not the volume that it fell asleep with: another is there now", path.display())]
     Other { path: PathBuf },
-    #[error("its volumes are not those of its spec")]
+    #[error("the snapshot's volumes differ from the proc's spec")]
     Spec,
-    #[error("what it had in its volumes cannot be mounted")]
+    #[error("the proc's user namespace for its volumes cannot be had")]
     User(#[source] io::Error),
     #[error("{}, which it had open in a volume, {what}", path.display())]
     File { path: PathBuf, what: &'static str },

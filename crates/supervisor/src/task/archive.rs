@@ -307,7 +307,7 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let swept = blocking(move || {
             if let Err(e) = kip_snapshot::leave_spare(&proc.dir, generation) {
-                tracing::debug!(proc = %proc.name, error = chain(&e), "the files of an archived generation go altogether");
+                tracing::debug!(proc = %proc.name, error = chain(&e), "no file of the archived generation is kept as a spare");
             }
             if let Err(e) = kip_snapshot::sweep(&proc.dir, None) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
@@ -494,7 +494,7 @@ impl Task {
             let _ = blocking(move || kip_snapshot::sweep(&proc.dir, None)).await;
             // Another machine may be able to wake it.
             if is_ours && let Err(error) = self.let_go(known.front).await {
-                tracing::debug!(proc = %self.proc.name, error, "one that could not be woken is not let go");
+                tracing::debug!(proc = %self.proc.name, error, "the store still records this data directory as the owner");
             }
             return Err(unfetched);
         }

@@ -170,7 +170,7 @@ impl Task {
 
     /// The newest older generation that is whole, every byte of it.
     async fn newest_older(&mut self) -> Result<Older, NoOlder> {
-        let none = || NoOlder::None("there is none".to_owned());
+        let none = || NoOlder::None("the store has no older generation".to_owned());
         let archive = self.proc.shared.archive.clone().ok_or_else(none)?;
         if !self.proc.dir.join(kip_offload::ID).exists() {
             return Err(none());
@@ -249,7 +249,7 @@ impl From<String> for NotFetched {
 
 /// Fetches an older generation, all of it, and its files; makes what it holds.
 fn fetch_older(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archived, Vec<PortView>), NotFetched> {
-    let archive = proc.shared.archive.clone().ok_or_else(|| "there is no store".to_owned())?;
+    let archive = proc.shared.archive.clone().ok_or_else(|| "no store is configured".to_owned())?;
     let Older { id, front, number } = *older;
     let manifest = archive.manifest_of(id, front).map_err(|e| chain(&e))?;
     let body = serde_json::from_value(manifest.body).map_err(|e| format!("its manifest: {e}"))?;

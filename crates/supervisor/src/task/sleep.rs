@@ -240,7 +240,7 @@ impl Task {
         }
     }
 
-    /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5). Of a store that
+    /// The same generation again after a failure, then a cold start on the newest files (ARCHITECTURE.md, Invariants). Of a store that
     /// does not give what is needed it only waits: its generation is as good as it was.
     pub(super) async fn wake_retrying(&mut self, cause: WakeCause, at: Instant, tick: bool) {
         match self.wake(cause, at, tick).await {

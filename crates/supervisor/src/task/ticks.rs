@@ -32,8 +32,8 @@ pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
     let name = &proc.name;
     let ticker = ticker.map(|thread| format!(" ({thread})")).unwrap_or_default();
     format!(
-        "it waits less than --tick ({tick} s) at a time{ticker}, so that it would be late if it were parked; \
-         `kip sleep {name}` or --clock suspend parks it all the same"
+        "a thread waits less than --tick ({tick} s) at a time{ticker}; parked, the proc would be late. `kip sleep {name}` or \
+         --clock suspend parks it"
     )
 }
 
