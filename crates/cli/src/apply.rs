@@ -42,7 +42,7 @@ pub struct ApplyArgs {
     /// Remove procs that this file made and that it does not describe any more, with all they have
     #[arg(long, conflicts_with = "names")]
     pub prune: bool,
-    /// Make procs anew that are not as described; what they wrote to their own files is lost
+    /// Recreate procs that differ from the file; their own files are lost
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]
@@ -65,16 +65,16 @@ pub struct FileArgs {
     /// The file; without it kip.toml, compose.yaml or docker-compose.yml of this directory. `.yaml` and `.yml` are Compose files
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Only these, and those that they depend on
+    /// Only these procs, and the procs that they depend on
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// Compose: call the project so, in place of `name:` and COMPOSE_PROJECT_NAME; usually it is called as the file's directory
+    /// Compose: name of the project, instead of `name:` and COMPOSE_PROJECT_NAME; default: the name of the file's directory
     #[arg(short, long, value_name = "NAME")]
     pub project_name: Option<String>,
-    /// Compose: services of this profile, too; may be repeated
+    /// Compose: include services of this profile; may be repeated
     #[arg(long, value_name = "NAME")]
     pub profile: Vec<String>,
-    /// Compose: go on without what Kip lacks, although the program may notice
+    /// Compose: go on without features that Kip lacks, although the program may notice
     #[arg(long)]
     pub ignore_missing: bool,
 }

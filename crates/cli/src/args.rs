@@ -90,18 +90,18 @@ pub enum Command {
         #[command(flatten)]
         args: Box<RunArgs>,
     },
-    /// Try whether a program can sleep: one like it is started, sleeps and wakes in each tier, and is removed; exits with 1 if not
+    /// Try whether a program can sleep: a trial proc starts, sleeps and wakes in each tier, and is removed; exits with 1 if not
     #[command(override_usage = CHECK_USAGE)]
     Check(Box<CheckArgs>),
     /// Start stopped procs again, on their files
     Start(NamesArg),
     /// End procs and start them again, on their files
     Restart(StopArgs),
-    /// Make the procs that a file describes: kip.toml, or a Compose file
+    /// Create the procs that a file describes: kip.toml, or a Compose file
     Apply(ApplyArgs),
     /// Show what `apply` would do; exits with 0 if nothing, with 1 if something
     Diff(DiffArgs),
-    /// Print procs as a kip.toml that makes the same ones elsewhere; it has the values of environment variables
+    /// Print procs as a kip.toml that creates the same procs elsewhere, values of environment variables included
     Export(ExportArgs),
     /// List procs
     Ps(PsArgs),
@@ -137,13 +137,13 @@ pub enum Command {
     Why(NameArg),
     /// List programs known to work when their clock stands still while they sleep
     Profiles,
-    /// Show what procs have used: time and memory by tier, CPU time, connections, wakes
+    /// Show the use of procs so far: time and memory by tier, CPU time, connections, wakes
     Meter(MeterArgs),
     /// Print the metrics that Prometheus scrapes, which are `GET /metrics` of the API; docs/metrics.md lists them
     Metrics,
-    /// Show what happened
+    /// Show events: starts, sleeps, wakes, refusals
     Events(EventsArgs),
-    /// Look at generations in the store, carry them elsewhere, delete what is of no use any more
+    /// List, verify, export and import generations in the store, and delete unused objects
     Snapshot(SnapshotArgs),
     /// Pull, list and remove images
     #[command(subcommand)]
@@ -151,7 +151,7 @@ pub enum Command {
     /// Show and change the keys that seal what is archived
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Write all that the data directory keeps, procs with their memory, into one closed file; sleepers stay asleep, others sleep for a moment
+    /// Write the whole data directory, procs with their memory, into one encrypted file; sleeping procs stay asleep, others sleep for a moment
     Backup(BackupArgs),
     /// Make a data directory of a backup, before `kip up`
     Restore(RestoreArgs),
@@ -190,7 +190,7 @@ pub struct InspectArgs {
     /// Names of procs
     #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// What each process has open, and the proc's own files: those that differ from its base, the first 200 by path
+    /// Open files of each process, and the proc's own files: those that differ from its base, the first 200 by path
     #[arg(long, group = "detail")]
     pub files: bool,
     /// Each process's command line, directory, user and environment, which may hold secrets

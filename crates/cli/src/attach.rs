@@ -21,10 +21,10 @@ pub struct AttachArgs {
     /// Name of the proc
     #[arg(add = names::known())]
     pub name: String,
-    /// Only watch: what is typed here stays here
+    /// Only watch: send no input to the program
     #[arg(long)]
     pub no_stdin: bool,
-    /// The keys by which this client leaves the proc alone, typed one after the other: a letter, or ctrl- and one of a to z @ [ \ ] ^ _
+    /// Keys that detach this client, typed one after the other: a letter, or ctrl- and one of a to z @ [ \ ] ^ _
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, value_parser = parse_keys)]
     pub detach_keys: Keys,
 }

@@ -23,13 +23,13 @@ pub fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
 /// For commands that start procs.
 #[derive(Debug, Clone, Args)]
 pub struct TrialArgs {
-    /// Start it only if a trial like that of `kip check` shows that it can be parked
+    /// Start the proc only if a trial like that of `kip check` shows that it can be parked
     #[arg(long)]
     pub check: bool,
     /// Let that trial write to the volumes
     #[arg(long, requires = "check")]
     pub use_volumes: bool,
-    /// Let that trial reach others by network, as the proc would
+    /// Give that trial the network of the proc
     #[arg(long, requires = "check")]
     pub with_network: bool,
 }
@@ -39,10 +39,10 @@ pub struct CheckArgs {
     /// Lowest tier that the trial is sent to: hibernated, parked or archived
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
-    /// Let the trial write to the volumes, if no proc has them that runs or sleeps
+    /// Let the trial write to the volumes, unless a proc that runs or sleeps has them
     #[arg(long)]
     pub use_volumes: bool,
-    /// Let the trial reach others by network, as the proc would; otherwise it has no network
+    /// Give the trial the network of the proc; otherwise it has no network
     #[arg(long)]
     pub with_network: bool,
     #[command(flatten)]

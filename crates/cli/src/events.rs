@@ -13,20 +13,20 @@ const KEYS: [&str; 4] = ["kind", "event", "name", "container"];
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Go on with new ones; when the connection is lost, it is made again and nothing is missed
+    /// Follow new events; a lost connection is made again and no event is missed
     #[arg(short, long)]
     pub follow: bool,
-    /// Only those since: a duration back from now as 1h, a time as 2026-11-27T09:30:00Z, or after the event of this id, which
+    /// Only events since: a duration back from now as 1h, a time as 2026-11-27T09:30:00Z, or the id of an event, which
     /// --json shows
     #[arg(long, value_name = "TIME|ID", value_parser = parse_since)]
     pub since: Option<Since>,
-    /// Only those until then, a TIME as for --since
+    /// Only events until this TIME, as for --since
     #[arg(long, value_name = "TIME", value_parser = when::parse, conflicts_with = "follow")]
     pub until: Option<u64>,
-    /// Only those that agree: kind, name; may be repeated
+    /// Only events that match: kind, name; may be repeated
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = |text: &str| filter::parse(text, &KEYS))]
     pub filters: Vec<Filter>,
-    /// Only those of these procs
+    /// Only events of these procs
     #[arg(add = names::known(), value_name = "NAME")]
     pub names: Vec<String>,
 }

@@ -25,9 +25,9 @@ pub enum KeyCommand {
     Rotate,
     /// Destroy a key that does not seal any more: what it sealed can never be read again
     Destroy(DestroyArgs),
-    /// Write all keys to a new file, closed
+    /// Write all keys to a new file, encrypted
     Export(FileArgs),
-    /// Take over keys that were exported
+    /// Import keys from an exported file
     Import(FileArgs),
 }
 
@@ -47,10 +47,10 @@ pub struct FileArgs {
     /// The file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Close, or open, with the passphrase in the first line of this file, `-` for standard input
+    /// Encrypt or decrypt with the passphrase in the first line of this file, `-` for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
     pub passphrase_file: Option<PathBuf>,
-    /// Close, or open, with the 32 bytes of this file
+    /// Encrypt or decrypt with the 32 bytes of this file
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 }

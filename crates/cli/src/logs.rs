@@ -13,16 +13,16 @@ pub struct LogsArgs {
     /// Name of the proc
     #[arg(add = names::known())]
     pub name: String,
-    /// Go on with new lines
+    /// Follow new lines
     #[arg(short, long)]
     pub follow: bool,
-    /// Only the newest lines, or all
+    /// Number of newest lines, or all
     #[arg(short = 'n', long, value_name = "N", value_parser = parse_tail)]
     pub tail: Option<Tail>,
-    /// Only what was written since: a duration back from now, or a time as 2026-11-27T09:30:00Z
+    /// Only lines written since: a duration back from now, or a time as 2026-11-27T09:30:00Z
     #[arg(long, value_name = "TIME", value_parser = when::parse)]
     pub since: Option<u64>,
-    /// Only what was written until then, a TIME as for --since
+    /// Only lines written until this TIME, as for --since
     #[arg(long, value_name = "TIME", value_parser = when::parse, conflicts_with = "follow")]
     pub until: Option<u64>,
     /// Begin each line with its time

@@ -13,10 +13,10 @@ const GB_HOUR: f64 = 1e9 * 3600.0;
 
 #[derive(Debug, Args)]
 pub struct MeterArgs {
-    /// Names of procs; all without one
+    /// Names of procs; default: all
     #[arg(add = names::known(), value_name = "NAME")]
     pub names: Vec<String>,
-    /// Only what was used within this time, to a quarter of an hour
+    /// Only use within this time, to a quarter of an hour
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub since: Option<u64>,
 }

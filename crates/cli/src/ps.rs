@@ -41,16 +41,16 @@ const FIELDS: [&str; 20] = [
 
 #[derive(Debug, Args)]
 pub struct PsArgs {
-    /// List stopped procs too, which `kip ps` does in any case: Docker has this flag
+    /// No effect: `kip ps` lists stopped procs anyway. For users of Docker
     #[arg(short, long)]
     pub all: bool,
     /// Only names, one a line
     #[arg(short, long)]
     pub quiet: bool,
-    /// Only those that agree: name (a part of it), state, tier, label=K or label=K=V, network, image; may be repeated
+    /// Only procs that match: name (a part of it), state, tier, label=K or label=K=V, network, image; may be repeated
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = |text: &str| filter::parse(text, &KEYS))]
     pub filters: Vec<Filter>,
-    /// json, or fields as '{{.Name}} {{.State}}', after `table ` as a table; `kip ps --format x` names the fields
+    /// Output format: json, or fields as '{{.Name}} {{.State}}', after `table ` as a table; `kip ps --format x` names the fields
     #[arg(long, value_name = "FORMAT", conflicts_with = "quiet", value_parser = |text: &str| format::parse(text, &FIELDS))]
     pub format: Option<Format>,
 }

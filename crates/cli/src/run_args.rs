@@ -78,22 +78,22 @@ pub struct RunArgs {
         value_name = "LIMIT"
     )]
     pub ulimits: Vec<Ulimit>,
-    /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
+    /// Most disk space of the proc's own files, for example 1G; volumes, logs and snapshots do not count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
-    /// Its output is kept in files of this size
+    /// Size of each log file with the proc's output
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "10M")]
     pub log_size: u64,
-    /// That many of them, 1 to 16; the oldest goes
+    /// Number of log files, 1 to 16; the oldest is removed
     #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
     pub log_files: u32,
-    /// Set an environment variable; K alone gives it the value that it has here; may be repeated
+    /// Set an environment variable; K alone takes the value from this command's environment; may be repeated
     #[arg(short, long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
     /// Working directory inside the proc
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
-    /// Procs with the same NAME here find and reach each other; others reach only what they publish on the host
+    /// Join the network NAME: its procs find and reach each other; other procs reach only published ports
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     /// Further name of the proc in its network; may be repeated
@@ -158,22 +158,22 @@ pub struct RunArgs {
     /// Run the program on a terminal of its own, and stay attached; later clients use `kip attach`
     #[arg(short, long)]
     pub tty: bool,
-    /// Stay attached to its output until it ends, and exit with its code
+    /// Stay attached to the program's output until it ends, and exit with its code
     #[arg(short, long, conflicts_with = "detach")]
     pub attach: bool,
-    /// Return as soon as it runs, which is the default without -i, -t and -a
+    /// Return as soon as the proc runs; the default without -i, -t and -a
     #[arg(short, long)]
     pub detach: bool,
-    /// Remove it with all it has when it has ended
+    /// Remove the proc with all it has when its program has ended
     #[arg(long)]
     pub rm: bool,
-    /// The keys by which a client leaves the proc alone, as `kip attach` has them
+    /// Keys that detach the client, as for `kip attach`
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, value_parser = parse_keys)]
     pub detach_keys: Keys,
-    /// Return only when its ports listen
+    /// Return only when the proc's ports listen
     #[arg(long)]
     pub wait_ready: bool,
-    /// Have an init as pid 1, which every proc has in any case: Docker has this flag
+    /// No effect: every proc has an init as pid 1. For users of Docker
     #[arg(long)]
     pub init: bool,
     /// The image is named by the first word of the command, not by a flag.

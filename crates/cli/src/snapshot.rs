@@ -27,7 +27,7 @@ pub struct SnapshotArgs {
 pub enum SnapshotCommand {
     /// List generations in the store and on the local disk, by proc
     Ls {
-        /// Those of one proc only
+        /// Only generations of this proc
         name: Option<String>,
     },
     /// Show everything about one generation in the store
@@ -36,7 +36,7 @@ pub enum SnapshotCommand {
         #[arg(value_name = "NAME[@GENERATION]")]
         which: String,
     },
-    /// Read all that generations lead to and check that it is what was sealed; exits with 1 if not
+    /// Read all data of generations and check that it is undamaged; exits with 1 if not
     Verify {
         /// NAME is the newest of that proc, in the store and on the local disk
         #[arg(value_name = "NAME[@GENERATION]", required_unless_present = "all")]
@@ -50,14 +50,14 @@ pub enum SnapshotCommand {
         /// NAME is the newest of that proc
         #[arg(value_name = "NAME[@GENERATION]")]
         which: String,
-        /// The file, which must not be there
+        /// The file to make; it must not exist
         file: PathBuf,
     },
     /// Import a generation from an exported file into the store, free to adopt; the realm's keys must be here
     Import {
         /// The file
         file: PathBuf,
-        /// What the proc is called from now on
+        /// New name of the proc
         #[arg(long)]
         name: Option<ProcName>,
     },

@@ -20,13 +20,13 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 
 #[derive(Debug, Args)]
 pub struct StatsArgs {
-    /// Names of procs; all that are not stopped without one
+    /// Names of procs; default: all that are not stopped
     #[arg(add = names::known(), value_name = "NAME")]
     pub names: Vec<String>,
-    /// The stopped ones, too
+    /// Include stopped procs
     #[arg(short, long)]
     pub all: bool,
-    /// Print it once and end
+    /// Print the table once and end
     #[arg(long)]
     pub no_stream: bool,
 }

@@ -13,20 +13,20 @@ use serde::Serialize;
 pub enum TokenCommand {
     /// Make a token and print it, this once
     Create {
-        /// What it is called
+        /// Name of the token
         name: ProcName,
-        /// read: to look at everything, environments and logs included; write: to do everything, as root could
+        /// read: see everything, logs included, except values of environments; write: do everything, as root could
         #[arg(long, value_parser = parse_scope, default_value = "write")]
         scope: Scope,
-        /// Refuse it after this time
+        /// Expire the token after this time
         #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
         expires: Option<u64>,
     },
-    /// List them; not the tokens themselves, which Kip does not keep
+    /// List tokens by name; Kip does not keep the tokens themselves
     Ls,
-    /// Remove one: a client that has it is refused from now on
+    /// Remove a token: Kip refuses clients that use it from now on
     Rm {
-        /// What it is called
+        /// Name of the token
         name: ProcName,
     },
 }

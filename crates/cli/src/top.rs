@@ -28,7 +28,7 @@ pub struct TopArgs {
     /// Seconds from one screen to the next
     #[arg(short, long, value_name = "SECS", value_parser = parse_delay, default_value = "1")]
     pub delay: Duration,
-    /// Print one screen without control codes and end; so it is, too, if the output is no terminal
+    /// Print one screen without control codes and end; the default if the output is no terminal
     #[arg(long)]
     pub once: bool,
 }

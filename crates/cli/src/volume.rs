@@ -10,11 +10,11 @@ use serde::Serialize;
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// List them with what they take on the disk and the procs that have them
+    /// List volumes with their disk space and the procs that have them
     Ls,
-    /// Delete one with its files; not as long as a proc has it
+    /// Delete a volume with its files; refused as long as a proc has it
     Rm {
-        /// Its name
+        /// Name of the volume
         name: VolumeName,
     },
 }
