@@ -207,7 +207,7 @@ CLIENTS: dict[str, Client] = {
     "postgres": postgres,
     "python-app": notes,
     "redis": redis,
-    "static-site": page("/index.html", b"Nobody was here"),
+    "static-site": page("/index.html", b"This site slept"),
 }
 
 

@@ -1,4 +1,4 @@
-"""kip up and kip-keeper are killed with SIGKILL, at rest and at every recorded step, and started again: running procs run
+"""kip up and kip-keeper are killed with SIGKILL, while they are quiescent and at every recorded step, and started again: running procs run
 on and are adopted, parked ones wake, what was half done is finished or undone, nothing is lost and nothing is left.
 
 The daemon kills itself when it first reaches a step given by `kip up --fault-at STEP`; `--fault-at list` names the steps."""
@@ -58,7 +58,7 @@ def restart(kip: Kip, *flags: str) -> None:
     kip.up(*flags)
 
 
-# At rest
+# Quiescent
 
 
 # promise recovery: running procs run on and are adopted, connections and output included

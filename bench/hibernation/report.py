@@ -143,7 +143,7 @@ def footprint_table(data: Row) -> str:
     count = data["footprint"][0]["count"]
     head = [f"{count} instances", "PSS, MB", "Kip's own, MB", "each, both, MB", "of hot", "target", "", "paper H", "kernel each, KiB", "woke"]
     note = "'each, both': PSS of the instances and what Kip's own processes have more than before the first, divided by their number.\n"
-    note += "Working sets above 256 KiB or 1/64 of what is out lie in the page cache, at most 256 MiB: that is in nobody's PSS.\n"
+    note += "Working sets above 256 KiB or 1/64 of the paged-out memory lie in the page cache, at most 256 MiB, which is in no process's PSS.\n"
     note += "'woke': how often one of them woke by itself meanwhile, and was put back."
     return f"{table(head, rows[:-1])}\n{note}"
 

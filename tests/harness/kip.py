@@ -1,6 +1,6 @@
 """The daemon under test and its command line.
 
-Everything goes through `kip --data DIR COMMAND`, as DESIGN.md has it; the only look behind it is `GET /v1/info`, for the
+Everything goes through `kip --data DIR COMMAND`; the only look behind it is `GET /v1/info`, for the
 pids that the fault tests kill. Nothing is retried: a command that fails is a finding.
 """
 

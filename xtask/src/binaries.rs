@@ -96,7 +96,7 @@ pub fn run(
             let (tell, waiting) = (tell.clone(), &waiting);
             scope.spawn(move || {
                 loop {
-                    let next = waiting.lock().expect("nobody panics with it").next();
+                    let next = waiting.lock().expect("no thread panics while it holds the lock").next();
                     let Some(binary) = next else { return };
                     if tell.send((binary, run_one(binary, prefix))).is_err() {
                         return;

@@ -47,8 +47,8 @@ fn one(root: &Path, name: &str) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Cargo as it was called, in the workspace. What it has told this program of its package is not passed on: build scripts of
-/// others look at it, and what they have built would be built anew each time that somebody calls cargo with and without us.
+/// Cargo as it was called, in the workspace. Its variables about this program's package are not passed on: build scripts of
+/// other packages read them, and would run anew by each call of cargo, in turn with ours.
 pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);

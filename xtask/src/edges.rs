@@ -1,6 +1,6 @@
 //! Which crate of the workspace may depend on which: ideas point down, from the API to worker to mechanisms to `types`.
 //!
-//! The table is the rule, DESIGN.md's order of ideas its reason. A new edge is a line here, in a commit of its own that
+//! The table is the rule, ARCHITECTURE.md's table of crates its reason. A new edge is a line here, in a commit of its own that
 //! says why. Dependencies of tests are free.
 
 use crate::metadata::Package;

@@ -18,7 +18,7 @@ pub struct BadId {
 /// Random bytes of the kernel's.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).expect("getrandom(2) gives bytes to everyone");
+    SystemRandom::new().fill(&mut bytes).expect("getrandom(2) gives bytes to every process");
     bytes
 }
 

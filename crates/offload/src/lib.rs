@@ -5,7 +5,7 @@
 //! goes or comes.
 //!
 //! Up ([`Archive::store`]): packs, read back; the front, read back; then the head by compare-and-swap. Only then does the
-//! generation exist for others, and only then may the local one go (DESIGN.md, invariant 1). A crash before that leaves
+//! generation exist for others, and only then may the local one go (ARCHITECTURE.md, Invariants). A crash before that leaves
 //! objects that no head leads to.
 //!
 //! Back ([`Archive::fetch`]): the front in one streamed GET, into a generation directory like any other, with all memory in a

@@ -1,5 +1,5 @@
 //! Is a running proc idle? Payload that moved and CPU work above 1% of a core are activity; ticks, bare connects and
-//! probes are not (DESIGN.md, "Defaults").
+//! probes are not (docs/how-sleep-works.md).
 //!
 //! A share needs a span, and work comes in bursts: a JVM that uses half a percent uses two now and then. So a proc saves up
 //! what it leaves of its 1%, up to [`SAVED`], and works once it uses more than that.

@@ -66,7 +66,7 @@ pub struct Filter {
     pub any: States,
     /// These are told of each.
     pub report: States,
-    /// Write-protects what is told, at the same moment (PM_SCAN_WP_MATCHING).
+    /// Write-protects the pages that it reports, at the same moment (PM_SCAN_WP_MATCHING).
     pub protect: bool,
 }
 

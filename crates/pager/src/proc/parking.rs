@@ -190,7 +190,7 @@ impl Proc {
             };
             let state = memory.state();
             let runs = self.runs_in(state.map.runs(), swap)?;
-            let known = self.known.get_mut(&pid).expect("nobody forgets meanwhile");
+            let known = self.known.get_mut(&pid).expect("no thread forgets the process meanwhile");
             if known.set.is_none() {
                 match deflate::learn(pid, &state.since, &mut known.histories) {
                     Err(e) if ended(&e) => continue,

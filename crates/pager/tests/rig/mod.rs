@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Holds descriptors in this process, and remembers what is told of damage.
+/// Holds descriptors in this process, and remembers reports of damage.
 #[derive(Default)]
 pub struct Holder(pub Mutex<HashMap<SpaceId, OwnedFd>>, pub Mutex<Vec<String>>);
 
