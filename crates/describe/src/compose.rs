@@ -16,7 +16,7 @@ mod ports;
 mod service;
 
 use crate::document::{Document, Reading, lettered};
-use crate::place::{Fault, Faults, Note, Place, Weight, meant};
+use crate::place::{Fault, Faults, Note, SourcePosition, Weight, meant};
 use crate::yaml::{self, Node, Value};
 use crate::{environ, file};
 use context::Context;
@@ -149,7 +149,7 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
 }
 
 /// The name of a service's proc: its `container_name`, or its own after that of the project.
-fn proc_name(context: &mut Context<'_>, name: &str, place: &Place, node: &Node) -> Option<ProcName> {
+fn proc_name(context: &mut Context<'_>, name: &str, place: &SourcePosition, node: &Node) -> Option<ProcName> {
     let own = node.get("container_name").and_then(|own| context.text(own, &format!("services.{name}.container_name")));
     let (wanted, before) = match own {
         Some(own) => (own, String::new()),

@@ -1,6 +1,6 @@
 //! What is read from a file that describes procs, and how it is read.
 
-use crate::place::{Note, Place};
+use crate::place::{Note, SourcePosition};
 use crate::values::Pull;
 use kip_types::api::RunRequest;
 use kip_types::name::ProcName;
@@ -18,7 +18,7 @@ pub fn lettered(text: &str) -> String {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Described {
     /// Where it begins.
-    pub place: Place,
+    pub place: SourcePosition,
     /// What the file calls it: in a Compose file its service.
     pub called: String,
     /// What makes it. `spec.file` is for the caller to fill in.

@@ -5,7 +5,7 @@
 
 use crate::document::{Described, Document, Reading};
 use crate::environ;
-use crate::place::{Fault, Faults, Place, meant};
+use crate::place::{Fault, Faults, SourcePosition, meant};
 use crate::table::{ProcTable, read_secrets};
 use kip_types::name::ProcName;
 use schemars::JsonSchema;
@@ -48,7 +48,7 @@ fn keys() -> Vec<String> {
 
 /// Reads a `kip.toml`.
 pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
-    let place = |span: Range<usize>| Place::at(reading.path, reading.text, span.start);
+    let place = |span: Range<usize>| SourcePosition::at(reading.path, reading.text, span.start);
     let root = DeTable::parse(reading.text).map_err(|e| {
         let at = place(e.span().unwrap_or_default());
         Fault::new(&at, one_line(e.message()))
@@ -83,8 +83,13 @@ pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
 }
 
 /// Reads the table of one proc.
-fn proc(reading: &Reading<'_>, name: &str, at: Place, value: Spanned<DeValue<'_>>) -> Result<Described, Faults> {
-    let place = |span: &Range<usize>| Place::at(reading.path, reading.text, span.start);
+fn proc(
+    reading: &Reading<'_>,
+    name: &str,
+    at: SourcePosition,
+    value: Spanned<DeValue<'_>>,
+) -> Result<Described, Faults> {
+    let place = |span: &Range<usize>| SourcePosition::at(reading.path, reading.text, span.start);
     let DeValue::Table(table) = value.get_ref() else {
         return Err(Fault::new(&place(&value.span()), format!("proc.{name}: write a table, [proc.{name}]")).into());
     };

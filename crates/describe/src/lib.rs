@@ -20,7 +20,7 @@ pub use compose::is_compose;
 pub use document::{Described, Document, Lookup, Reading, lettered};
 pub use file::schema;
 pub use order::in_order;
-pub use place::{Fault, Faults, Note, Place, Weight};
+pub use place::{Fault, Faults, Note, SourcePosition, Weight};
 pub use table::{Difference, ProcTable, differences, render};
 pub use values::Pull;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// A place in a file, for people: both numbers count from 1, columns are characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct SourcePosition {
     /// The file as it was named.
     pub file: Arc<str>,
     /// Line.
@@ -15,9 +15,9 @@ pub struct Place {
     pub column: usize,
 }
 
-impl Place {
+impl SourcePosition {
     /// The place `offset` bytes into `text`.
-    pub fn at(path: &Path, text: &str, offset: usize) -> Place {
+    pub fn at(path: &Path, text: &str, offset: usize) -> SourcePosition {
         let mut end = offset.min(text.len());
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -25,11 +25,11 @@ impl Place {
         let before = &text[..end];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-        Place { file: path.display().to_string().into(), line, column }
+        SourcePosition { file: path.display().to_string().into(), line, column }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourcePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -40,14 +40,14 @@ impl fmt::Display for Place {
 #[error("{place}: {message}")]
 pub struct Fault {
     /// Where.
-    pub place: Place,
+    pub place: SourcePosition,
     /// What is wrong and what to write.
     pub message: String,
 }
 
 impl Fault {
     /// A mistake at `place`.
-    pub fn new(place: &Place, message: impl Into<String>) -> Fault {
+    pub fn new(place: &SourcePosition, message: impl Into<String>) -> Fault {
         Fault { place: place.clone(), message: message.into() }
     }
 }
@@ -76,7 +76,7 @@ pub enum Weight {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// Where it is asked for.
-    pub place: Place,
+    pub place: SourcePosition,
     /// How much that matters.
     pub weight: Weight,
     /// What, why and what happens instead.
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn counts_lines_and_characters_from_one() {
-        let at = |offset| Place::at(Path::new("f"), "ab\näöx\n", offset).to_string();
+        let at = |offset| SourcePosition::at(Path::new("f"), "ab\näöx\n", offset).to_string();
         assert_eq!([at(0), at(3), at(7), at(999)], ["f:1:1", "f:2:1", "f:2:3", "f:3:1"]);
     }
 

@@ -1,6 +1,6 @@
 //! YAML as a tree that knows where everything stands. Anchors and merge keys are resolved; what a scalar means is for the reader.
 
-use crate::place::{Fault, Place};
+use crate::place::{Fault, SourcePosition};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ const DEEPEST: usize = 100;
 /// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    pub place: Place,
+    pub place: SourcePosition,
     pub value: Value,
     read: Read,
 }
@@ -31,7 +31,7 @@ struct Read {
 /// A key that no reader asked for, of a map that was asked for others.
 #[derive(Debug, PartialEq)]
 pub struct Unread {
-    pub place: Place,
+    pub place: SourcePosition,
     /// Keys that lead to it from the node that was looked through on.
     pub path: Vec<String>,
     /// What the map was asked for.
@@ -39,7 +39,7 @@ pub struct Unread {
 }
 
 /// A key of a map and what it leads to.
-pub type Entry = (String, Place, Node);
+pub type Entry = (String, SourcePosition, Node);
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
@@ -78,9 +78,13 @@ pub fn load(path: &Path, text: &str) -> Result<Node, Fault> {
 type Next<'a, 'i> = &'a mut dyn FnMut() -> Option<Result<(Event<'i>, Span), saphyr_parser::ScanError>>;
 
 impl Loader<'_> {
-    fn place(&self, span: &Span) -> Place {
+    fn place(&self, span: &Span) -> SourcePosition {
         // Lines count from 1 there, columns from 0.
-        Place { file: self.path.display().to_string().into(), line: span.start.line(), column: span.start.col() + 1 }
+        SourcePosition {
+            file: self.path.display().to_string().into(),
+            line: span.start.line(),
+            column: span.start.col() + 1,
+        }
     }
 
     fn event<'i>(&self, next: Next<'_, 'i>) -> Result<(Event<'i>, Span), Fault> {
@@ -88,8 +92,11 @@ impl Loader<'_> {
             Some(Ok(event)) => Ok(event),
             Some(Err(e)) => {
                 let at = e.marker();
-                let place =
-                    Place { file: self.path.display().to_string().into(), line: at.line(), column: at.col() + 1 };
+                let place = SourcePosition {
+                    file: self.path.display().to_string().into(),
+                    line: at.line(),
+                    column: at.col() + 1,
+                };
                 Err(Fault::new(&place, format!("this is no YAML: {}", e.info())))
             }
             None => Ok((Event::StreamEnd, Span::default())),
@@ -163,7 +170,7 @@ impl Loader<'_> {
         Ok(Value::Map(entries))
     }
 
-    fn count(&mut self, place: &Place, nodes: usize, depth: usize) -> Result<(), Fault> {
+    fn count(&mut self, place: &SourcePosition, nodes: usize, depth: usize) -> Result<(), Fault> {
         self.nodes += nodes;
         if self.nodes > MOST_NODES || depth > DEEPEST {
             return Err(Fault::new(place, "there is too much in this file, or it is nested too deeply"));
@@ -240,7 +247,7 @@ impl Node {
     }
 
     /// Changes every scalar that is no key.
-    pub fn each_text(&mut self, change: &mut dyn FnMut(&Place, &mut String)) {
+    pub fn each_text(&mut self, change: &mut dyn FnMut(&SourcePosition, &mut String)) {
         match &mut self.value {
             Value::Text { text, .. } => change(&self.place, text),
             Value::List(list) => list.iter_mut().for_each(|node| node.each_text(change)),

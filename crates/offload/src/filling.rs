@@ -39,7 +39,7 @@ pub(crate) struct Filling {
     pub(crate) file: RemoteFile,
     table: PageTable,
     /// All runs by space and address.
-    places: Vec<Place>,
+    places: Vec<RunPlace>,
     /// Runs of pages that are in the front only, by page: first page, pages.
     in_front: Vec<(u32, u32)>,
     /// Runs of pages that lie in blocks, by page: first page, pages, block, first page in the block.
@@ -74,7 +74,7 @@ pub(crate) struct Coming {
 
 /// A run of pages by whose memory it is.
 #[derive(Clone, Copy)]
-struct Place {
+struct RunPlace {
     space: Space,
     start: u64,
     pages: u32,
@@ -82,9 +82,9 @@ struct Place {
     first: u32,
 }
 
-impl Place {
-    fn of(of: RemoteRun<'_>) -> Place {
-        Place { space: of.space, start: of.run.start, pages: of.run.pages, first: of.first }
+impl RunPlace {
+    fn of(of: RemoteRun<'_>) -> RunPlace {
+        RunPlace { space: of.space, start: of.run.start, pages: of.run.pages, first: of.first }
     }
 }
 
@@ -162,7 +162,7 @@ impl Drop for Filling {
 impl Filling {
     pub(crate) fn new(path: PathBuf, file: RemoteFile, table: PageTable, account: Arc<Account>) -> Filling {
         let remote = Remote::new(&table, 0);
-        let places = remote.runs().map(Place::of).collect();
+        let places = remote.runs().map(RunPlace::of).collect();
         let in_front = remote.runs().filter(|of| of.run.home == Home::Front);
         let in_front = in_front.map(|of| (of.first, of.run.pages)).collect();
         let runs: Vec<BlockRun> = remote.runs().filter_map(BlockRun::of).collect();
@@ -205,7 +205,7 @@ impl Filling {
     /// The number of a page.
     fn number(&self, space: Space, address: u64) -> Option<u32> {
         let next = self.places.partition_point(|place| (place.space, place.start) <= (space, address));
-        let Place { space: of, start, pages, first } = *self.places.get(next.checked_sub(1)?)?;
+        let RunPlace { space: of, start, pages, first } = *self.places.get(next.checked_sub(1)?)?;
         let index = (address - start) / PAGE as u64;
         (of == space && index < u64::from(pages)).then(|| first + index as u32)
     }

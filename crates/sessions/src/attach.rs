@@ -11,7 +11,7 @@ use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::pty::write;
 use kip_engine::tickets::Ticket;
-use kip_logs::{From as Place, LogLine, Stream};
+use kip_logs::{From as LogStart, LogLine, Stream};
 use kip_service::{ExecInput, ExecOutput, ExecSession};
 use kip_types::api::{AttachRequest, Code, ExecEnd, Refusal, TerminalSize};
 use kip_types::chain;
@@ -50,7 +50,7 @@ pub async fn attach(
         let (before, pieces) = proc.console.subscribe(request.since_start);
         From::Terminal { before, pieces }
     } else {
-        let place = if request.since_start { Place::Start } else { Place::Last(0) };
+        let place = if request.since_start { LogStart::Start } else { LogStart::Last(0) };
         let opened = Follower::open(proc.dir.join("logs"), place).await;
         let follower = opened.map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
         From::Log { follower, lines: VecDeque::new() }

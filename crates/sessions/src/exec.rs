@@ -58,7 +58,7 @@ pub async fn exec(proc: Arc<Proc>, request: ExecRequest, ticket: Ticket) -> Resu
 type Launched = (Executing, oneshot::Receiver<Exit>, [OwnedFd; 3]);
 
 /// Where in a proc a program is run, and as which user.
-pub(crate) struct Place<'a> {
+pub(crate) struct ExecContext<'a> {
     pub proc: &'a Proc,
     /// The proc's root directory.
     pub root: File,
@@ -77,9 +77,9 @@ fn refusal(proc: &Proc, code: Code, what: &str) -> Refusal {
     Refusal::new(code, format!("exec in {} failed: {what}", proc.name))
 }
 
-impl<'a> Place<'a> {
+impl<'a> ExecContext<'a> {
     /// That of a request; the proc runs.
-    pub fn find(proc: &'a Proc, request: &ExecRequest) -> Result<Place<'a>, Refusal> {
+    pub fn find(proc: &'a Proc, request: &ExecRequest) -> Result<ExecContext<'a>, Refusal> {
         let io = |e: io::Error| refusal(proc, Code::Exhausted, &e.to_string());
         if request.command.is_empty() {
             return Err(refusal(proc, Code::Invalid, "no command given"));
@@ -95,7 +95,7 @@ impl<'a> Place<'a> {
         let mut all = proc.spec.env.clone();
         all.extend(request.env.clone());
         let own = || proc.spec.workdir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
-        Ok(Place {
+        Ok(ExecContext {
             root,
             own_time,
             init: kip_sys::process::pidfd_open(init).map_err(io)?,
@@ -141,7 +141,7 @@ impl<'a> Place<'a> {
 }
 
 fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
-    let place = Place::find(proc, request)?;
+    let place = ExecContext::find(proc, request)?;
     let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
     let (stdin, stdout, stderr) =
         (make_pipe(proc, true).map_err(io)?, make_pipe(proc, false).map_err(io)?, make_pipe(proc, false).map_err(io)?);

@@ -10,10 +10,10 @@ use tokio::task::JoinHandle;
 
 /// A place in a log.
 #[derive(Debug)]
-pub struct Follower(Place);
+pub struct Follower(ReaderState);
 
 #[derive(Debug)]
-enum Place {
+enum ReaderState {
     /// At the end of what there was.
     End(LogReader),
     Reading(JoinHandle<(LogReader, Result<Vec<LogLine>, ReadError>)>),
@@ -28,7 +28,7 @@ impl Follower {
     /// [`ReadError`].
     pub async fn open(directory: PathBuf, from: From) -> Result<Follower, ReadError> {
         let reader = blocking(move || LogReader::open(&directory, from)).await?;
-        Ok(Follower(Place::End(reader)))
+        Ok(Follower(ReaderState::End(reader)))
     }
 
     /// The next lines that are there, none at the end of the log. May be dropped: the next call goes on.
@@ -36,22 +36,22 @@ impl Follower {
     /// # Errors
     /// [`ReadError`].
     pub async fn there(&mut self) -> Result<Vec<LogLine>, ReadError> {
-        if let Place::End(_) = &self.0
-            && let Place::End(mut reader) = std::mem::replace(&mut self.0, Place::Lost)
+        if let ReaderState::End(_) = &self.0
+            && let ReaderState::End(mut reader) = std::mem::replace(&mut self.0, ReaderState::Lost)
         {
-            self.0 = Place::Reading(tokio::task::spawn_blocking(move || {
+            self.0 = ReaderState::Reading(tokio::task::spawn_blocking(move || {
                 let lines = reader.next_lines();
                 (reader, lines)
             }));
         }
-        let Place::Reading(reading) = &mut self.0 else { return Ok(Vec::new()) };
+        let ReaderState::Reading(reading) = &mut self.0 else { return Ok(Vec::new()) };
         match reading.await {
             Ok((reader, lines)) => {
-                self.0 = Place::End(reader);
+                self.0 = ReaderState::End(reader);
                 lines
             }
             Err(_) => {
-                self.0 = Place::Lost;
+                self.0 = ReaderState::Lost;
                 Ok(Vec::new())
             }
         }
@@ -63,7 +63,7 @@ impl Follower {
     /// [`ReadError`].
     pub async fn next(&mut self) -> Result<Vec<LogLine>, ReadError> {
         loop {
-            if let Place::End(reader) = &self.0
+            if let ReaderState::End(reader) = &self.0
                 && !reader.has_grown()
             {
                 if reader.gone() {
@@ -73,7 +73,7 @@ impl Follower {
                 continue;
             }
             let lines = self.there().await?;
-            if !lines.is_empty() || matches!(self.0, Place::Lost) {
+            if !lines.is_empty() || matches!(self.0, ReaderState::Lost) {
                 return Ok(lines);
             }
             // What there is of the next line is not a whole one.

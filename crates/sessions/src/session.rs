@@ -4,7 +4,7 @@
 //! something comes from the client: what the client types wakes it first, for a signal that the terminal makes of it (Ctrl-C) must find
 //! its processes. When the client goes the terminal is hung up, as that of a lost connection is. A session does not outlive its daemon.
 
-use crate::exec::Place;
+use crate::exec::ExecContext;
 use kip_engine::blocking::blocking;
 use kip_engine::descriptors::{reopen, watched};
 use kip_engine::fd_store::key;
@@ -104,7 +104,7 @@ struct Launched {
 }
 
 fn launch(proc: &Proc, request: &ExecRequest, size: TerminalSize) -> Result<Launched, Refusal> {
-    let place = Place::find(proc, request)?;
+    let place = ExecContext::find(proc, request)?;
     let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
     let owner = proc.first_id() + place.user.as_ref().map_or(0, |user| user.ids.uid);
     let Terminal { master, slave } = terminals::open(place.root.as_fd(), owner).map_err(|e| match e.kind() {
@@ -123,7 +123,7 @@ fn launch(proc: &Proc, request: &ExecRequest, size: TerminalSize) -> Result<Laun
 
 /// The same without a client and a terminal; what the program writes goes where the proc's own output goes.
 fn launch_detached(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
-    let place = Place::find(proc, request)?;
+    let place = ExecContext::find(proc, request)?;
     let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
     let lost = || place.refuse(Code::State, "its output is lost: no process holds its pipes any more");
     let output = |key| reopen(&*proc.fd_store.get(key).ok_or_else(lost)?, OFlags::WRONLY).map_err(io);

@@ -1,7 +1,7 @@
 //! What is gathered while a Compose file is read, and how its values are taken.
 
 use crate::Lookup;
-use crate::place::{Fault, Note, Place, Weight};
+use crate::place::{Fault, Note, SourcePosition, Weight};
 use crate::yaml::{Node, Value};
 use kip_types::spec::{BadDuration, BadSize, parse_duration_ms, parse_size};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,23 +30,23 @@ impl<'a> Context<'a> {
         Context { directory, lookup, project, volumes, external: BTreeSet::new(), secrets, faults, notes }
     }
 
-    pub fn fault(&mut self, place: &Place, message: impl Into<String>) {
+    pub fn fault(&mut self, place: &SourcePosition, message: impl Into<String>) {
         self.faults.push(Fault::new(place, message));
     }
 
     /// `key` is asked for and Kip lacks it.
-    pub fn lacks(&mut self, place: &Place, weight: Weight, key: &str, why: &str) {
+    pub fn lacks(&mut self, place: &SourcePosition, weight: Weight, key: &str, why: &str) {
         self.notes.push(Note { place: place.clone(), weight, message: format!("{key} is not supported: {why}") });
     }
 
     /// Something is there, and has a price.
-    pub fn remark(&mut self, place: &Place, key: &str, what: &str) {
+    pub fn remark(&mut self, place: &SourcePosition, key: &str, what: &str) {
         let message = format!("{key}: {what}");
         self.notes.push(Note { place: place.clone(), weight: Weight::Harmless, message });
     }
 
     /// The variable `name` has no value anywhere. Told once.
-    pub fn unset(&mut self, place: &Place, name: &str) {
+    pub fn unset(&mut self, place: &SourcePosition, name: &str) {
         let message = format!("the variable {name} is not set: there is nothing in its place");
         if !self.notes.iter().any(|note| note.message == message) {
             self.notes.push(Note { place: place.clone(), weight: Weight::Harmless, message });

@@ -5,7 +5,7 @@ mod deploy;
 use super::context::{Context, size, time};
 use super::lacking::{LACKING, lacking};
 use super::{mounts, networks, ports};
-use crate::place::{Place, Weight, meant};
+use crate::place::{SourcePosition, Weight, meant};
 use crate::table::{ProcTable, read_secrets};
 use crate::values::{Pull, Signal, Size, Time, Value as Variable, Words, split};
 use crate::yaml::{Node, Value};
@@ -82,7 +82,7 @@ const KIPS_OWN: [&str; 17] = [
 pub struct Service {
     pub name: String,
     pub proc: ProcName,
-    pub place: Place,
+    pub place: SourcePosition,
     /// Services that have to be ready, not only started, before it.
     pub awaits: Vec<String>,
     /// Further names for other services.
@@ -102,7 +102,7 @@ impl Service {
         context: &mut Context<'_>,
         name: &str,
         proc: ProcName,
-        place: &Place,
+        place: &SourcePosition,
         node: &Node,
         kips: Option<&Node>,
     ) -> Service {
@@ -287,7 +287,14 @@ impl Service {
         }
     }
 
-    fn others(&mut self, context: &mut Context<'_>, key: &str, place: &Place, node: &Node, path: &str) -> bool {
+    fn others(
+        &mut self,
+        context: &mut Context<'_>,
+        key: &str,
+        place: &SourcePosition,
+        node: &Node,
+        path: &str,
+    ) -> bool {
         match key {
             "depends_on" => self.depends_on(context, node, path),
             "restart" => {
@@ -375,7 +382,7 @@ impl Service {
     }
 
     /// A health check that has succeeded once shows that the service is ready; that is all that it is for here.
-    fn healthcheck(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
+    fn healthcheck(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) {
         // All of it first, so that no key counts as unread.
         let mut part = |key: &str| node.get(key).and_then(|value| context.parsed(value, path, time));
         // Compose's own numbers where the file has none.
@@ -515,7 +522,7 @@ impl Service {
 }
 
 /// The nearest that Kip has: what a log keeps is seldom what a service depends on.
-fn log_size(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) -> Option<u64> {
+fn log_size(context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) -> Option<u64> {
     let text = context.text(node, path)?;
     if text == "-1" {
         let why = format!("a log is limited, to files of {} MiB if it does not say less or more", LOG_BYTES >> 20);
@@ -531,7 +538,7 @@ fn log_size(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) -
 }
 
 /// Likewise.
-fn log_files(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) -> Option<u32> {
+fn log_files(context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) -> Option<u32> {
     let wanted = context.parsed(node, path, str::parse::<i64>)?;
     let has = wanted.clamp(1, i64::from(MOST_LOG_FILES));
     if has != wanted {

@@ -2,7 +2,7 @@
 
 use super::super::context::{Context, time};
 use super::Service;
-use crate::place::{Place, Weight, meant};
+use crate::place::{SourcePosition, Weight, meant};
 use crate::yaml::Node;
 use kip_types::life::Restart;
 use kip_types::spec::{Ulimit, parse_limit};
@@ -117,7 +117,7 @@ impl Service {
         self.table.restart = Some(policy).filter(|policy| !policy.is_no());
     }
 
-    pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
+    pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) {
         if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
             context.lacks(place, Weight::Changes, path, "there is one proc for a service");
         }
