@@ -100,13 +100,13 @@ def test_archived_it_outlives_the_daemon(archiving: Kip, tmp_path: Path) -> None
 # A daemon that finds something half done may say so; what is replaced may be told of.
 RECOVERING = [r"(WARN|ERROR).*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper|pager|made anew)"]
 # Of a native restore, and of one by CRIU, from the store both.
-BY_PLAN = ["fetch-begun", "fetch-done", "fetch-recorded", "wake-intent", "wake-released", "wake-resumed", "wake-recorded"]
+NATIVE = ["fetch-begun", "fetch-done", "fetch-recorded", "wake-intent", "wake-released", "wake-resumed", "wake-recorded"]
 BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-held", "wake-released", "wake-resumed", "wake-recorded"]
 
 
 # promise waking: threads that CRIU has restored and that the daemon did not let go are ended by the
 #   next daemon, and the proc wakes again
-@pytest.mark.parametrize(("how", "step"), [("plan", step) for step in BY_PLAN] + [("criu", step) for step in BY_CRIU])
+@pytest.mark.parametrize(("how", "step"), [("plan", step) for step in NATIVE] + [("criu", step) for step in BY_CRIU])
 def test_killed_at_a_step_of_a_wake_from_the_store(archiving: Kip, store: Path, how: str, step: str) -> None:
     """While its front is half there, and at every step after that: a client that has asked gets the next daemon's answer."""
     archiving.expected += RECOVERING

@@ -19,7 +19,7 @@ import pytest
 from harness import programs
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
-from test_rebuild import HEAD, NOT_BY_PLAN, plan_of
+from test_rebuild import HEAD, NOT_NATIVE, plan_of
 
 # What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is said of it.
 EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted", "memory_mapping", "corked"]
@@ -36,7 +36,7 @@ AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
     "waiting": r"a connection to a listening unix socket that waits to be accepted",
 }
-BY_PLAN = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
+NATIVE = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
 
 
 def run(kip: Kip, tmp_path: Path, kind: str) -> Proc:
@@ -99,7 +99,7 @@ def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path
         else:
             proc.sleep()
         assert said(proc) == "ok"
-        assert never or proc.rebuilt() == (kind in BY_PLAN and not flags)
+        assert never or proc.rebuilt() == (kind in NATIVE and not flags)
         if never:
             assert proc.state == "running"
         elif kind in ONLY_HERE:
@@ -200,16 +200,16 @@ def break_criu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["plan", "criu", "both"])
 def test_a_broken_engine(brittle: Kip, tmp_path: Path, kind: str, broken: str) -> None:
     """The other one does it, if it can; else the program starts anew. Its clients are answered."""
-    kip, by_plan, by_criu = brittle, kind in BY_PLAN | {"plain"}, kind not in ONLY_HERE
-    kip.expected += [NOT_BY_PLAN, r"WARN.*its snapshot cannot be used", r"WARN.*(helper|made anew)"]
+    kip, native, by_criu = brittle, kind in NATIVE | {"plain"}, kind not in ONLY_HERE
+    kip.expected += [NOT_NATIVE, r"WARN.*its snapshot cannot be used", r"WARN.*(helper|made anew)"]
     proc = run(kip, tmp_path, kind)
     proc.sleep()
-    if broken != "criu" and by_plan:
+    if broken != "criu" and native:
         break_plan(proc)
     if broken != "plan":
         break_criu(tmp_path)
     answers(proc)
-    comes_back = by_plan and broken == "criu" or by_criu and broken == "plan"
+    comes_back = native and broken == "criu" or by_criu and broken == "plan"
     lines = cold_starts(kip, proc)
     assert len(lines) == (0 if comes_back else 1), lines
     assert kip.json("why", proc.name)["fell_back"] == (lines[0] if lines else None)
@@ -219,7 +219,7 @@ def test_a_broken_engine(brittle: Kip, tmp_path: Path, kind: str, broken: str) -
     (tmp_path / "broken").unlink(missing_ok=True)
     proc.sleep()
     answers(proc)
-    assert proc.rebuilt() == by_plan
+    assert proc.rebuilt() == native
 
 
 def test_criu_hangs(brittle: Kip, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_timer_that_expires_in_a_snapshot_is_told_once(fresh_kip: Callable[...
     for number in range(1, SLEEPS + 1):
         told("arm")
         kip.cli("sleep", proc.name, "--clock", "auto")
-        proc.settled()
+        proc.quiescent()
         try:
             wait_for("all are told", lambda: min(told("told").values()) == number, 10)
         except TimedOut:

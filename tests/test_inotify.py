@@ -14,7 +14,7 @@ from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
 from test_comeback import break_plan
-from test_rebuild import NOT_BY_PLAN
+from test_rebuild import NOT_NATIVE
 
 BEGIN = (
     "import ctypes, struct, threading; libc = ctypes.CDLL(None, use_errno=True)",
@@ -49,7 +49,7 @@ def do(client: Lines, statement: str) -> None:
 
 
 def woken_by_a_change(proc: Proc, wakes: int) -> None:
-    view = wait_for("the change wakes it", lambda: (v := proc.settled())["state"] == "running" and v["wakes"] > wakes and v, 30)
+    view = wait_for("the change wakes it", lambda: (v := proc.quiescent())["state"] == "running" and v["wakes"] > wakes and v, 30)
     assert view["last_wake"]["trigger"] == "watched files (changed)", view["last_wake"]
 
 
@@ -87,7 +87,7 @@ def test_events_over_a_wake_that_fails(fresh_kip: Callable[..., Kip], tmp_path: 
     """The plan is broken, so CRIU does the wake: what waited unread, what changed in the volume meanwhile, and what changes after it,
     in the proc's own files too, come once and in order."""
     kip = fresh_kip()
-    kip.expected += [NOT_BY_PLAN]
+    kip.expected += [NOT_NATIVE]
     proc, client = begin(kip, tmp_path / "volume")
     for cycle in range(2):
         do(client, f"open('/tmp/own/before{cycle}', 'w').close()")
@@ -149,7 +149,7 @@ def test_what_the_sleep_itself_does_wakes_nobody(kip: Kip, tmp_path: Path) -> No
     do(client, "log = open('/data/log', 'w'); j = libc.inotify_init1(0o4000); watch = libc.inotify_add_watch(j, b'/data', 0xfff)")
     for cycle in range(2):
         proc.sleep()
-        assert proc.settled()["state"] == "parked"
+        assert proc.quiescent()["state"] == "parked"
         wakes = proc.inspect()["wakes"]
         (tmp_path / "volume" / f"file{cycle}").touch()
         woken_by_a_change(proc, wakes)

@@ -72,7 +72,7 @@ def look_asleep(proc: Proc, sleep: Callable[[], dict[str, Any]]) -> dict[str, An
             with undisturbed(proc):
                 return look(proc)
         except AssertionError:
-            after = proc.settled()
+            after = proc.quiescent()
             if after["wakes"] != wakes and not BY_ITSELF.search(after["last_wake"]["trigger"]):
                 raise
     raise AssertionError(f"{proc.name} wakes or does something by itself whenever it is looked at")

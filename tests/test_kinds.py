@@ -74,7 +74,7 @@ def ask(proc: Proc, port: int, line: str = "") -> None:
     client.close()
 
 
-def settled(proc: Proc, trigger: str) -> dict[str, Any]:
+def quiescent(proc: Proc, trigger: str) -> dict[str, Any]:
     """Its memory once the daemon has heard of the wake and all of the set is installed, which may go on while the program
     runs."""
     seen: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ def visit(proc: Proc, tier: str, port: int, line: str = "") -> dict[str, Any]:
     """Sleeps, and wakes by a client that comes through this port."""
     nap(proc, tier)
     ask(proc, port, line)
-    return settled(proc, rf"tcp 0\.0\.0\.0:{port} \(connection\)")
+    return quiescent(proc, rf"tcp 0\.0\.0\.0:{port} \(connection\)")
 
 
 def fire(proc: Proc, tier: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def fire(proc: Proc, tier: str) -> dict[str, Any]:
                 raise
         wait_for("the timer is due", lambda fired=fired: proc.logs().count("fired") > fired, 15)
         if in_time:
-            return settled(proc, r"timer \(")
+            return quiescent(proc, r"timer \(")
     raise AssertionError(f"going to sleep takes more than {AFTER_S[-1]} s here")
 
 

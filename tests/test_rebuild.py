@@ -20,7 +20,7 @@ from harness.wait import wait_for
 
 # Magic, checksum, length of the description.
 HEAD = 24
-NOT_BY_PLAN = r"WARN .*native restore failed; CRIU restores the proc proc="
+NOT_NATIVE = r"WARN .*native restore failed; CRIU restores the proc proc="
 
 
 def plan_of(proc: Proc) -> Path:
@@ -85,7 +85,7 @@ def test_what_the_restorer_cannot_do_criu_does(web: Proc, kip: Kip) -> None:
     sockets go to CRIU's tree."""
     steady = Http(web.port())
     assert steady.get("/page.html") == servers.PAGE
-    kip.expected.append(NOT_BY_PLAN)
+    kip.expected.append(NOT_NATIVE)
     for _ in range(2):
         web.sleep()
         plan = plan_of(web)
@@ -287,9 +287,9 @@ def test_a_path_when_the_base_has_changed(kip: Kip, tmp_path: Path) -> None:
         new.write_bytes(python.read_bytes() + b"upgraded")
         new.chmod(0o755)
         new.rename(python)
-        for by_plan in (False, True, True):
+        for native in (False, True, True):
             use(client)
-            assert places.rebuilt() == by_plan
+            assert places.rebuilt() == native
             places.sleep()
         places.remove()
     finally:

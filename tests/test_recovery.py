@@ -354,7 +354,7 @@ class Story:
                 break
         if not is_done and self.dies():
             self.revive(what)
-            wait_for(f"{what}: the proc has settled", self.settled, 30)
+            wait_for(f"{what}: the proc is quiescent", self.quiescent, 30)
             if not done():
                 do()
             is_done = done()
@@ -380,7 +380,7 @@ class Story:
         view = self.view()
         return view and view["state"]
 
-    def settled(self) -> bool:
+    def quiescent(self) -> bool:
         return self.state() in (None, "running", "hibernated", "parked", "archived", "stopped")
 
     def check(self, client: Lines) -> None:
@@ -451,7 +451,7 @@ class Story:
         """One that was frozen in the middle of work goes on with it at once: again, as `Proc.sleep` does."""
         for _ in range(10):
             self.kip.cli("sleep", "worker", "--to", tier, "--clock", "auto")
-            view = self.proc.settled()
+            view = self.proc.quiescent()
             woken = view["last_wake"]
             if view["state"] == tier or not woken or not kip_module.IN_WORK.search(woken["trigger"]):
                 return

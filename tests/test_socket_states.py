@@ -109,7 +109,7 @@ def fall_asleep(proc: Proc) -> None:
     """Parks it. The peer of a full connection has more to send and finds room for it while the proc sleeps: on a busy machine already
     before the command returns."""
     proc.kip.cli("sleep", proc.name, "--to", "parked", *BY_ITSELF_CLOCK)
-    view = proc.settled()
+    view = proc.quiescent()
     wake = view["last_wake"]
     assert view["state"] == "parked" or wake["from"] == "parked" and wake["trigger"].endswith("(data)"), view
 

@@ -96,7 +96,7 @@ class Sleeper:
             if view["state"] == "archived" and not left:
                 break
             if all(name.endswith(".new") for name in left):  # it comes back already: a timer was due
-                self.proc.settled()
+                self.proc.quiescent()
         if (view["state"], view["tier"]) != ("archived", "archived") or view["pids"]:
             raise Failed(f"{self.proc.name} does not stay archived: {view['state']}, last wake {view['last_wake']}")
         if left:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.kip import Kip
-from hibernation.footprint import SETTLE_S, own_by_name
+from hibernation.footprint import IDLE_S, own_by_name
 from hibernation.instance import Instance
 from hibernation.programs import Program
 from parkwake.client import Client
 from parkwake.kiphost import daemon, pss_bytes
 from parkwake.workspace import Failed, Workspace
 
-SETTLE_LONG_S = 5.0
+IDLE_LONG_S = 5.0
 
 
 # What of the kernel's own memory grows with what is kept: proc_meminfo(5).
@@ -36,7 +36,7 @@ def measure(
     before = meminfo()
     with daemon(program_path, work.dir / "density", "--set-memory", "0") as kip:
         result = fill(work, kip, client, program, count, before, say)
-    time.sleep(SETTLE_LONG_S)
+    time.sleep(IDLE_LONG_S)
     # How much less there is although all is gone: what others on the machine took meanwhile, and what goes later.
     result["drift_bytes"] = before["MemAvailable"] - meminfo()["MemAvailable"]
     return result
@@ -45,7 +45,7 @@ def measure(
 def fill(
     work: Workspace, kip: Kip, client: Client, program: Program, count: int, before: dict[str, int], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    time.sleep(SETTLE_S)
+    time.sleep(IDLE_S)
     with_daemon = meminfo()
     tar = program.tar(work.dir)
     instances = []
@@ -59,7 +59,7 @@ def fill(
             say(f"density: {i + 1} of {count} hibernated")
     woken = 0
     for _ in range(5):
-        time.sleep(SETTLE_LONG_S)
+        time.sleep(IDLE_LONG_S)
         views = kip.json("ps")
         awake = {v["name"] for v in views if v["tier"] != "hibernated"}
         if not awake:

@@ -17,7 +17,7 @@ from parkwake.workspace import Failed, Workspace
 REQUESTS = 3
 STATES = ("hot", "hibernated", "awake")
 # Time for the pools of what is made ahead to fill, so that they are in each figure or in none.
-SETTLE_S = 2.0
+IDLE_S = 2.0
 MOST_WOKEN = 5
 
 
@@ -61,7 +61,7 @@ def look_asleep(kip: Kip, instances: Sequence[Instance]) -> dict[str, Any]:
     """Those whose own timers wake them are put back until all sleep at once; how often that was is part of the result."""
     woken = 0
     while True:
-        time.sleep(SETTLE_S)
+        time.sleep(IDLE_S)
         try:
             return look(kip, instances, "hibernated") | {"woken": woken}
         except Awake:
@@ -85,14 +85,14 @@ def measure(
 
 
 def states(work: Workspace, kip: Kip, client: Client, program: Program, count: int, where: str) -> dict[str, Any]:
-    time.sleep(SETTLE_S)
+    time.sleep(IDLE_S)
     result: dict[str, Any] = {"program": program.name, "set": where, "count": count, "own_empty": own_by_name(kip), "states": []}
     tar = program.tar(work.dir)
     instances = [Instance(kip, client, program, f"{program.name}-{i}", tar) for i in range(count)]
     for instance in instances:
         for _ in range(REQUESTS):
             instance.ask()
-    time.sleep(SETTLE_S)
+    time.sleep(IDLE_S)
     result["states"].append(look(kip, instances, "hot"))
     for instance in instances:
         instance.learn()
@@ -101,6 +101,6 @@ def states(work: Workspace, kip: Kip, client: Client, program: Program, count: i
     for instance in instances:
         instance.ask()
         instance.proc.wake()  # it may have answered from what its ticks keep
-    time.sleep(SETTLE_S)
+    time.sleep(IDLE_S)
     result["states"].append(look(kip, instances, "awake"))
     return result

@@ -11,7 +11,7 @@ from hibernation.density import meminfo
 from parkwake.workspace import Workspace, command
 
 COUNT = 200
-SETTLE_S = 3.0
+IDLE_S = 3.0
 CGROUPS = Path("/sys/fs/cgroup")
 # Those in which Kip makes a group for each proc, where they are hierarchies of their own: cgroups(7).
 V1 = ("memory", "cpu", "pids", "cpuacct", "freezer")
@@ -52,7 +52,7 @@ def measure(work: Workspace) -> dict[str, float]:
         for what, make in steps.items():
             before = taken()
             make()
-            time.sleep(SETTLE_S)
+            time.sleep(IDLE_S)
             price[what] = (taken() - before) / COUNT / 1e3
     finally:
         for name in names:

@@ -19,7 +19,7 @@ from parkwake.workspace import Workspace
 
 WAYS = ("native", "runc", "kip", "woken")
 # Before each slice, not counted: connections are made, and what a wake left cold becomes warm.
-SETTLE_MS = 200
+IDLE_MS = 200
 
 
 def measure(
@@ -55,7 +55,7 @@ def measure(
                     woken.sleep()
                     woken.wake_by_client()
                 asker, port = ways[way]
-                asker.load(question, "127.0.0.1", port, setup.connections, keep, SETTLE_MS)
+                asker.load(question, "127.0.0.1", port, setup.connections, keep, IDLE_MS)
                 rate, errors = asker.load(question, "127.0.0.1", port, setup.connections, keep, slice_ms)
                 rows.append({
                     "server": setup.name, "way": way, "keep": keep, "round": number, "per_second": rate, "errors": errors,

@@ -127,7 +127,7 @@ class Proc:
         for _ in range(10):
             before = self.inspect()
             self.kip.cli("sleep", self.name, "--to", tier, *BY_ITSELF_CLOCK, timeout=timeout)
-            after = self.settled()
+            after = self.quiescent()
             woken = after["last_wake"]
             if after["state"] == tier or not woken or not BY_ITSELF.search(woken["trigger"]):
                 break
@@ -141,7 +141,7 @@ class Proc:
             view = self.inspect()
             wakes = (view if view["state"] == "archived" else self.sleep(timeout))["wakes"]
             done = self.kip.cli("sleep", self.name, "--to", "archived", *BY_ITSELF_CLOCK, check=False, timeout=timeout)
-            after = self.settled()
+            after = self.quiescent()
             woke_by_itself = after["wakes"] > wakes and BY_ITSELF.search(after["last_wake"]["trigger"])
             if done.returncode != 0 or not woke_by_itself or after["state"] == "archived":
                 break
@@ -150,7 +150,7 @@ class Proc:
         assert after["state"] == after["tier"] == "archived" and after["pids"] == [], after
         return after
 
-    def settled(self) -> dict[str, Any]:
+    def quiescent(self) -> dict[str, Any]:
         """What it is once it is not on the way up. A sleeper that is due already (it was frozen in the middle of work, say) is:
         it says so before it has written down that it wakes, which may take as long as the disk does."""
 

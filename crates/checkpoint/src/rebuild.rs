@@ -141,7 +141,7 @@ fn packet(plan: &Plan, descriptors: usize, waited: Option<Duration>) -> Vec<u8> 
 }
 
 /// What a restorer says of a periodic timer of that process, `WORD_ALARM` and `WORD_EXPIRED` in plan.h.
-fn told_later(pid: u32, words: &[u64; SAID_WORDS]) -> Missed {
+fn read_missed(pid: u32, words: &[u64; SAID_WORDS]) -> Missed {
     let [kind, _, which, value, to] = *words;
     if kind == ALARM {
         return Missed::Interval { pid };
@@ -208,7 +208,7 @@ impl<'a> Rebuild<'a> {
                 (ALARM | EXPIRED, _) => {
                     let task = self.plan.tasks.get(&words[1]);
                     let pid = task.ok_or(RebuildError::Socket(io::ErrorKind::InvalidData.into()))?.pid;
-                    self.later.push(told_later(pid, &words));
+                    self.later.push(read_missed(pid, &words));
                 }
                 (FAILED, _) => {
                     return Err(RebuildError::Failed {

@@ -80,8 +80,8 @@ pub fn exit_code(exit: &str) -> Option<i32> {
     }
 }
 
-/// A proc whose end is waited for is looked at so often, whatever events say.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between inspections of a proc whose end is awaited, whatever events say.
+const INSPECT_EVERY: Duration = Duration::from_secs(1);
 
 /// Until it is stopped. One that is started again by its restart policy has not ended. Nothing of it wakes the proc.
 async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcView> {
@@ -95,12 +95,12 @@ async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcVie
             _ => {}
         }
         // An event may come before what it tells of can be seen, or be lost among many.
-        let look_again = tokio::time::sleep(LOOK_EVERY);
-        tokio::pin!(look_again);
+        let inspect_again = tokio::time::sleep(INSPECT_EVERY);
+        tokio::pin!(inspect_again);
         loop {
             let event = tokio::select! {
                 event = events.next() => event?,
-                () = &mut look_again => break,
+                () = &mut inspect_again => break,
             };
             match event {
                 None => bail!("the daemon has ended, and with it the wait for {name}"),

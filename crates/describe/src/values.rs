@@ -48,7 +48,7 @@ pub struct Port(pub PortSpec);
 pub struct Volume {
     /// A path of the host or a name.
     pub source: String,
-    /// SourcePosition inside.
+    /// Path inside the proc.
     pub target: String,
     /// The proc cannot change it.
     pub read_only: bool,

@@ -6,7 +6,7 @@ use crate::tree::{self, Tree};
 use kip_checkpoint::Owned;
 use kip_net::custody;
 use kip_records::body::Body;
-use kip_sys::owner::{Owner, Whom, as_user, is_told, notify, set_owner};
+use kip_sys::owner::{Owner, Whom, as_user, notifies_owner, notify, set_owner};
 use kip_sys::status::Status;
 use std::fs;
 use std::io;
@@ -47,7 +47,7 @@ fn give_one(proc: &Proc, tree: &Tree, body: &Body, owned: &Owned) -> io::Result<
     let saved = &socket.options;
     let seen = custody::seen(file.as_fd(), &saved.kind)?;
     let came = seen.queued > saved.seen.queued || seen.ended && !saved.seen.ended || saved.seen.full && !seen.full;
-    if !came || !is_told(file.as_fd())? {
+    if !came || !notifies_owner(file.as_fd())? {
         return Ok(());
     }
     // What that user may not send the kernel would not have sent either.

@@ -100,8 +100,8 @@ struct Seen {
     masks: Vec<String>,
     volumes: Vec<Slept>,
     own_ipc: bool,
-    /// Some of its memory may be out: the pager knows it.
-    out: bool,
+    /// Some memory of the proc may be paged out: the pager knows it.
+    paged_out: bool,
     /// Its owner asks for this one sleep, and says that of its clock.
     once: Option<Option<Clock>>,
     /// Other mounts of its files.
@@ -143,13 +143,13 @@ pub struct ParkDone {
     pub pages: PageMap,
 }
 
-/// Parks. `out`: the pager knows it, and is ready for that. `once`: its owner asks for this one sleep. `record` is called when the generation is complete and must write
+/// Parks. `paged_out`: the pager has memory of the proc, and is ready for that. `once`: a client asks for this one sleep. `record` is called when the generation is complete and must write
 /// the state Parked durably.
 pub fn park(
     proc: &Proc,
     pids: &[u32],
     generation: Generation,
-    out: bool,
+    paged_out: bool,
     once: Option<Option<Clock>>,
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
@@ -196,7 +196,7 @@ pub fn park(
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
     let open = Terminals { there: has_terminals, open: terminals.clone() };
-    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, terminals: open, init, lifted };
+    let mut seen = Seen { ran, masks, volumes, own_ipc, paged_out, once, mounts, place, terminals: open, init, lifted };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
@@ -370,9 +370,9 @@ fn finalize(
         }
     }
     fault::reach("park-images");
-    let pages = pages(proc, &images, generation, &tree, seen.out)?;
+    let pages = pages(proc, &images, generation, &tree, seen.paged_out)?;
     if let Some(criu) = bars_criu(&images)? {
-        only_by_plan(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
+        check_native_only(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
     }
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
     let engine = proc.shared.engine.clone();
@@ -388,7 +388,7 @@ fn finalize(
 }
 
 /// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few trees come here.
-fn only_by_plan(proc: &Proc, images: &Images, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
+fn check_native_only(proc: &Proc, images: &Images, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
     if !has_all {
         return Err("what the kernel keeps of it could not be held".to_owned());
     }
@@ -408,9 +408,15 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
 }
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
-fn pages(proc: &Proc, images: &Images, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
+fn pages(
+    proc: &Proc,
+    images: &Images,
+    generation: Generation,
+    tree: &Tree,
+    paged_out: bool,
+) -> Result<PageMap, ParkError> {
     let mut map = page_map(images)?;
-    if !out {
+    if !paged_out {
         return Ok(map);
     }
     let directory = proc.dir.join(PAGER_DIRECTORY);

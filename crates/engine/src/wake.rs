@@ -68,7 +68,7 @@ pub enum WakeError {
     #[error(
         "kernel objects that Kip held for the sleeping proc are lost, and this proc can be restored only with them: {what}"
     )]
-    OnlyByPlan { what: String },
+    OnlyNative { what: String },
     #[error("the helper for the restore cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("the file system of the proc cannot be mounted")]
@@ -226,7 +226,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     match (unbuilt, bars_criu(&images)?) {
         // What the plan takes over stays held for another try.
         (Some(e), Some(_)) => return Err(e.into()),
-        (None, Some(what)) => return Err(WakeError::OnlyByPlan { what }),
+        (None, Some(what)) => return Err(WakeError::OnlyNative { what }),
         (Some(e), None) => {
             tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "native restore failed; CRIU restores the proc");
         }

@@ -23,7 +23,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Layers that come at the same time.
 const AT_ONCE: usize = 3;
 /// Progress is told about so often, bytes.
-const TELL_EVERY: u64 = 1 << 20;
+const REPORT_EVERY: u64 = 1 << 20;
 
 /// Told how far a pull is, from any thread.
 type ReportProgress = Arc<dyn Fn(PullProgress) + Send + Sync>;
@@ -140,7 +140,7 @@ impl ComingLayer {
 fn progress(layer: &Digest, report: &ReportProgress) -> impl Fn(u64, u64) + Send + Sync + 'static {
     let (layer, report, told) = (layer.to_string(), Arc::clone(report), AtomicU64::new(0));
     move |done, of| {
-        if done >= told.load(Ordering::Relaxed) + TELL_EVERY || done == of {
+        if done >= told.load(Ordering::Relaxed) + REPORT_EVERY || done == of {
             told.store(done, Ordering::Relaxed);
             report(PullProgress::Fetching { layer: layer.clone(), done, of });
         }

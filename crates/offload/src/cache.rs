@@ -35,7 +35,7 @@ const PIECE: usize = 2 << 20;
 /// Entries at most, so that a directory of them is looked through in no time.
 const MOST_ENTRIES: usize = 16 << 10;
 /// That it cannot be used is told no more often.
-const TOLD_EVERY: Duration = Duration::from_secs(600);
+const REPORT_EVERY: Duration = Duration::from_secs(600);
 /// What a file takes on the disk is a multiple of this, bytes.
 const GRAIN: u64 = 4096;
 
@@ -379,7 +379,7 @@ impl Cache {
     /// Reported now and then.
     fn trouble(&self, error: &io::Error) {
         let mut state = self.state();
-        if state.told.is_none_or(|at| at.elapsed() > TOLD_EVERY) {
+        if state.told.is_none_or(|at| at.elapsed() > REPORT_EVERY) {
             state.told = Some(Instant::now());
             let path = self.directory.display();
             tracing::warn!(%path, %error, "the cache cannot be used: what archived procs need comes from the store");

@@ -28,7 +28,7 @@ const REQUESTS: usize = 8;
 /// link for long.
 const BEHIND_REQUESTS: usize = 4;
 /// That pages do not come is told no more often.
-const TOLD_EVERY: Duration = Duration::from_secs(30);
+const REPORT_EVERY: Duration = Duration::from_secs(30);
 
 /// Outcome of fetching pages that a running proc waits for.
 #[derive(Debug, PartialEq, Eq)]
@@ -383,7 +383,7 @@ impl Archive {
                 state.damaged = true;
                 Fetched::Damaged(kip_types::chain(&e))
             }
-            Err(_) if state.told.is_some_and(|at| at.elapsed() < TOLD_EVERY) => Fetched::Later { report: None },
+            Err(_) if state.told.is_some_and(|at| at.elapsed() < REPORT_EVERY) => Fetched::Later { report: None },
             Err(e) => {
                 state.told = Some(Instant::now());
                 Fetched::Later { report: Some(kip_types::chain(&e)) }

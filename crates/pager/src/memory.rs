@@ -58,9 +58,9 @@ struct Fault {
 }
 
 /// So often a fault is tried again before others are served.
-const PATIENT_TURNS: u32 = 16;
+const PATIENT_ROUNDS: u32 = 16;
 /// A space whose events do not end lets others have their turn after so many; also those that only want to look at it.
-const MOST_TURNS: u32 = 64;
+const MOST_ROUNDS: u32 = 64;
 
 /// The name of an address space within its proc.
 pub type SpaceId = u64;
@@ -312,16 +312,16 @@ impl Memory {
         if state.closed {
             return Ok(false);
         }
-        let mut turns = 0;
+        let mut rounds = 0;
         loop {
-            if turns > MOST_TURNS {
+            if rounds > MOST_ROUNDS {
                 return Ok(true);
             }
             let events = state.map.events.read(self.uffd.as_fd())?;
             if events.is_empty() && (state.again.is_empty() || state.gone || state.damaged) {
                 return Ok(false);
             }
-            if events.is_empty() && (turns > PATIENT_TURNS || turns > 0 && state.fetching) {
+            if events.is_empty() && (rounds > PATIENT_ROUNDS || rounds > 0 && state.fetching) {
                 return Ok(true);
             }
             let mut failed = None;
@@ -358,7 +358,7 @@ impl Memory {
                     return Err(error);
                 }
             }
-            turns += 1;
+            rounds += 1;
         }
     }
 

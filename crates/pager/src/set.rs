@@ -5,7 +5,7 @@
 //! of some microseconds brings them, and only those that the program touches stay known. A page
 //! that the program was never seen to touch (it came as another's neighbour) is held back at once,
 //! any other in one of 32 sets, and if it was seen to be touched again in one of
-//! [`History::TURNS`]. And when the program has gone on to something else (at least half as much
+//! [`History::HELD_BACK_ONCE_IN`]. And when the program has gone on to something else (at least half as much
 //! came by faults as the set had), all that was installed and not seen to be touched is held back.
 //!
 //! The order in which pages are needed is known of those that came by faults: a page keeps the place that it had among the
@@ -109,7 +109,7 @@ impl History {
     /// The most pages of a set: a program that looked at all it has shall not wait for all of it the next time. 16 MiB.
     pub const MOST: usize = 4096;
     /// A page that was often seen to be touched is held back in one of this many sets.
-    pub const TURNS: u64 = 32 << (Self::OFTEN - 1);
+    pub const HELD_BACK_ONCE_IN: u64 = 32 << (Self::OFTEN - 1);
     const OFTEN: u8 = 2;
 
     /// An empty one.
@@ -322,7 +322,7 @@ mod tests {
         let mut history = History::new(Predictor::LastUse);
         let (useful, useless) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
         history.push(Record { touched: useful.iter().chain(&useless).copied().collect(), ..Record::default() });
-        (0..=History::TURNS).for_each(|_| used(&mut history, &useful));
+        (0..=History::HELD_BACK_ONCE_IN).for_each(|_| used(&mut history, &useful));
         let set = history.predict().pages;
         assert!(useless.iter().all(|p| !set.contains(p)));
         assert!(useful.iter().all(|p| set.contains(p)));

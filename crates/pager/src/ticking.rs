@@ -94,7 +94,7 @@ impl Touched {
     /// The most that are known, 4 MiB: what ticks may fetch back at least, they may keep.
     const MOST: usize = LEAST;
     /// A page is taken out in one of so many sleeps, so that one that is touched no more does not stay for good.
-    const TURNS: u64 = 32;
+    const TAKEN_OUT_ONCE_IN: u64 = 32;
 
     /// Notes a fault: of a tick or of the wake, and whether a burst begins with it.
     fn saw(&mut self, page: u64, tick: bool, begins: bool) {
@@ -122,9 +122,9 @@ impl Touched {
     pub fn stay(&mut self) -> BTreeSet<u64> {
         self.end_burst();
         self.turn += 1;
-        let turn = self.turn % Self::TURNS;
+        let turn = self.turn % Self::TAKEN_OUT_ONCE_IN;
         let mixed = |page: u64| (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        self.pages.retain(|page| mixed(*page) % Self::TURNS != turn);
+        self.pages.retain(|page| mixed(*page) % Self::TAKEN_OUT_ONCE_IN != turn);
         self.pages.clone()
     }
 }
@@ -213,7 +213,7 @@ mod tests {
         let stay = touched.stay();
         assert!(stay.len() >= 2 && stay.is_subset(&BTreeSet::from([1, 2, 3].map(page))), "{stay:?}");
         // A page that no tick touches any more falls out, and as many as there is room for stay.
-        (0..Touched::TURNS).for_each(|_| drop(touched.stay()));
+        (0..Touched::TAKEN_OUT_ONCE_IN).for_each(|_| drop(touched.stay()));
         assert!(touched.stay().is_empty());
         (0..5000).for_each(|n| touched.saw(page(n), true, n % 50 == 0));
         let stay = touched.stay().len();

@@ -52,7 +52,7 @@ static int is_after_what_came(word due, word clock)
 }
 
 /* How many expirations of a periodic timer the daemon tells of; moves `due` to the one after those. */
-static word told_later(word *due, word every, word clock)
+static word next_expirations(word *due, word every, word clock)
 {
     word count = (now(clock) + AFTER_WHAT_CAME - *due) / every + 1;
     *due += count * every;
@@ -70,7 +70,7 @@ static void set_intervals(struct task *task)
             if (is_after_what_came(left, 1)) {
                 struct said said = { WORD_ALARM, task_now, 0, 0, 0 };
                 if (every) {
-                    told_later(&left, every, 1);
+                    next_expirations(&left, every, 1);
                     report(&said, 0);
                 } else {
                     left = now(1) + AFTER_WHAT_CAME;
@@ -111,7 +111,7 @@ static void set_timers(struct task *task)
         word on = timer->due;
         if (timer->on && timer->notify != SIGEV_NONE && is_after_what_came(on, timer->on)) {
             if (timer->every) {
-                word missed = told_later(&on, timer->every, timer->on) - 1;
+                word missed = next_expirations(&on, timer->every, timer->on) - 1;
                 word thread = timer->notify & SIGEV_THREAD_ID ? timer->thread : 0;
                 struct said said = { WORD_EXPIRED, task_now, timer->id | timer->signal << 32, timer->value,
                                      thread | (missed < MOST_MISSED ? missed : MOST_MISSED) << 32 };

@@ -117,7 +117,7 @@ struct Relief {
     /// Asked to sleep since relief began.
     chosen: usize,
     /// An event has told that no proc can be put to sleep.
-    told_stuck: bool,
+    reported_stuck: bool,
 }
 
 /// Starts the task. It ends with the machine.
@@ -130,7 +130,7 @@ pub fn relieve(pressure: &Arc<Pressure>, machine: &Arc<Registry>) {
         asked: JoinSet::new(),
         rests: HashMap::new(),
         chosen: 0,
-        told_stuck: false,
+        reported_stuck: false,
     };
     tokio::spawn(relief.run());
 }
@@ -279,14 +279,14 @@ impl Relief {
             None => {}
         }
         let stuck = hopeless && used > pressure.marks.high_bytes();
-        if stuck && !self.told_stuck {
+        if stuck && !self.reported_stuck {
             let line = format!(
                 "{}: the procs that may sleep do not hold enough memory to get below the mark",
                 pressure.above_high(used)
             );
             machine.host.events.emit(None, "pressure", line);
         }
-        self.told_stuck = stuck;
+        self.reported_stuck = stuck;
     }
 }
 

@@ -67,7 +67,7 @@ pub fn set_owner(fd: BorrowedFd<'_>, owner: Owner) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of fcntl(2).
-pub fn is_told(fd: BorrowedFd<'_>) -> io::Result<bool> {
+pub fn notifies_owner(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: F_GETFL takes no argument.
     let flags = unsafe { check(libc::fcntl(fd.as_raw_fd(), libc::F_GETFL))? };
     Ok(flags & libc::O_ASYNC != 0)
@@ -149,7 +149,7 @@ mod tests {
         let (here, _there) = UnixStream::pair().unwrap();
         let own = std::process::id();
         assert_eq!(owner(here.as_fd()).unwrap(), Owner { whom: None, signal: 0 });
-        assert!(!is_told(here.as_fd()).unwrap());
+        assert!(!notifies_owner(here.as_fd()).unwrap());
         // SAFETY: plain calls; the set is a live local, and only this thread's mask changes.
         let thread = unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();

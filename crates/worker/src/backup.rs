@@ -69,7 +69,7 @@ const LEFT_OUT: [&str; 10] = [
 /// Bytes that are taken from tar at once.
 const PIECE: usize = 256 << 10;
 /// Between two words about how far it is.
-const TELL_EVERY: Duration = Duration::from_millis(200);
+const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// Of what tar says.
 const SAID_MAX: usize = 300;
 
@@ -491,7 +491,7 @@ impl Backup {
             if self.out.is_closed() {
                 return Err(BackupFailure::Unwanted);
             }
-            if self.told.elapsed() > TELL_EVERY {
+            if self.told.elapsed() > REPORT_EVERY {
                 self.told = Instant::now();
                 let _ = self.out.try_send(Ok(BackupProgress::At { part: part.to_owned(), bytes: self.bytes }));
             }

@@ -36,7 +36,7 @@ pub async fn run<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T +
         return Err(format!("{MOST_CALLS} inspections are running already: try again"));
     };
     let (sender, receiver) = oneshot::channel();
-    let spawned = std::thread::Builder::new().name("kip-look".to_owned()).spawn(move || {
+    let spawned = std::thread::Builder::new().name("kip-inspect".to_owned()).spawn(move || {
         let _permit = permit;
         // When its time is over, the caller does not wait any more.
         let _ = sender.send(work());

@@ -70,7 +70,7 @@ impl Node for Worker {
 
     async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
         let (out, feed) = feed();
-        tokio::spawn(tell(self.clone(), which, out));
+        tokio::spawn(send_events(self.clone(), which, out));
         Ok(feed)
     }
 
@@ -92,7 +92,7 @@ impl Node for Worker {
 }
 
 /// Sends events: those that are kept and, with `follow`, those that come, as long as they are received.
-async fn tell(worker: Worker, which: EventsRequest, out: mpsc::Sender<Result<Event, Refusal>>) {
+async fn send_events(worker: Worker, which: EventsRequest, out: mpsc::Sender<Result<Event, Refusal>>) {
     let mut seen = which.since.unwrap_or(0);
     // Again whenever its reader is so slow that live ones were dropped: they are kept for longer than that.
     loop {

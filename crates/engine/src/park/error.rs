@@ -75,7 +75,7 @@ pub enum ParkError {
 
 impl ParkError {
     /// It may succeed with all memory there.
-    pub fn is_about_what_is_out(&self) -> bool {
+    pub fn is_about_paged_out(&self) -> bool {
         let refused = matches!(self, ParkError::Account(PagerError::Refused(_)));
         refused || matches!(self, ParkError::Carry(_) | ParkError::Unmatched { .. })
     }

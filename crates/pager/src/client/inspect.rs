@@ -25,7 +25,7 @@ pub enum PeekedPage {
 
 /// A file for what is handed over.
 fn memory() -> Result<File, PagerError> {
-    let made = memfd_create("kip-look", MemfdFlags::CLOEXEC);
+    let made = memfd_create("kip-inspect", MemfdFlags::CLOEXEC);
     Ok(File::from(made.map_err(|e| PagerError::Gone(e.into()))?))
 }
 

@@ -108,7 +108,7 @@ impl Task {
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, once, &mut record);
             if let Err(e) = &done
-                && e.is_about_what_is_out()
+                && e.is_about_paged_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.name.as_str())?;
