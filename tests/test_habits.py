@@ -297,3 +297,24 @@ def test_wait_for_the_end(kip: Kip) -> None:
 def one_line_refusal_of(done: subprocess.CompletedProcess[str]) -> str:
     """The line of a command that did a part of what was asked."""
     return one_line_refusal(subprocess.CompletedProcess(done.args, done.returncode, "", done.stderr))
+
+
+# promise K14: `kip kill -s` sends any signal, by name or number, to the program: a sleeper of each tier is woken for it and handles it; what
+#   it does to the program is as by itself; a wrong signal and a stopped proc are one line
+@pytest.mark.parametrize("tier", ["hot", "hibernated", "parked"])
+def test_kill_sends_a_signal(kip: Kip, tier: str) -> None:
+    script = "trap 'echo hup' HUP; trap 'echo usr1; exit 3' USR1; echo begun; while :; do sleep 1000 & wait $!; done"
+    proc = kip.run(name := f"told-{tier}", ["bash", "-c", script])
+    wait_for("its traps", lambda: "begun" in proc.logs())
+    if tier != "hot":
+        {"hibernated": proc.hibernate, "parked": proc.sleep}[tier]()
+    assert kip.cli("kill", "-s", "HUP", name).stdout == f"{name} got signal 1\n"
+    wait_for("the signal", lambda: "hup" in proc.logs())
+    woken = [event["detail"] for event in kip.events() if event["kind"] == "woken" and event["name"] == name]
+    assert len([detail for detail in woken if detail.startswith("kip kill")]) == (tier != "hot")
+    assert tier != "parked" or proc.rebuilt()
+    assert "signal \"NOPE\" is not valid" in kip.refused("kill", "-s", "NOPE", name)
+    kip.cli("kill", "--signal", "10", name)
+    assert proc.wait_state("stopped")["exit"] == "exit code 3"
+    assert "stopped" in kip.refused("kill", "-s", "SIGHUP", name)
+    assert "usr1" in proc.logs()

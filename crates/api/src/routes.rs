@@ -28,8 +28,8 @@ use kip_service::{ExecSession, Service};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved,
-    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest,
-    WakeRequest, WhyView,
+    ProcView, Refusal, RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest,
+    ValidateRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when another request takes the one it picked.
@@ -61,6 +61,7 @@ fn all() -> Routes {
         .delete("/v1/procs/{name}", remove, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
         .post("/v1/procs/{name}/start", start, doc("startProc", "Starts a stopped proc again, on its files.").query::<StartRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/stop", stop, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
+        .post("/v1/procs/{name}/signal", signal, doc("signalProc", "Sends a signal to a proc's program, which is woken for it.").body::<SignalRequest>())
         .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier and answers when the proc is there.").body::<SleepRequest>().json::<Moved>())
         .post("/v1/procs/{name}/wake", wake, doc("wakeProc", "Wakes a proc and answers when it runs; takes the proc over if only the store has it.").query::<WakeRequest>().json::<Moved>())
         .post("/v1/procs/{name}/exec", exec, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
@@ -213,6 +214,12 @@ async fn start(
 async fn stop(State(api): State<Api>, Name(name): Name, Asked(how): Asked<StopRequest>) -> Answer<Json<ProcView>> {
     let service = api.service.clone();
     Ok(shown(api.operate(async move { service.stop(name, how).await }).await?))
+}
+
+async fn signal(State(api): State<Api>, Name(name): Name, Asked(request): Asked<SignalRequest>) -> Answer<StatusCode> {
+    let service = api.service.clone();
+    api.operate(async move { service.signal(name, request).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn sleep(State(api): State<Api>, Name(name): Name, Asked(how): Asked<SleepRequest>) -> Answer<Json<Moved>> {

@@ -125,8 +125,8 @@ pub enum Command {
     Wait(WaitArgs),
     /// End procs; their names, files and logs stay
     Stop(StopArgs),
-    /// End procs at once, by SIGKILL; their names, files and logs stay
-    Kill(NamesArg),
+    /// End procs at once, by SIGKILL; their names, files and logs stay. Or send another signal to their programs
+    Kill(KillArgs),
     /// Remove procs with all they have
     Rm(RmArgs),
     /// Send procs to a lower tier
@@ -225,6 +225,16 @@ pub struct StopArgs {
     /// Time between the stop signal and SIGKILL; default: `kip run --stop-grace`, else 10s
     #[arg(short = 't', long, alias = "time", alias = "timeout", value_name = "DUR", value_parser = parse_duration_ms)]
     pub grace: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// Names of procs
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// HUP, SIGHUP or a number; for any but KILL a sleeper is woken, and how its program ends, if it does, is as by itself
+    #[arg(short, long, value_name = "SIGNAL", default_value = "KILL")]
+    pub signal: String,
 }
 
 #[derive(Debug, Args)]

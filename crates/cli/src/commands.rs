@@ -1,6 +1,6 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, DownArgs, InspectArgs};
+use crate::args::{Command, DownArgs, InspectArgs, KillArgs};
 use crate::image::ImageCommand;
 use crate::many::each;
 use crate::names::name;
@@ -13,10 +13,11 @@ use crate::{
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
-use kip_types::api::{DownRequest, DownView, ProcView, SleepRequest, StartRequest};
+use kip_types::api::{DownRequest, DownView, ProcView, SignalRequest, SleepRequest, StartRequest};
 use kip_types::name::ProcName;
+use kip_types::spec::parse_signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde::Serialize;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -75,7 +76,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Cp(args) => cp::cp(client, &args, json).await?,
         Command::Wait(args) => return wait::wait(client, &args, json).await,
         Command::Stop(args) => return stop(client, &args.names, args.grace, json).await,
-        Command::Kill(args) => return stop(client, &args.names, Some(0), json).await,
+        Command::Kill(args) => return kill(client, &args, json).await,
         Command::Rm(args) => {
             let remove = async |name: &ProcName| {
                 client.remove(name, args.force).await?;
@@ -148,6 +149,26 @@ async fn inspect(client: &Client, name: &ProcName, args: &InspectArgs, json: boo
 
 async fn stop(client: &Client, names: &[String], grace_ms: Option<u64>, json: bool) -> anyhow::Result<ExitCode> {
     each(names, async |name| show(&client.stop(name, grace_ms).await?, json, stopped)).await
+}
+
+#[derive(Serialize)]
+struct Signalled {
+    name: ProcName,
+    signal: i32,
+}
+
+async fn kill(client: &Client, args: &KillArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let signal = parse_signal(&args.signal)?;
+    if signal == Signal::KILL.as_raw() {
+        return stop(client, &args.names, Some(0), json).await;
+    }
+    let send = async |name: &ProcName| {
+        client.signal(name, &SignalRequest { signal: signal.to_string() }).await?;
+        show(&Signalled { name: name.clone(), signal }, json, |sent| {
+            format!("{} got signal {}\n", sent.name, sent.signal)
+        })
+    };
+    each(&args.names, send).await
 }
 
 fn stopped(view: &ProcView) -> String {

@@ -9,7 +9,7 @@ use hyper::{Method, Request};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
-    RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
+    RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use serde::Serialize;
@@ -101,6 +101,12 @@ impl Client {
     /// Ends a proc; `grace_ms` from its stop signal to SIGKILL, none for what its spec says.
     pub async fn stop(&self, name: &ProcName, grace_ms: Option<u64>) -> Result<ProcView, CallError> {
         self.post(&format!("/v1/procs/{name}/stop"), &StopRequest { grace_ms }).await
+    }
+
+    /// Sends a signal to a proc's program.
+    pub async fn signal(&self, name: &ProcName, request: &SignalRequest) -> Result<(), CallError> {
+        collect(self.send(Method::POST, &format!("/v1/procs/{name}/signal"), json(request)).await?).await?;
+        Ok(())
     }
 
     /// Removes a proc; with `force` ends it first.

@@ -34,6 +34,8 @@ pub enum Request {
     Up,
     /// `kip stop`: the program is to end in order.
     Stop,
+    /// `kip kill -s`: a signal is for the program as a packet is.
+    Signal,
     /// `kip backup`: the program's files are copied while it stands still.
     Backup,
     /// An older generation, for the newest one cannot be woken.
@@ -89,7 +91,7 @@ impl WakeCause {
             WakeCause::Timer(_) => "timer",
             WakeCause::Touch => "touch",
             WakeCause::Request(Request::Exec) => "exec",
-            WakeCause::Request(Request::Wake | Request::Up) => "wake",
+            WakeCause::Request(Request::Wake | Request::Up | Request::Signal) => "wake",
             WakeCause::Request(Request::Stop) => "stop",
             _ => self.port().map_or("other", |(protocol, _)| protocol),
         }
@@ -106,6 +108,7 @@ impl fmt::Display for WakeCause {
             WakeCause::PagerReplaced => "its pager was replaced",
             WakeCause::Request(Request::Wake) => "kip wake",
             WakeCause::Request(Request::Exec) => "kip exec",
+            WakeCause::Request(Request::Signal) => "kip kill",
             WakeCause::Request(Request::Up) => "kip up",
             WakeCause::Request(Request::Stop) => "stop",
             WakeCause::Request(Request::Backup) => "backup",
@@ -147,6 +150,7 @@ mod tests {
             (WakeCause::Timer(Source::Work), "timer (it was at work)", "work", "timer"),
             (WakeCause::Touch, "first touch", "call", "touch"),
             (request(Request::Exec), "kip exec", "call", "exec"),
+            (request(Request::Signal), "kip kill", "call", "wake"),
             (request(Request::Up), "kip up", "call", "wake"),
             (request(Request::Stop), "stop", "call", "stop"),
         ] {

@@ -15,6 +15,7 @@ use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::spec::parse_signal;
 use rustix::process::Signal;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,6 +93,16 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
         reported_exit(&proc).or(ran.then_some(Exit::Signal(9)))
     })
     .await
+}
+
+/// Sends a signal to the program, whose pid inside is `program`. Its children are left alone.
+///
+/// # Errors
+/// It is not there, or pidfd_send_signal(2).
+pub fn signal(proc: &Proc, program: u32, number: i32) -> io::Result<()> {
+    let tree = Tree::read(&proc.cgroup.pids().map_err(io::Error::other)?);
+    let host = tree.threads.get(&program).copied().ok_or(io::ErrorKind::NotFound)?;
+    kip_sys::process::pidfd_send_signal_number(kip_sys::process::pidfd_open(host)?.as_fd(), number)
 }
 
 /// Removes rules and links that were left by procs that ended.

@@ -4,7 +4,7 @@ use crate::{ExecSession, Feed};
 use async_trait::async_trait;
 use kip_types::api::{
     AttachRequest, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+    RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 
@@ -48,6 +48,10 @@ pub trait Procs: Send + Sync + 'static {
 
     /// Ends a proc; keeps name, files and logs. One that is stopped already is answered as it is.
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal>;
+
+    /// Sends a signal to a proc's program, which is woken for it; its end, if that is what comes of it, is as by itself. SIGKILL
+    /// wakes none and ends the proc as a stop does.
+    async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal>;
 
     /// Removes a proc with all it has. One that is not stopped is `Code::State` unless forced.
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal>;

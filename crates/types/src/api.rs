@@ -53,6 +53,14 @@ pub struct StopRequest {
     pub grace_ms: Option<u64>,
 }
 
+/// `POST /v1/procs/NAME/signal`.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SignalRequest {
+    /// `HUP`, `SIGHUP` or a number. `KILL` ends the proc as a stop without grace does.
+    pub signal: String,
+}
+
 /// `DELETE /v1/procs/NAME`, as its query.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -5,7 +5,7 @@ use crate::{inspect, logs, view, why};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{Request, WakeCause};
-use kip_engine::stop::Network;
+use kip_engine::stop::{self, Network};
 use kip_service::{ExecSession, Feed, Procs};
 use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
@@ -13,10 +13,11 @@ use kip_supervisor::probe;
 use kip_supervisor::task::{By, Command, Handle, Status};
 use kip_types::api::{
     AttachRequest, Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView,
-    Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+    Refusal, RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
 };
+use kip_types::chain;
 use kip_types::lifecycle::Exit;
-use kip_types::spec::Clock;
+use kip_types::spec::{Clock, parse_signal};
 use kip_types::{ProcName, State, Tier};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -120,6 +121,22 @@ impl Procs for Worker {
         let grace = how.grace_ms.map_or_else(|| grace_of(&handle), Duration::from_millis);
         handle.ask(|reply| Command::Stop { grace, network, reply }).await?;
         self.inspect(name).await
+    }
+
+    async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {
+        let number =
+            parse_signal(&request.signal).map_err(|e| Refusal::new(Code::Invalid, format!("{name}: {}", chain(&e))))?;
+        if number == KILL {
+            return self.stop(name, StopRequest { grace_ms: Some(0) }).await.map(drop);
+        }
+        let handle = self.handle(&name)?;
+        let cause = WakeCause::Request(Request::Signal);
+        let _awake = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
+        let (proc, program) = (Arc::clone(&handle.proc), handle.status.borrow().record.program);
+        let sent = blocking(move || stop::signal(&proc, program, number)).await;
+        sent.map_err(|e| {
+            Refusal::new(Code::State, format!("{name} gets no signal: its program cannot be reached: {e}"))
+        })
     }
 
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
@@ -231,6 +248,8 @@ impl Worker {
     }
 }
 
+/// SIGKILL, signal(7).
+const KILL: i32 = 9;
 /// From a removal that was refused to the next try.
 const REMOVE_AGAIN: Duration = Duration::from_secs(2);
 /// A client that has run a proc may take so long to attach to it, which may have ended by then.

@@ -307,6 +307,11 @@ impl Procs for Fake {
         })
     }
 
+    async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {
+        self.hear(&request);
+        self.change(&name, |_| ())
+    }
+
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
         let state = self.change(&name, |view| view.state)?;
         if state != StateName::Stopped && !how.force {
