@@ -509,7 +509,8 @@ class Relay:
 # promise api: long bodies are refused, mute and slow clients cut off after 10 s, deaf ones disturb
 #   no other client
 def test_limits(remote: Remote) -> None:
-    # curl asks whether it may send so much (Expect: 100-continue), and is told at once that it may not.
+    # curl asks whether it may send so much (Expect: 100-continue), and is told at once that it may
+    # not.
     curl = ["curl", "-sS", "--unix-socket", remote.kip.data / "run/api.sock", "--data-binary", "@-", "http://kip/v1/procs"]
     done = subprocess.run(curl, input=b"x" * (9 << 20), capture_output=True, timeout=30)
     assert json.loads(done.stdout)["code"] == "too-large", done
@@ -517,7 +518,8 @@ def test_limits(remote: Remote) -> None:
     assert (status, headers["x-request-id"]) == (200, "mine-1")
     context = ssl.create_default_context(cafile=str(remote.tls / "ca.pem"))
     began = time.monotonic()
-    # One that never speaks, one that begins a head and never ends it, one that asks for much and never reads.
+    # One that never speaks, one that begins a head and never ends it, one that asks for much and
+    # never reads.
     mute = socket.create_connection(("127.0.0.1", remote.port), timeout=30)
     slow = context.wrap_socket(socket.create_connection(("127.0.0.1", remote.port)), server_hostname="localhost")
     slow.settimeout(30)

@@ -250,7 +250,8 @@ def test_who_is_started_or_starting_is_waited_for(kip: Kip, file: Path) -> None:
 
     kip.cli("apply", "-f", file)
     assert order({"db": "ready", "web": "started"}) == ["db", "web"]
-    # A stopped proc is started, and is ready when `apply` says so, also if no other proc waits for it.
+    # A stopped proc is started, and is ready when `apply` says so, also if no other proc waits for
+    # it.
     kip.cli("stop", "db")
     kip.cli("rm", "web", "--force")
     assert actions(kip, "apply", "-f", file) == {"db": "start", "web": "create"}

@@ -30,8 +30,9 @@ def gone(kip: Kip, name: str) -> None:
     wait_for(f"{name} is removed", lambda: name not in kip.names() or None, 20)
 
 
-# promise K14: `kip run -it` is a shell on the proc's own terminal, with the client's size, job control and the program's exit code; it
-#   sleeps in each tier and goes on when the client types; what it shows is in the logs
+# promise K14: `kip run -it` is a shell on the proc's own terminal, with the client's size, job
+#   control and the program's exit code; it sleeps in each tier and goes on when the client types;
+#   what it shows is in the logs
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_shell_of_its_own(own: Kip, tier: str) -> None:
     user = Typist(own, "run", "-it", "--name", "shell", *SHELL, "--", "bash", "--norc", "--noprofile")
@@ -56,7 +57,8 @@ def test_a_shell_of_its_own(own: Kip, tier: str) -> None:
     assert "\r" not in proc.logs()
 
 
-# promise K14: a client leaves the proc alone by ctrl-p ctrl-q or by its end; another attaches, of another size, and several see the same
+# promise K14: a client leaves the proc alone by ctrl-p ctrl-q or by its end; another attaches, of
+#   another size, and several see the same
 def test_clients_come_and_go(own: Kip) -> None:
     first = Typist(own, "run", "-it", "--name", "shell", *SHELL, "--", "bash", "--norc", "--noprofile")
     first.see(r"ready\$ ")
@@ -124,7 +126,8 @@ def piped(kip: Kip, *words: str, text: str = "") -> subprocess.CompletedProcess[
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 
 
-# promise K14: `kip run -i` gives the program standard input and its end, and ends with its output and code; --rm removes it
+# promise K14: `kip run -i` gives the program standard input and its end, and ends with its output
+#   and code; --rm removes it
 def test_standard_input_of_a_run(own: Kip) -> None:
     done = piped(own, "run", "-i", "--rm", "--name", "sums", "--", "sh", "-c", "while read n; do echo $((2 * n)); done; echo over >&2; exit 3", text="4\n21\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "8\n42\n", "over\n")
@@ -134,7 +137,8 @@ def test_standard_input_of_a_run(own: Kip) -> None:
     assert (done.returncode, done.stdout) == (0, "watched\n")
 
 
-# promise K14: without a terminal a client gets the bytes that the program wrote, lines or not, whatever it does at its end
+# promise K14: without a terminal a client gets the bytes that the program wrote, lines or not,
+#   whatever it does at its end
 def test_bytes(own: Kip) -> None:
     data = bytes(range(256)) * 2000 + b"no end of line"
     script = "import os, sys; b = sys.stdin.buffer.read(); os.write(1, b[:-5]); os.write(1, b[-5:])"
@@ -143,7 +147,8 @@ def test_bytes(own: Kip) -> None:
     assert (done.returncode, done.stderr, done.stdout == data) == (0, b"", True), len(done.stdout)
 
 
-# promise K14: more clients follow the logs of one proc than the daemon has threads; each is told what comes, and others are served
+# promise K14: more clients follow the logs of one proc than the daemon has threads; each is told
+#   what comes, and others are served
 def test_many_followers(own: Kip) -> None:
     own.cli("run", "-di", "--name", "echo", "--", "cat")
     followers = []
@@ -169,7 +174,8 @@ def test_many_followers(own: Kip) -> None:
     assert "told" in proc.logs()
 
 
-# promise K14: an open standard input is kept over the sleep of each tier: what is written then wakes the program, and so does its end
+# promise K14: an open standard input is kept over the sleep of each tier: what is written then
+#   wakes the program, and so does its end
 @pytest.mark.parametrize("tier", TIERS)
 def test_standard_input_sleeps(own: Kip, tier: str) -> None:
     words = [own.program, "--data", own.data, "run", "-i", "--name", "lines", "--", "python3", "-uc", "import sys\nfor line in sys.stdin: print('got', line.strip())\nprint('over')"]
@@ -190,7 +196,8 @@ def test_standard_input_sleeps(own: Kip, tier: str) -> None:
         assert proc.inspect()["exit"] == "exit code 0"
 
 
-# promise K14: an input that has ended stays at its end over a sleep, and one that is open stays open
+# promise K14: an input that has ended stays at its end over a sleep, and one that is open stays
+#   open
 def test_the_end_of_input_sleeps(own: Kip) -> None:
     script = "import sys, time\nwhile True:\n print(repr(sys.stdin.read()))\n time.sleep(1)"
     own.cli("run", "-di", "--name", "open", "--", "python3", "-uc", script)
@@ -226,7 +233,8 @@ def test_a_program_that_ends_at_once(own: Kip) -> None:
     wait_for("all are removed", lambda: own.names() == [] or None, 20)
 
 
-# promise K14: a program on a terminal that handles SIGTERM has its grace; a shell, which ignores it, ends when it is hung up
+# promise K14: a program on a terminal that handles SIGTERM has its grace; a shell, which ignores
+#   it, ends when it is hung up
 def test_the_end_of_a_program_on_a_terminal(own: Kip) -> None:
     drains = "import signal, sys, time\ndef end(*_):\n time.sleep(1); print('drained', flush=True); sys.exit(5)\nsignal.signal(signal.SIGTERM, end)\nprint('set', flush=True)\nwhile True: time.sleep(1000)"
     own.cli("run", "-dt", "--name", "drains", "--", "python3", "-c", drains)
@@ -243,7 +251,8 @@ def test_the_end_of_a_program_on_a_terminal(own: Kip) -> None:
     assert time.monotonic() - begun < 8, "its grace is 10 s"
 
 
-# promise K14: a client stays attached to a proc that is started again by its restart policy, and types at its new terminal
+# promise K14: a client stays attached to a proc that is started again by its restart policy, and
+#   types at its new terminal
 def test_a_program_that_is_started_again(own: Kip) -> None:
     words = ["run", "-it", "--name", "again", "--restart", "always", "--", "sh", "-c", "stty -echo; until size=$(stty size) && [ \"$size\" = '33 77' ]; do sleep 0.1; done; echo begun $size; read x; echo read $x"]
     user = Typist(own, *words)
@@ -256,7 +265,8 @@ def test_a_program_that_is_started_again(own: Kip) -> None:
     assert user.process.wait(20) == 0
 
 
-# promise K14: --rm removes a proc that ends, is stopped or has ended while no daemon was there, and is refused beside a restart policy
+# promise K14: --rm removes a proc that ends, is stopped or has ended while no daemon was there, and
+#   is refused beside a restart policy
 def test_rm(own: Kip) -> None:
     own.cli("run", "-d", "--rm", "--name", "short", "--", "true")
     gone(own, "short")

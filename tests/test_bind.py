@@ -37,7 +37,8 @@ def cycles(bind: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sleep)
         sleep(bind)
         if cycle % 3 == 0:
             assert dns_udp(udp, name) == address
-            # One that ticks in place answers from its ticks' pages, and sleeps on, if it needs no other.
+            # One that ticks in place answers from its ticks' pages, and sleeps on, if it needs no
+            # other.
             if sleep is Proc.sleep:
                 assert bind.wait_state("running")["last_wake"]["trigger"].startswith("udp")
         elif cycle % 3 == 1:

@@ -283,7 +283,8 @@ def test_what_is_over_goes(bucket: tuple[str, Proxy], fresh_kip: Callable[..., K
     assert files(kip)
     kip.cli("key", "destroy", old, "--yes")
     assert not files(kip)
-    # What had not come from the store yet was sealed by that key as well: once the program needs some of it, it ends.
+    # What had not come from the store yet was sealed by that key as well: once the program needs
+    # some of it, it ends.
     kip.expected += [r"its snapshot cannot be used"]
 
 
@@ -306,13 +307,15 @@ class Reader:
         """Archived and woken, then told to read: requests for that and their bytes, and what `kip inspect` says of all."""
         archive(self.proc)
         self.read(1, 0, 0)
-        # What is under way is counted by the one before the other: the line first, on which nothing is under way then.
+        # What is under way is counted by the one before the other: the line first, on which nothing
+        # is under way then.
         self.proxy.quiet()
         before, twice = fetched(self.proc), asked_twice(self.proc.kip)
         self.read(*order)
         rows = reads(self.proxy.quiet())
         down = sum(row.down for row in rows)
-        # What the line has delivered Kip has yet to read, but for an answer that came too late: Kip has asked again, and hangs up.
+        # What the line has delivered Kip has yet to read, but for an answer that came too late: Kip
+        # has asked again, and hangs up.
         again = lambda: asked_twice(self.proc.kip) - twice  # noqa: E731
         counted = lambda: fetched(self.proc)["store_bytes"] - before["store_bytes"] >= down or again()  # noqa: E731
         wait_for("Kip has counted all that came", counted, 10)
@@ -365,8 +368,8 @@ def test_what_is_needed_all_over_comes_whole(bucket: tuple[str, Proxy], fresh_ki
     came = fetched(reader.proc)
     print(f"{pages} pages anywhere: {came['requests']} requests, {came['store_bytes'] / image:.2f} times the image")
     assert image * 0.9 <= came["store_bytes"] <= image * 1.1 and came["requests"] <= 240, came
-    # Nothing is waited for any more once all is here, and all comes behind the next wake, whatever is asked then. Other pages than
-    # before: those would come with the front.
+    # Nothing is waited for any more once all is here, and all comes behind the next wake, whatever
+    # is asked then. Other pages than before: those would come with the front.
     before = pages
     for needed in (pages, 3, 3):
         archive(reader.proc)

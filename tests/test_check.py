@@ -46,7 +46,8 @@ def test_who_can_sleep(kip: Kip) -> None:
     assert view["sleeps"] is True and view["pinned"] == []
     assert steps(view) == [("start", None), *TWICE]
     assert all(step["refused"] == [] for step in view["steps"])
-    # Redis ticks: its own first touch may wake it before the trial does, and no client waited for that.
+    # Redis ticks: its own first touch may wake it before the trial does, and no client waited for
+    # that.
     assert all(step["us"] > 0 for step in view["steps"] if (step["step"], step["tier"]) != ("wake", "hibernated"))
     assert view["steps"][3]["bytes"] > 1 << 20
     assert kip.names() == []

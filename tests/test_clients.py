@@ -54,8 +54,8 @@ def tool(name: str) -> Path:
     return Path(sys.executable).parent / name
 
 
-# promise api: openapi-python-client makes a client of the document that lists, runs, inspects, sleeps,
-#   wakes and removes procs, and reads a refusal by its type
+# promise api: openapi-python-client makes a client of the document that lists, runs, inspects,
+#   sleeps, wakes and removes procs, and reads a refusal by its type
 def test_openapi_python_client(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yml").write_text("post_hooks: []\n")
     out = tmp_path / "generated_kip"
@@ -124,8 +124,8 @@ def test_datamodel_codegen(served: Served, tmp_path: Path, monkeypatch: pytest.M
             models.RunRequest.model_validate(wrong)
 
 
-# promise api: openapi-typescript makes types of the document: a client with them passes the compiler
-#   and runs, and a word that is none does not pass
+# promise api: openapi-typescript makes types of the document: a client with them passes the
+#   compiler and runs, and a word that is none does not pass
 def test_openapi_typescript(served: Served, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(MODULES)
     (tmp_path / "package.json").write_text('{"type": "module"}')
@@ -137,13 +137,14 @@ def test_openapi_typescript(served: Served, tmp_path: Path) -> None:
     assert ran("node", "smoke.js", served.url, served.token, cwd=tmp_path).strip() == "passed"
 
 
-# Operations that the fuzzer leaves alone: they end the daemon, write files where they are told, or answer with frames only.
+# Operations that the fuzzer leaves alone: they end the daemon, write files where they are told, or
+# answer with frames only.
 LEFT_ALONE = ("endDaemon", "backUp", "exportSnapshot", "exportKeys", "execInProc", "attachToProc")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,lines_conform"
 
 
-# promise api: a fuzzer of the document (schemathesis) finds no status 500 and no answer outside of its
-#   schema
+# promise api: a fuzzer of the document (schemathesis) finds no status 500 and no answer outside of
+#   its schema
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_schemathesis(served: Served, tmp_path: Path) -> None:

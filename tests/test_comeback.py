@@ -21,7 +21,8 @@ from harness.kip import Kip, Proc
 from harness.wait import wait_for
 from test_rebuild import HEAD, NOT_NATIVE, plan_of
 
-# What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is said of it.
+# What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is
+# said of it.
 EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted", "memory_mapping", "corked"]
 SESSION = r"process \d+ \(python3\) is in a session that was begun elsewhere"
 MEMORY = r"process 2 \(memfd:program\) runs a program that is a memory file, memfd_create\(2\)"

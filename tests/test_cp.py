@@ -61,9 +61,11 @@ def make_tree(where: Path) -> Path:
     return tree
 
 
-# promise K14: `kip cp` both ways, in every tier and with the proc stopped, wakes no proc; modes, times and links stay; what comes in
-#   is root's inside; a parked proc wakes natively afterwards and sees it
-# held by: this, `kip_files::unpack::tests::docker_s_rules_for_the_destination`, `kip_files::unpack::tests::what_is_packed_is_unpacked_as_it_was`
+# promise K14: `kip cp` both ways, in every tier and with the proc stopped, wakes no proc; modes,
+#   times and links stay; what comes in is root's inside; a parked proc wakes natively afterwards
+#   and sees it
+# held by: this, `kip_files::unpack::tests::docker_s_rules_for_the_destination`,
+#   `kip_files::unpack::tests::what_is_packed_is_unpacked_as_it_was`
 @pytest.mark.parametrize("tier", TIERS)
 def test_both_ways_in_every_tier(kip: Kip, tmp_path: Path, tier: str) -> None:
     proc = lines(kip, "copied", "-v", "kept:/kept")
@@ -100,8 +102,8 @@ def test_both_ways_in_every_tier(kip: Kip, tmp_path: Path, tier: str) -> None:
     assert seen == "0 0 750 1000000000\n" * 7 + "contents\nkept\n7\n"
 
 
-# promise K14: `kip cp` with `-` and the routes of the API carry tar archives; a destination is what docker takes it for; every refusal is
-#   one line that says what is not there
+# promise K14: `kip cp` with `-` and the routes of the API carry tar archives; a destination is what
+#   docker takes it for; every refusal is one line that says what is not there
 def test_archives_and_refusals(kip: Kip, tmp_path: Path) -> None:
     proc = kip.run("app", ["sleep", "1000"])
     proc.exec("sh", "-c", "mkdir -p /srv/d; echo one >/srv/d/one; ln -s one /srv/d/link; mkfifo /srv/pipe; mkdir -p /srv/deep; ln -s / /srv/deep/top")
@@ -142,7 +144,8 @@ def test_archives_and_refusals(kip: Kip, tmp_path: Path) -> None:
     assert proc.exec("cat", "/etc/inside").stdout == "one\n"
 
 
-# promise K14: `kip cp` does not replace a file that a parked program has open or mapped: it says so, and the proc wakes as it was
+# promise K14: `kip cp` does not replace a file that a parked program has open or mapped: it says
+#   so, and the proc wakes as it was
 def test_open_files_of_a_sleeper_stay(kip: Kip, tmp_path: Path) -> None:
     proc = lines(kip, "opens", "-v", "kept:/kept")
     assert ask(proc, "globals().update(f=open('/srv/data', 'w+'), g=open('/kept/data', 'w+'))") == "None"
@@ -163,8 +166,8 @@ def test_open_files_of_a_sleeper_stay(kip: Kip, tmp_path: Path) -> None:
     assert ask(proc, "(f.seek(0), f.read(), open('/srv/data').read())") == repr((0, "mine", "replaced, and longer"))
 
 
-# promise K14: `kip cp` keeps a proc's limit of disk space, asleep and awake, and says that there is no space; an archived proc's files
-#   are to be woken first
+# promise K14: `kip cp` keeps a proc's limit of disk space, asleep and awake, and says that there is
+#   no space; an archived proc's files are to be woken first
 def test_limits(kip: Kip, tmp_path: Path) -> None:
     proc = kip.run("small", ["sleep", "1000"], flags=["--disk", "64m"])
     big = tmp_path / "big"
@@ -179,7 +182,8 @@ def test_limits(kip: Kip, tmp_path: Path) -> None:
     assert ".kip-cp" not in proc.exec("ls", "-a", "/srv").stdout
 
 
-# promise K14: `GET` and `PUT /v1/procs/NAME/files` carry archives on the API's socket; a token that may only look sees no file
+# promise K14: `GET` and `PUT /v1/procs/NAME/files` carry archives on the API's socket; a token that
+#   may only look sees no file
 def test_routes(kip: Kip, tmp_path: Path) -> None:
     proc = kip.run("routed", ["sleep", "1000"])
     proc.sleep()

@@ -162,8 +162,8 @@ def test_it_says_how_a_program_ended(page: Page) -> None:
     wait_for("a sleeper says what will wake it", lambda: any("its next wake is by" in line for line in page.texts("#why li")), 20)
 
 
-# promise api: a row of the page is a link with an address of its own, by mouse, keyboard and history;
-#   procs are found by a word, a tier and a state
+# promise api: a row of the page is a link with an address of its own, by mouse, keyboard and
+#   history; procs are found by a word, a tier and a state
 def test_it_finds_and_leads(page: Page) -> None:
     kip = page.kip
     for name in ("cache-1", "cache-2"):

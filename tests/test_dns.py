@@ -77,7 +77,8 @@ def test_names_are_in_dns_through_sleeps_and_daemons(fresh_kip: Callable[..., Ki
 
     assert known() and dig(front_, "+short", "store", "MX") == []
     assert front_.exec("cat", "/etc/resolv.conf").stdout.splitlines()[1] == "nameserver 127.0.0.11"
-    # What is no proc's is for the machine's name servers, which know no such name, or do not answer here.
+    # What is no proc's is for the machine's name servers, which know no such name, or do not answer
+    # here.
     assert any(f"status: {status}" in line for status in ("SERVFAIL", "NXDOMAIN") for line in dig(front_, "none.invalid"))
     for _ in range(2):
         assert http_get(front_.port(8080), "/") == PAGE
@@ -104,8 +105,8 @@ while time.monotonic() < until:
 """
 
 
-# promise files: a flood of questions to its resolver is answered 1,000 times a second, and costs the
-#   daemon little
+# promise files: a flood of questions to its resolver is answered 1,000 times a second, and costs
+#   the daemon little
 # held by: this, `kip_engine::host::resolver::tests::a_flood_of_questions_is_answered_slowly`
 def test_a_flood_of_questions_costs_the_daemon_little(kip: Kip, tmp_path: Path) -> None:
     loaded(kip, tmp_path, COMPOSE, front=front(), web=images.web())

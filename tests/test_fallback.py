@@ -249,8 +249,8 @@ def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Pa
     refused = there.refused("wake", "redis")
     assert "redis cannot be taken over: the snapshot was made by criu 9.9; this machine has criu 4" in refused, refused
     assert there.names() == [] and answers(proc, "GET", "a") == b"1"
-    # This machine has got an older CRIU meanwhile: the proc stays archived, also if a client comes, until the newer CRIU is
-    # there again.
+    # This machine has got an older CRIU meanwhile: the proc stays archived, also if a client comes,
+    # until the newer CRIU is there again.
     proc.archive()
     here.kill()
     here.flags = ("--store", str(store), "--criu", str(tree))

@@ -23,8 +23,8 @@ def nothing_left(kip: Kip) -> Iterator[None]:
     kip.remove_all()
 
 
-# promise command-line: `-p -e -v -w -u -m -l --hostname --add-host` as docker has them, a relative path for `-v`; labels and
-#   host names are kept in every tier
+# promise command-line: `-p -e -v -w -u -m -l --hostname --add-host` as docker has them, a relative
+#   path for `-v`; labels and host names are kept in every tier
 # held by: this, `kip_cli::args::tests::docker_s_short_flags_are_kip_s`
 def test_short_flags(kip: Kip, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
@@ -54,8 +54,8 @@ def test_short_flags(kip: Kip, tmp_path: Path) -> None:
     assert line.returncode == 2 and "NOT_SET_ANYWHERE has no value here" in line.stderr
 
 
-# promise command-line: `--ulimit`: the program and what runs beside it by exec have them, asleep and awake again; a hard limit
-#   above the daemon's own is refused
+# promise command-line: `--ulimit`: the program and what runs beside it by exec have them, asleep
+#   and awake again; a hard limit above the daemon's own is refused
 # held by: this, `kip_types::spec::ulimit::tests::limits_are_written_as_they_are_read`
 @pytest.mark.parametrize("tier", ["hibernated", "parked"])
 def test_ulimits(kip: Kip, tier: str) -> None:
@@ -92,7 +92,8 @@ def test_labels_of_files(kip: Kip, tmp_path: Path) -> None:
     assert "label" in kip.cli("diff", "-f", file, check=False).stdout
 
 
-# promise command-line: the first word is an image, a program of this machine comes after `--`; one that is meant is named
+# promise command-line: the first word is an image, a program of this machine comes after `--`; one
+#   that is meant is named
 # held by: this, `kip_cli::args::tests::the_first_word_is_an_image_unless_dashes_come_before_it`
 def test_image_or_program(kip: Kip) -> None:
     line = kip.refused("run", "--pull", "never", "sleep", "1000")
@@ -102,8 +103,8 @@ def test_image_or_program(kip: Kip) -> None:
     assert kip.names() == []
 
 
-# promise command-line: start, stop, restart, kill, rm, sleep, wake, wait and inspect take several names; each is tried, each
-#   failure is a line, and the exit code is then 1
+# promise command-line: start, stop, restart, kill, rm, sleep, wake, wait and inspect take several
+#   names; each is tried, each failure is a line, and the exit code is then 1
 # held by: this, `kip_cli::many::tests::each_is_tried`
 def test_several_names(kip: Kip) -> None:
     one, two = kip.run("one", ["sleep", "1000"]), kip.run("two", ["sleep", "1000"])
@@ -131,7 +132,8 @@ def test_several_names(kip: Kip) -> None:
     assert kip.names() == []
 
 
-# promise command-line: restart ends a proc and starts it on its files, a sleeping or stopped one too
+# promise command-line: restart ends a proc and starts it on its files, a sleeping or stopped one
+#   too
 def test_restart(kip: Kip) -> None:
     proc = kip.run("again", ["sh", "-c", "echo started; exec sleep 1000"])
     proc.exec("touch", "/kept")
@@ -164,7 +166,8 @@ def test_did_you_mean(kip: Kip) -> None:
 
 
 # promise command-line: `ps -a -q --filter --format`; age and exit code in its table
-# held by: this, `kip_cli::ps::tests::filters_look_at_the_spec`, `kip_cli::format::tests::what_is_not_supported_is_told`
+# held by: this, `kip_cli::ps::tests::filters_look_at_the_spec`,
+#   `kip_cli::format::tests::what_is_not_supported_is_told`
 def test_ps(kip: Kip) -> None:
     kip.run("front", ["sleep", "1000"], flags=["-l", "team=shop", "-l", "tier=1"], ports=())
     kip.run("back", ["sleep", "1000"], flags=["-l", "team=shop", "--network", "inside"]).sleep()
@@ -212,7 +215,8 @@ def test_logs(kip: Kip) -> None:
     assert kip.cli("logs", "--since", "2999-01-01", "writer").stdout == ""
 
 
-# promise command-line: events by time, kind and name; the newest are kept over restarts of the daemon, also after SIGKILL
+# promise command-line: events by time, kind and name; the newest are kept over restarts of the
+#   daemon, also after SIGKILL
 # held by: this, `kip_journal::events::tests::the_next_daemon_has_those_of_the_one_before`,
 #   `kip_journal::events::file::tests::the_files_are_bounded`
 def test_events_over_restarts(fresh_kip: Callable[..., Kip]) -> None:
@@ -277,7 +281,8 @@ def test_stats(kip: Kip) -> None:
     assert asleep.state == "parked"
 
 
-# promise command-line: `kip wait` without `--ready` returns when a proc has ended, with its exit code
+# promise command-line: `kip wait` without `--ready` returns when a proc has ended, with its exit
+#   code
 def test_wait_for_the_end(kip: Kip) -> None:
     proc = kip.run("ends", ["sh", "-c", "sleep 1; exit 7"])
     began = time.monotonic()
@@ -299,8 +304,9 @@ def one_line_refusal_of(done: subprocess.CompletedProcess[str]) -> str:
     return one_line_refusal(subprocess.CompletedProcess(done.args, done.returncode, "", done.stderr))
 
 
-# promise K14: `kip kill -s` sends any signal, by name or number, to the program: a sleeper of each tier is woken for it and handles it; what
-#   it does to the program is as by itself; a wrong signal and a stopped proc are one line
+# promise K14: `kip kill -s` sends any signal, by name or number, to the program: a sleeper of each
+#   tier is woken for it and handles it; what it does to the program is as by itself; a wrong signal
+#   and a stopped proc are one line
 @pytest.mark.parametrize("tier", ["hot", "hibernated", "parked"])
 def test_kill_sends_a_signal(kip: Kip, tier: str) -> None:
     script = "trap 'echo hup' HUP; trap 'echo usr1; exit 3' USR1; echo begun; while :; do sleep 1000 & wait $!; done"

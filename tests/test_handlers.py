@@ -15,7 +15,8 @@ from harness.wait import wait_for
 
 # Parked, hibernated and parked.
 SLEEPS = 6
-# How late a wait may end, microseconds: CRIU starts and makes the processes meanwhile, where they are woken for it.
+# How late a wait may end, microseconds: CRIU starts and makes the processes meanwhile, where they
+# are woken for it.
 LATE_US = 1_500_000
 
 
@@ -49,7 +50,8 @@ def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], 
         else:
             kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
         if proc.state == "hibernated" and not proc.inspect()["last_sleep"]["held"]:
-            # Blocked, or found at work: it stays so, for its processes are too small to be taken out, and its timers go on.
+            # Blocked, or found at work: it stays so, for its processes are too small to be taken
+            # out, and its timers go on.
             proc.wake()
         wait_for("a timer brings it back", lambda: proc.state == "running", 5)
     before = told(proc)

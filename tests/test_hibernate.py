@@ -68,7 +68,8 @@ def test_web_servers(kip: Kip, tmp_path: Path, name: str) -> None:
     stored = hashlib.sha256(server.name.encode()).digest() * 3000
     if server.has_kv:
         assert steady.ask("PUT", "/kv/blob", stored).decode() == hashlib.sha256(stored).hexdigest()
-    # That of a program that has never slept: later it has back what it has needed since, and no more.
+    # That of a program that has never slept: later it has back what it has needed since, and no
+    # more.
     hot = proc.own_bytes()
     for cycle in range(CYCLES):
         if cycle % 7 == 6:
@@ -76,7 +77,8 @@ def test_web_servers(kip: Kip, tmp_path: Path, name: str) -> None:
             proc.sleep()  # parked straight from hibernation
         else:
             after = proc.asleep_bytes()
-            # A server that has little of its own keeps the pages of its ticks; one that has some loses nearly all.
+            # A server that has little of its own keeps the pages of its ticks; one that has some
+            # loses nearly all.
             assert after < max(hot / 4, 150_000), f"{hot} bytes became {after}"
         assert (steady.get("/page.html") if cycle % 2 else http_get(port, "/page.html")) == servers.PAGE
         assert hashlib.sha256(steady.get("/big.bin")).hexdigest() == servers.BIG_SHA
@@ -434,7 +436,8 @@ def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
 # promise hibernation: a proc that fills its cgroup waits or is ended alone
 def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
     """A proc at its limit comes back as far as it has room, or is ended for it by the kernel; no other proc waits."""
-    # Twice what it fills, for its children: what they share with it when they are forked they have for themselves later.
+    # Twice what it fills, for its children: what they share with it when they are forked they have
+    # for themselves later.
     full = run(kip, servers.hostile(), tmp_path, "--mem", "80M", "--idle", "1h", name="full")
     neighbour = run(kip, servers.torture(), tmp_path)
     client, other = Lines(full.port()), Lines(neighbour.port())

@@ -106,7 +106,8 @@ def test_layers_lie_over_each_other(kip: Kip, tmp_path: Path, web: Image) -> Non
     assert proc.exec("stat", "-c", "%u %a", "/srv/set").stdout == "0 4755\n"
     assert proc.exec("cat", "/srv/soft").stdout == "above\n"
     assert proc.exec("stat", "/dev/sda", check=False).returncode
-    # Its own layer takes what it writes, and what it deletes; another proc of the image sees none of it.
+    # Its own layer takes what it writes, and what it deletes; another proc of the image sees none
+    # of it.
     proc.exec("sh", "-c", "rm /srv/file; echo new > /usr/share/low; touch /usr/share/own")
     other = run(kip, "other", f"oci:{tmp_path / 'web'}", command=("-f", "-p", "80"))
     assert other.exec("cat", "/srv/hard", "/usr/share/low").stdout == "kept\nlow\n"
@@ -247,7 +248,8 @@ def test_what_is_no_image_is_refused(kip: Kip, tmp_path: Path, web: Image, tools
     assert "unpack it first" in refused(f"docker-archive:{tmp_path / 's.tar.gz'}")
     assert "kip image load" in kip.refused("image", "pull", f"oci:{path}")
     assert "kip image pull" in kip.refused("image", "load", "redis")
-    # A blob that is another, a layer whose content is another, one that is cut short, one that ends before its time.
+    # A blob that is another, a layer whose content is another, one that is cut short, one that ends
+    # before its time.
     for what in ("blob", "content", "short", "config"):
         diff_ids = [digest(b"other")] if what == "content" else None
         image = Image([archive([entry(what, what * 500)])], {"Cmd": ["x"]}, diff_ids=diff_ids)

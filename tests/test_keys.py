@@ -178,7 +178,8 @@ def test_keys_travel(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path)
     assert sealing(kip) in done
     assert [key["id"] for key in other.json("key", "ls")] == [sealing(kip)] and sealing(other) == sealing(kip)
 
-    # What one rotated and destroyed meanwhile comes with the next import; the first import again changes nothing.
+    # What one rotated and destroyed meanwhile comes with the next import; the first import again
+    # changes nothing.
     old, new = sealing(other), other.json("key", "rotate")["id"]
     assert other.json("key", "import", str(by_key), "--key-file", str(key_file)) == {
         "realm": "default", "added": [], "destroyed": [], "current": new,

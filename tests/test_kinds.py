@@ -13,15 +13,16 @@ from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.wait import AHEAD_S, wait_for
 
-# Pages of what each kind of wake touches, and of what a client can have touched beside that. An interpreter that takes a
-# connection needs some hundred pages, whatever it does then.
+# Pages of what each kind of wake touches, and of what a client can have touched beside that. An
+# interpreter that takes a connection needs some hundred pages, whatever it does then.
 FIRST, SECOND, TIMER, MORE = 7000, 7001, 7003, 7004
 PAGES = {FIRST: 700, SECOND: 1600, TIMER: 400, MORE: 800}
 COMMON = 500
-# This port touches nothing: it arms a timer that is due as many seconds later as it is told. A machine that stalls may need
-# longer to put it to sleep.
+# This port touches nothing: it arms a timer that is due as many seconds later as it is told. A
+# machine that stalls may need longer to put it to sleep.
 ARMS, AFTER_S = 7002, (0.7, 2.1, 6.3)
-# A kind of wake that is new gets the pages of all kinds. Pages that no such wake touches fall out within so many sleeps.
+# A kind of wake that is new gets the pages of all kinds. Pages that no such wake touches fall out
+# within so many sleeps.
 ROUNDS = 5
 
 PROGRAM = f"""

@@ -106,7 +106,8 @@ def test_a_killed_redis_is_there_again_with_its_files_and_ports(kip: Kip, tmp_pa
     wait_for("redis answers", lambda: answers(proc.port()))
     assert Redis(proc.port()).ask("GET", "a") == b"b"
     assert kinds(kip, "redis", "exited", "restarting", "started") == ["started", "exited", "restarting", "started"]
-    # It sleeps and wakes as before, and one that is killed asleep in the middle of it comes back too.
+    # It sleeps and wakes as before, and one that is killed asleep in the middle of it comes back
+    # too.
     proc.sleep()
     assert Redis(proc.port()).ask("GET", "a") == b"b"
     kill_program(proc)

@@ -21,7 +21,8 @@ from harness.wait import wait_for
 
 pytestmark = pytest.mark.measures
 
-# What the daemon may say when it, its pager or its keeper was killed; a transition may fail then and say so.
+# What the daemon may say when it, its pager or its keeper was killed; a transition may fail then
+# and say so.
 KILLED = [r"(WARN|ERROR).*(pager|keeper|held proc|hibernat|adopt|recover|undo|finish|left|half|gone|died|interrupted|again)"]
 STATIC = 5000
 
@@ -95,7 +96,8 @@ def load(kip: Kip, tmp_path: Path, seconds: float, seed: int) -> None:
         while time.monotonic() < until or min(slept.values()) < 4 or min(killer.victims.values()) < 1:
             proc, tier = dice.choice(programs), dice.choice(list(slept))
             victim = dice.choice([None, None, *killer.victims])
-            # The pager's death in the middle of taking memory out costs the program: docs/limits.md.
+            # The pager's death in the middle of taking memory out costs the program:
+            # docs/limits.md.
             at_once = victim in ("keeper", "daemon") and dice.random() < 0.5
             sleeper = threading.Thread(target=sleep, args=(proc, tier, slept))
             sleeper.start()

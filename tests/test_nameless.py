@@ -11,7 +11,8 @@ from harness.clients import Lines
 from harness.kip import Kip
 from harness.programs import SOURCES
 
-# Each: how it is made, and an expression that uses all of it, leaves something for the next time and is always `True`.
+# Each: how it is made, and an expression that uses all of it, leaves something for the next time
+# and is always `True`.
 KINDS = {
     "fifo opened for both": (
         "os.mkfifo('/tmp/n'); a = os.open('/tmp/n', os.O_RDWR); os.unlink('/tmp/n'); os.write(a, b'left')",

@@ -30,8 +30,8 @@ from harness.wait import wait_for
 
 SOURCES = programs.SOURCES / "natural"
 MODULES = Path(__file__).parents[1] / ".kip" / "npm" / "node_modules"
-# By default a proc sleeps after 10 s; then a client that pauses this long finds it asleep each time, also where the program has work
-# of its own for some seconds after a request, as a JVM does.
+# By default a proc sleeps after 10 s; then a client that pauses this long finds it asleep each
+# time, also where the program has work of its own for some seconds after a request, as a JVM does.
 PAUSE = 15.0
 # An answer that takes longer than this is late. A JVM's or Erlang's wake from disk is the longest.
 ANSWER = 1.0
@@ -272,7 +272,8 @@ def redis(proc: Proc, run: Run) -> None:
 
 
 def rabbit(proc: Proc, run: Run) -> None:
-    # A heartbeat is traffic: by default, one every 30 s, it keeps the proc from sleeping in each third pause.
+    # A heartbeat is traffic: by default, one every 30 s, it keeps the proc from sleeping in each
+    # third pause.
     heartbeat = 60 if run.long > 60 else 580
     words = ["/usr/bin/python3", SOURCES / "rabbit.py", str(proc.port()), str(PAUSE), str(run.left()), str(heartbeat)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=run.left() + 60)
@@ -351,8 +352,8 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("apscheduler", ["python3", "/srv/jobs.py", "apscheduler", "7"], jobs(7), files=jobs_py),
         # Its loop looks once a second.
         Natural("schedule", ["python3", "/srv/jobs.py", "schedule", "7"], jobs(7, 1.1), files=jobs_py),
-        # The job goes through its broker and a pool of workers, each of which looks now and then. They talk to each other all the
-        # while, so that the proc is never idle.
+        # The job goes through its broker and a pool of workers, each of which looks now and then.
+        # They talk to each other all the while, so that the proc is never idle.
         Natural("celery", ["sh", "-c", celery], jobs(7, 1.0, file), files=celery_files, sleeps=0),
         Natural("node-cron", ["node", "/srv/cron.js", "*/15 * * * * *"], on_its_second(15, 1.1, Proc.logs), files=cron_js),
         # It looks a second after each minute has begun.

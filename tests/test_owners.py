@@ -9,7 +9,8 @@ import pytest
 from harness.clients import Lines
 from harness.kip import Kip
 
-# Answers a line only when a signal says that something has come, and with that signal. Each connection has another owner.
+# Answers a line only when a signal says that something has come, and with that signal. Each
+# connection has another owner.
 TOLD = """
 import fcntl, os, signal, socket, struct, sys, threading
 F_SETSIG, F_SETOWN_EX = 10, 15
@@ -79,7 +80,8 @@ def test_the_signals_of_open_files_go_on(fresh_kip: Callable[..., Kip], engine: 
     assert proc.rebuilt() == (engine == "plan")
 
 
-# A line is `check`: a FIFO without a name, a pipe and an inotify instance have their owners, and what comes into them is told.
+# A line is `check`: a FIFO without a name, a pipe and an inotify instance have their owners, and
+# what comes into them is told.
 OTHERS = """
 import ctypes, fcntl, os, signal, socket, struct, traceback
 F_SETSIG, F_GETSIG, F_SETOWN_EX, F_GETOWN_EX = 10, 11, 15, 16
@@ -119,7 +121,8 @@ while client.recv(100):
 """
 
 
-# promise waking: owners of FIFOs, pipes and inotify instances and their signals stay too, natively and by CRIU
+# promise waking: owners of FIFOs, pipes and inotify instances and their signals stay too, natively
+#   and by CRIU
 @pytest.mark.parametrize("engine", ["plan", "CRIU"])
 def test_the_signals_of_other_files_go_on(fresh_kip: Callable[..., Kip], engine: str) -> None:
     kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))

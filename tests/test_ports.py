@@ -82,7 +82,8 @@ def outside() -> Iterator[Outside]:
         ip("-n", name, "link", "set", "eth0", "up")
         ip("-n", name, "route", "add", "default", "via", here4)
         ip("-n", name, "route", "add", "default", "via", here6)
-        # As an uplink has it. Before kernel 6.17 IPv6 is forwarded by all interfaces or none, which is up to Kip.
+        # As an uplink has it. Before kernel 6.17 IPv6 is forwarded by all interfaces or none, which
+        # is up to Kip.
         for setting in ("ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"):
             path = Path("/proc/sys/net", setting.format(link))
             if path.exists():
@@ -233,14 +234,16 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     taken = kip.refused("run", "--name", "all", "--port", f"{port}:80{suffix}", "--", "sleep", "100")
     assert str(port) in taken and ("inner" in taken or "outer" in taken), taken
     outer.remove()
-    # A neighbour of the machine may send it anything: also packets to its loopback, and to the proc's own address.
+    # A neighbour of the machine may send it anything: also packets to its loopback, and to the
+    # proc's own address.
     subprocess.run([*inside, "ip", "route", "replace", "127.0.0.1", "via", outside.here4], check=True, timeout=10)
     subprocess.run([*inside, "sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1"], check=True, timeout=10)
     ways = [(outside.here4, port), (outside.here6, port), ("127.0.0.1", port), (inner.address(9000, kind), 9000)]
     assert [way for way in ways if answers(kind, *way, inside=inside)] == []
     assert not answers(kind, outside.here4, port) and not answers(kind, "::1", port)
     assert ping(kind, "127.0.0.1", port) == "hello"
-    # Another proc of the network dials it by its own address; one of another network, or of none, does not.
+    # Another proc of the network dials it by its own address; one of another network, or of none,
+    # does not.
     words = ["/usr/bin/python3", "-c", PING, kind, inner.address(9000, kind), "9000", "hi"]
     mate = kip.run("mate", ["sleep", "1000"], flags=["--network", "street"])
     assert mate.exec(*words).stdout.strip() == "hi"
@@ -252,7 +255,8 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     assert "this machine has no address 198.51.100.255" in refused
 
 
-# Says "kept" to a client that sends "keep", and "here" to that client again when another one sends anything else.
+# Says "kept" to a client that sends "keep", and "here" to that client again when another one sends
+# anything else.
 ANSWERS_LATER = """
 import socket
 s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)

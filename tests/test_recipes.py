@@ -280,8 +280,8 @@ def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> No
 SINKING = ("mqtt", "nginx", "postgres", "redis")
 
 
-# promise P15: they sink by themselves when no client comes (nginx, redis, postgres and the MQTT broker
-#   are tried, with shorter times)
+# promise P15: they sink by themselves when no client comes (nginx, redis, postgres and the MQTT
+#   broker are tried, with shorter times)
 def test_recipes_sink_by_themselves(kip: Kip, tmp_path: Path) -> None:
     """No command sends them to sleep: with shorter times than their own they hibernate and are parked for idleness, with
     clients connected, and serve again. All at once, so that this takes as long as one."""

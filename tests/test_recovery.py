@@ -34,8 +34,9 @@ def steps() -> list[str]:
         )
     except FileNotFoundError:
         return ["no kip is built"]
-    # Those of taking over from another data directory are in test_adopt.py, that of a backup is in test_backup.py, of falling back
-    # in test_fallback.py, of replacing residents in test_upgrade.py.
+    # Those of taking over from another data directory are in test_adopt.py, that of a backup is in
+    # test_backup.py, of falling back in test_fallback.py, of replacing residents in
+    # test_upgrade.py.
     elsewhere = ("adopt-", "backup-", "older-", "supersede-")
     here = [step for step in done.stdout.split() if not step.startswith(elsewhere)]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
@@ -313,7 +314,8 @@ class Story:
 
     def __init__(self, kip: Kip, tar: Path, step: str):
         self.kip, self.tar = kip, tar
-        # A client may have its answer before the last steps of its wake; a command has it after all of them.
+        # A client may have its answer before the last steps of its wake; a command has it after all
+        # of them.
         self.moment = 0.1 if step.startswith("wake") else 0.0
         self.proc = Proc(kip, "worker")
         self.died_in: str | None = None

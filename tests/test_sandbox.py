@@ -22,8 +22,9 @@ from harness import leftovers, programs
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
-# What the attempt must get natively, or it proves nothing when it is refused inside. The others depend on how the
-# machine's kernel is built, or need a victim that only exists next to the attacker.
+# What the attempt must get natively, or it proves nothing when it is refused inside. The others
+# depend on how the machine's kernel is built, or need a victim that only exists next to the
+# attacker.
 CONTROL = {
     "host-root-file", "host-tmp-file", "data-spec", "shadow", "proc-shows-others", "root-of-another-process",
     "signal-others", "pidfd-of-others", "abstract-socket", "host-loopback-4", "host-loopback-6", "mknod-mem", "mknod-disk",
@@ -309,7 +310,8 @@ def test_no_setuid_without_asking(kip: Kip) -> None:
     assert allowed.exec("sh", "-c", "grep NoNewPrivs /proc/self/status").stdout.split()[1] == "0"
 
 
-# promise P14: limits of memory; inspect, ps and events say so of a program that the kernel ends for lack of memory
+# promise P14: limits of memory; inspect, ps and events say so of a program that the kernel ends for
+#   lack of memory
 # promise sandbox: a wake needs no more than the limits, which hold again after it
 # held by: this, `tests/test_sandbox.py::test_process_limit`
 def test_memory_limit(kip: Kip, battle: Battle) -> None:

@@ -62,7 +62,8 @@ def test_they_are_inside_in_every_tier_and_nowhere_else(fresh_kip: Callable[...,
     kip = fresh_kip("--store", str(store))
     text, path = made(tmp_path, "db")
     flags = ["--secret", f"db={path}", "--user", "www-data"]
-    # The program itself never looks: what a program reads is in its memory, and its memory on the disk.
+    # The program itself never looks: what a program reads is in its memory, and its memory on the
+    # disk.
     proc = kip.run("holds", ["sleep", "100000"], flags=flags)
     assert read(proc, "db") == text
     stat = proc.exec("stat", "-c", "%u %g %a %n", "/run/secrets/db").stdout

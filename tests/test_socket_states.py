@@ -16,7 +16,8 @@ from harness.programs import SOURCES
 
 # Bytes that wait to be read: fewer than a new connection has room for, so that none comes later.
 SOME = 20_000
-# Each: what is done by the program that sleeps (P) and by its peer (Q), and the state in which that leaves the former.
+# Each: what is done by the program that sleeps (P) and by its peer (Q), and the state in which that
+# leaves the former.
 STATES: dict[str, tuple[str, str]] = {
     "established": ("", "established"),
     "established-unread": ("Q send", "established"),
@@ -131,7 +132,8 @@ def test_every_state(fresh_kip: Callable[..., Kip], engine: str, role: str, drai
         assert opens.ask(f"open {name} {of[name.split(':')[0]]} 7001") == "ok"
         assert knows.ask(f"knows {name}") == "ok"
 
-    # What the peer has not got rid of yet comes while the proc sleeps, which gives it more room, and wakes it.
+    # What the peer has not got rid of yet comes while the proc sleeps, which gives it more room,
+    # and wakes it.
     those = [state for state in STATES if not (drained and state == "established-both-full")]
     names = [f"{family}:{state}" for family in of for state in those]
     native = {name: Connection(f"{name}:awake", sleeper, peer, connect).at_end() for name in names}
@@ -145,7 +147,8 @@ def test_every_state(fresh_kip: Callable[..., Kip], engine: str, role: str, drai
     if drained:
         proc.sleep()
         for one in connections:
-            # Room wakes those that go on writing; what closes meanwhile does so without the program.
+            # Room wakes those that go on writing; what closes meanwhile does so without the
+            # program.
             if one.state in ("fin-wait-1", "closing", "last-ack"):
                 one.drain()
         assert proc.state == "parked"

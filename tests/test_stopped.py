@@ -54,7 +54,8 @@ class Child:
         return self.client.ask("[os.WIFSTOPPED(s) and os.WSTOPSIG(s) for pid, s in [os.waitpid(p.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)] if pid]")
 
     def still(self) -> None:
-        # The threads of a proc are let go one after the other, and one that is stopped has to come to run for that; not to its code.
+        # The threads of a proc are let go one after the other, and one that is stopped has to come
+        # to run for that; not to its code.
         wait_for("it is stopped", lambda: self.state() == "T", 10)
         assert self.count() == self.at
 

@@ -23,7 +23,8 @@ from harness.kip import Kip, Proc, daemon
 from harness.wait import wait_for
 from test_metrics import refusals
 
-# Random, so that it cannot be compressed: more than is fetched behind a wake by itself (`BEHIND` in archive/demand.rs).
+# Random, so that it cannot be compressed: more than is fetched behind a wake by itself (`BEHIND` in
+# archive/demand.rs).
 KEYS, LENGTH = 1600, 8000
 # What a client asks for each time, so that it is in the working set, and little else is.
 USUAL = 5
@@ -137,7 +138,8 @@ def is_cold(stored: Stored) -> bool:
 
 
 EVERY = [("pack", "PUT"), ("front", "PUT"), ("head", "PUT"), ("pack", "GET"), ("front", "GET"), ("head", "GET")]
-# Which requests meet it, if not each kind. A change of a head whose outcome is not known is tried for ten seconds.
+# Which requests meet it, if not each kind. A change of a head whose outcome is not known is tried
+# for ten seconds.
 UP = {
     "key": [("pack", "GET")], "secret": [("front", "PUT")], "clock": [("head", "PUT")], "bucket": [("pack", "PUT")],
     "error": [("front", "GET")], "unavailable": [("pack", "PUT")], "slow down": [("head", "PUT")], "lost": [("front", "PUT")],
@@ -307,7 +309,8 @@ def asks_for_all(stored: Stored) -> None:
 def test_memory_that_does_not_come(stored: Stored, trouble: str) -> None:
     """A running program touches memory that is still in the store: it waits, that is told, and it gets what it had."""
     stored.archive()
-    # From before the wake: it may be known by now that all of it will be needed, which then comes beside the wake.
+    # From before the wake: it may be known by now that all of it will be needed, which then comes
+    # beside the wake.
     if trouble == "refused":
         fault, words = PERSISTS["slow down"][0], "cannot be reached at"
     else:
@@ -473,7 +476,8 @@ def test_an_object_that_is_missing(stored: Stored, kind: str) -> None:
             line = stored.refused("wake", "redis")
             assert re.search(rf"redis cannot be woken: store s3://bucket/kip has no object .*/{path.name}; it stays archived", line)
         else:
-            # What it was when it was let go is remembered: it is missed after a start of the daemon.
+            # What it was when it was let go is remembered: it is missed after a start of the
+            # daemon.
             stored.kip.kill()
             stored.kip.up()
             line = stored.refused("wake", "redis")

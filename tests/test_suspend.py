@@ -88,7 +88,8 @@ def all_over(proc: Proc) -> list[Wait]:
     lines = [line.split() for line in proc.logs().splitlines() if not line.startswith("all ")]
     waits = [Wait(name, clock, int(ended), *(int(word) / 1e6 for word in rest)) for name, clock, ended, *rest in lines]
     assert len(waits) == 41, [wait.name for wait in waits]
-    # What CRIU has sent anew may take less room than before, and then one that waits for room has it: docs/limits.md.
+    # What CRIU has sent anew may take less room than before, and then one that waits for room has
+    # it: docs/limits.md.
     return [wait for wait in waits if proc.rebuilt() or wait.name != "sndtimeo"]
 
 

@@ -23,7 +23,8 @@ from harness.kip import Kip, Proc
 from harness.typist import SHELL_COMMAND, TIERS, Typist, wait_runs
 from harness.wait import wait_for
 
-# A shell on a terminal that the server has made: each line of the client is typed, and what the terminal shows within 300 ms is the answer.
+# A shell on a terminal that the server has made: each line of the client is typed, and what the
+# terminal shows within 300 ms is the answer.
 SHELL = textwrap.dedent(
     """
     import os, pty, select, socket, sys
@@ -86,8 +87,9 @@ def idle(fresh_kip: Callable[..., Kip]) -> Proc:
     return fresh_kip().run("idle", ["sleep", "1000000"])
 
 
-# promise K14: `kip exec -it` is a session on a terminal of the proc's own, with job control, the client's size and the
-#   program's exit code; it sleeps with the proc in each tier and goes on where it was when the client types
+# promise K14: `kip exec -it` is a session on a terminal of the proc's own, with job control, the
+#   client's size and the program's exit code; it sleeps with the proc in each tier and goes on
+#   where it was when the client types
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
     user = Typist.exec(idle, *SHELL_COMMAND)
@@ -104,7 +106,8 @@ def test_a_session_sleeps_with_its_proc(idle: Proc, tier: str) -> None:
         wait_for(f"{rows} rows", lambda rows=rows: user.sized() == f"{rows} 120" or None)
     user.type("sleep 1000\n")
     user.see("sleep 1000\n")
-    # The shell has to have the terminal given to it before the sleep, as on a machine that was suspended.
+    # The shell has to have the terminal given to it before the sleep, as on a machine that was
+    # suspended.
     wait_runs(idle, "sleep", "1000")
     TIERS[tier](idle)
     user.type("\x03")
@@ -209,7 +212,8 @@ def test_much_goes_both_ways(idle: Proc) -> None:
     assert user.process.wait(20) == 0
 
 
-# promise K14: `kip exec` without `-i` gives the program no input, with it what the command has; `-u`, `-w`, `-e`, `-d`
+# promise K14: `kip exec` without `-i` gives the program no input, with it what the command has;
+#   `-u`, `-w`, `-e`, `-d`
 def test_without_a_terminal(idle: Proc) -> None:
     assert idle.kip.cli("exec", "idle", "--", "cat", input="typed").stdout == ""
     assert idle.kip.cli("exec", "-i", "idle", "--", "cat", input="typed").stdout == "typed"

@@ -102,7 +102,8 @@ def test_a_long_tick_is_known_as_one_whatever_its_clients_send_later(kip: Kip) -
     woke = []
     for _ in range(4):
         assert client.ask("hello") == "hello"
-        # That the client has the answer is said within 40 ms, by a packet that could be what a tick is for.
+        # That the client has the answer is said within 40 ms, by a packet that could be what a tick
+        # is for.
         time.sleep(0.3)
         proc.hibernate()
         time.sleep(2.5)

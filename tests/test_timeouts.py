@@ -18,10 +18,12 @@ from harness.kip import Kip, Proc, daemon
 from harness.line import Proxy
 from harness.wait import wait_for
 
-# Seven times as long as it waits: half of it is late on the busiest machine, and all of it is a time-out that did not pass.
+# Seven times as long as it waits: half of it is late on the busiest machine, and all of it is a
+# time-out that did not pass.
 SLEPT_S = 1.5
 
-# Looks at the clock only before it waits, as many servers do, and tells a client how old the time is that it goes by.
+# Looks at the clock only before it waits, as many servers do, and tells a client how old the time
+# is that it goes by.
 LOOKS_ONCE = """
 import select, socket, sys, time
 listener = socket.create_server(("", 7000))
@@ -167,9 +169,10 @@ def packets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str
 
 
 # promise waking: a time-out of a wait for events, or the signal of a timer for one time or of a
-#   periodic one, or a timerfd, that passes during the wake, after the packet came, does not come before that
-#   packet; by either engine
-# held by: this, `kip_checkpoint::clocks::timers::tests::what_was_due_after_the_packet_comes_after_it`
+#   periodic one, or a timerfd, that passes during the wake, after the packet came, does not come
+#   before that packet; by either engine
+# held by: this,
+#   `kip_checkpoint::clocks::timers::tests::what_was_due_after_the_packet_comes_after_it`
 @pytest.mark.parametrize(("call", "engine"), [(call, "plan") for call in CALLS] + [(call, "criu") for call in BY_CRIU])
 def test_a_packet_that_came_in_time_comes_before_the_time_out(packets: dict[tuple[str, str], Future[None]], call: str, engine: str) -> None:
     packets[call, engine].result()

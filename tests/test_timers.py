@@ -216,7 +216,8 @@ def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
     timers = {kind: arm(client, kind, due_ms) for kind in ONE_SHOT}
     sleeps, transitions_ms = 0, 0.0
     while time.monotonic() - armed < due_ms / 1000 * 0.76:
-        # Not proc.sleep(): frozen in the middle of work it wakes at once, before it can be looked at.
+        # Not proc.sleep(): frozen in the middle of work it wakes at once, before it can be looked
+        # at.
         proc.kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
         time.sleep(0.2)  # time must pass while it is parked
         assert client.ask("echo still here") == "still here"
@@ -228,13 +229,14 @@ def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
         proc.wake()  # all of them may have fired before it was frozen, and then nothing is left that would
     view = proc.wait_state("running", due_ms / 1000 + 10)
     transitions_ms += transition_ms(proc)
-    # A machine that stalls in the wake is late by that much, and if it did so before, in the way down, by that too.
+    # A machine that stalls in the wake is late by that much, and if it did so before, in the way
+    # down, by that too.
     stall_ms = view["last_wake"]["total_us"] / 1000 + (0 if in_time else view["last_sleep"]["total_us"] / 1000)
     for timer in timers.values():
         wait_fired(client, timer, due_ms / 1000 + 10)
-    # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program runs again; no
-    # other process can correct it, so each sleep makes these two kinds later, by less than its freeze and its wake take
-    # (docs/limits.md).
+    # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program
+    # runs again; no other process can correct it, so each sleep makes these two kinds later, by
+    # less than its freeze and its wake take (docs/limits.md).
     drift = transitions_ms
     for kind, timer in timers.items():
         slack = due_ms / 8 if kind == "rcvtimeo" else drift if kind.startswith(("posix", "itimer")) else 0
@@ -314,14 +316,15 @@ def keeps_phase(kip: Kip, tar: Path, kind: str, every: int, name: str) -> bool:
     while time.monotonic() - begun < every / 1000 * 7.5:
         assert proc.state == "parked", "a tick woke it although ticks below a minute do not count"
         time.sleep(0.1)
-    # All but timerfds are armed by the program's own process, when CRIU has restored it: later by what the restore took
-    # longer than expected.
+    # All but timerfds are armed by the program's own process, when CRIU has restored it: later by
+    # what the restore took longer than expected.
     late = 20 if kind == "timerfd_periodic" else 100
     client.ask("echo awake")
     stall = 0 if kind == "timerfd_periodic" else max(0, proc.inspect()["last_wake"]["total_us"] / 1000 - 80)
     for _ in range(3):
         if kind != "posix_periodic":
-            # A tick may be due between its reading and the clock's; missed ticks stay missed however often it is asked.
+            # A tick may be due between its reading and the clock's; missed ticks stay missed
+            # however often it is asked.
             wait_for("no tick is missing", lambda: counted(client, timer), 3 + 3 * every / 1000, every=0.07)
         time.sleep(0.31)
 
@@ -338,8 +341,9 @@ def keeps_phase(kip: Kip, tar: Path, kind: str, every: int, name: str) -> bool:
         pass
     result = client.values(f"result {timer}")
     if kind == "posix_periodic":
-        # timer_getoverrun() counts what the kernel itself has counted and cannot be set from outside, so the missed ticks
-        # are one signal, whose si_overrun has their number; those since the wake are single.
+        # timer_getoverrun() counts what the kernel itself has counted and cannot be set from
+        # outside, so the missed ticks are one signal, whose si_overrun has their number; those
+        # since the wake are single.
         assert 1 + 0.9 // (every / 1000) <= int(result["ticks"]) <= int(result["expected"]), result
     hidden = late + stall > every * 0.6
     assert hidden or in_phase(), f"the tick came {phase_ms(result)} ms after its time: the phase is lost ({result})"

@@ -91,8 +91,8 @@ def test_a_client_finds_a_damaged_snapshot(fresh_kip: Callable[..., Kip], tmp_pa
     assert "cold-start" in [event["kind"] for event in kip.events()]
 
 
-# promise waking: a generation of an older Kip, which has each image as a file, is woken natively and
-#   by CRIU
+# promise waking: a generation of an older Kip, which has each image as a file, is woken natively
+#   and by CRIU
 @pytest.mark.parametrize("engine", ["plan", "criu"])
 def test_a_generation_of_files_wakes(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
     server = servers.lighttpd()
@@ -286,7 +286,8 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
     try:
         for build in (1, 2):
             before = [(p.inspect()["state"], p.inspect()["wakes"]) for p in (hot, web, *sleepers)]
-            # A hibernated proc is parked first: this pager alone knows whether the proc has touched its memory.
+            # A hibernated proc is parked first: this pager alone knows whether the proc has touched
+            # its memory.
             after = [("parked" if state == "hibernated" else state, wakes) for state, wakes in before]
             assert build == 2 or [state for state, _ in before].count("hibernated") == 5
             asked = load.asked

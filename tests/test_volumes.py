@@ -140,7 +140,8 @@ def test_links_inside_lead_nowhere_else(kip: Kip, host: Path) -> None:
     ask(proc, f"os.makedirs('{outside}')", f"os.symlink('../../../../../../../../{outside}', '/srv/up')")
     proc.stop()
     upper = kip.data / "procs/links/upper/root"
-    # The parent of DST becomes a link that would lead to the host's directory if it was followed there.
+    # The parent of DST becomes a link that would lead to the host's directory if it was followed
+    # there.
     shutil.rmtree(upper / "run/a")
     os.symlink(f"/../../../..{outside}", upper / "run/a")
     proc.start()

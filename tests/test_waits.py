@@ -17,17 +17,21 @@ from harness.wait import wait_for
 
 pytestmark = pytest.mark.measures
 
-# How much later than it should a wait may end, seconds; what this machine is late beside it, without Kip, comes on top.
+# How much later than it should a wait may end, seconds; what this machine is late beside it,
+# without Kip, comes on top.
 LATE_S = 0.05
-# The kernel rounds a socket's time-out up by as much of it, the timer wheel's coarsest step: 8 of 63 jiffies.
+# The kernel rounds a socket's time-out up by as much of it, the timer wheel's coarsest step: 8 of
+# 63 jiffies.
 ROUNDED = 8 / 63
-# A part of each wait that passes before the first sleep: a wait that begins anew is later by it, which is more than that rounding.
+# A part of each wait that passes before the first sleep: a wait that begins anew is later by it,
+# which is more than that rounding.
 BEFORE = 1 / 6
 # Between the ends of two procs' waits.
 APART_S = 0.5
 # A proc that has these open cannot be parked.
 NOT_PARKED = ["aio_events", "aio_mask", "queue_receive", "queue_send"]
-# Needs a processor for about as long as the wake of such a program does, again and again, and says how much longer that took.
+# Needs a processor for about as long as the wake of such a program does, again and again, and says
+# how much longer that took.
 LOAD = """
 import time
 while True:
@@ -52,7 +56,8 @@ def tiers(proc: Proc, sequence: str) -> None:
         "parked": proc.sleep,
         "archived": proc.archive,
         "hot": proc.wake,
-        # The descriptors that cannot be parked are found when all stands still: the dump is called off.
+        # The descriptors that cannot be parked are found when all stands still: the dump is called
+        # off.
         "refused": lambda: proc.kip.refused("sleep", proc.name, "--to", "parked"),
         # Parked by Kip after it has looked at what the program waits for.
         "itself": lambda: proc.wait_state("parked"),
@@ -108,7 +113,8 @@ def check(procs: dict[str, Proc], control: Control, seconds: float) -> None:
     wrong = []
     for name, proc in procs.items():
         found = waits(proc.logs())
-        # A machine that is late itself stalls in a sleep that is not over when a wait ends, and in the wake.
+        # A machine that is late itself stalls in a sleep that is not over when a wait ends, and in
+        # the wake.
         stall = stall_s(proc) if machine > LATE_S else 0
         assert native.keys() - found.keys() <= set(NOT_PARKED)
         for wait, (result, late) in sorted(found.items()):
@@ -164,7 +170,8 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
 
 
 # promise waking: every call with a time-out ends when it would have ended, whatever tiers it was in
-#   meanwhile, whatever sleeps were refused and whatever daemon was killed: what counts is when it began
+#   meanwhile, whatever sleeps were refused and whatever daemon was killed: what counts is when it
+#   began
 # held by: this,
 #   `kip_stop::stopped::tests::a_wait_whose_beginning_is_not_known_ends_when_its_timer_says`,
 #   `kip_sys::armed::tests::a_sleeping_thread_has_a_timer_that_is_gone_when_it_has_woken`,
@@ -195,8 +202,8 @@ while True:
 """
 
 
-# promise waking: a sleep that Kip begins by itself is put off until after a wait that is about to end,
-#   a POSIX timer or an interval timer that is about to expire
+# promise waking: a sleep that Kip begins by itself is put off until after a wait that is about to
+#   end, a POSIX timer or an interval timer that is about to expire
 # held by: this
 @pytest.mark.parametrize("call", ["poll", "setitimer", "timer_create"])
 def test_a_sleep_does_not_begin_just_before_a_wait_ends(kip: Kip, call: str) -> None:
@@ -219,7 +226,8 @@ def test_a_sleep_does_not_begin_just_before_a_wait_ends(kip: Kip, call: str) -> 
         assert 0 <= late[0] < LATE_S, late
 
 
-# The program blocks the signal of its interval timer until it waits, and answers each client with how often the timer expired after that.
+# The program blocks the signal of its interval timer until it waits, and answers each client with
+# how often the timer expired after that.
 ITS_SIGNAL_WAITS = """
 import signal, socket, time
 expired = 0

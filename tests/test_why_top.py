@@ -197,8 +197,9 @@ def test_top_once(kip: Kip) -> None:
 FULL = "import time\nhold = bytearray(b'x') * (64 << 20)\nwhile True: time.sleep(1000)"
 
 
-# promise command-line: memory saved is what sleepers would take if they ran: what they wrote, less what is left in memory, and
-#   nothing of files that they only read; top, inspect, dashboard and metrics agree
+# promise command-line: memory saved is what sleepers would take if they ran: what they wrote, less
+#   what is left in memory, and nothing of files that they only read; top, inspect, dashboard and
+#   metrics agree
 def test_memory_saved_is_what_a_sleeper_would_take(kip: Kip) -> None:
     full = kip.run("full", ["python3", "-c", FULL], flags=["--idle", "1h", "--park-after", "1h"])
     wait_for("it has filled its memory", lambda: full.inspect()["memory"]["pss_bytes"] > 64 << 20, 30)

@@ -23,7 +23,8 @@ BODIES, HASHES = 780_000, 780_000
 # As in the paper: what a client has scanned.
 FILES, FILE_BYTES = 10, 50_000
 LOAD_S, SCAN_S = 170.0, 60.0
-# Of the issue: archived minus hot is at most the store's first byte and so many times what it needs over the bandwidth.
+# Of the issue: archived minus hot is at most the store's first byte and so many times what it needs
+# over the bandwidth.
 TARGET_TIMES = 1.3
 
 CONF = f"""

@@ -18,11 +18,13 @@ from parkwake.setups import ALL, Setup
 from parkwake.workspace import Workspace
 
 STATES = ("hot", "parked", "archived")
-# What was stored is on the local disk too, under a daemon of its own; the first server, over the shortest way, to compare.
+# What was stored is on the local disk too, under a daemon of its own; the first server, over the
+# shortest way, to compare.
 CACHED = "archived, cached"
 # Milliseconds from the paper's clients to its workers in Virginia, there and back.
 ROUND_TRIPS = {"Virginia": 0.26, "Oregon": 81.0, "Frankfurt": 89.0, "Tokyo": 149.0}
-# Of the issue: first reply of an archived one over the shortest way, more than the store's first byte, ms.
+# Of the issue: first reply of an archived one over the shortest way, more than the store's first
+# byte, ms.
 TARGETS_MS = {"lighttpd": 20.0, "bind": 35.0, "postfix": 50.0}
 # Wakes by which it is known what a wake needs, before the first sample.
 LEARN = 2

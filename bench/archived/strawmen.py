@@ -119,7 +119,8 @@ def uploads(rows: Rows, kip: Kip, client: Client, proxy: Proxy, tar: Path, sampl
         noise.sleeper.proc.remove()
     say(f"64 MB of noise: {samples} rounds")
     for number in range(samples):
-        # A new one each time, for the places of earlier rounds would still be in its working set. One run of pages, somewhere.
+        # A new one each time, for the places of earlier rounds would still be in its working set.
+        # One run of pages, somewhere.
         little = Strawman(kip, client, proxy, "activeset", tar, "little", seed=time.time_ns())
         little.warm(0, 200)
         row = little.cycle(dice.randrange(PAGES), CHANGED, add=1 + number)

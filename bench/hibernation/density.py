@@ -37,7 +37,8 @@ def measure(
     with daemon(program_path, work.dir / "density", "--set-memory", "0") as kip:
         result = fill(work, kip, client, program, count, before, say)
     time.sleep(IDLE_LONG_S)
-    # How much less there is although all is gone: what others on the machine took meanwhile, and what goes later.
+    # How much less there is although all is gone: what others on the machine took meanwhile, and
+    # what goes later.
     result["drift_bytes"] = before["MemAvailable"] - meminfo()["MemAvailable"]
     return result
 

@@ -13,7 +13,8 @@ from parkwake.workspace import Workspace, command
 COUNT = 200
 IDLE_S = 3.0
 CGROUPS = Path("/sys/fs/cgroup")
-# Those in which Kip makes a group for each proc, where they are hierarchies of their own: cgroups(7).
+# Those in which Kip makes a group for each proc, where they are hierarchies of their own:
+# cgroups(7).
 V1 = ("memory", "cpu", "pids", "cpuacct", "freezer")
 
 

@@ -15,7 +15,8 @@ from parkwake.workspace import Workspace
 # Asked before the first sleep, so that caches are warm and what is initialized late is.
 WARM = 5
 WAYS = ("cold", "hot", "faults", "prefetch", "prefetch_disk")
-# Requests right after the first reply of one that was hot, and of one that was hibernated: they are compared.
+# Requests right after the first reply of one that was hot, and of one that was hibernated: they are
+# compared.
 NEXT = 4
 
 

@@ -20,7 +20,8 @@ from parkwake.network import Network
 from parkwake.setups import Setup
 from parkwake.workspace import Failed, Workspace, command
 
-# What Docker gives a container; runc's own default has too little for servers that drop their rights.
+# What Docker gives a container; runc's own default has too little for servers that drop their
+# rights.
 CAPABILITIES = """CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT
 KILL AUDIT_WRITE""".split()
 CAP_SYS_RESOURCE = 24

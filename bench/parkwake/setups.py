@@ -51,7 +51,8 @@ def http(keep: bool) -> Question:
 def web(name: str, server: servers.Server, target_ms: float, others: str, *version: str) -> Setup:
     loads: tuple[tuple[Question, bool], ...] = ((http(True), True), (http(False), False))
     if name == "python":
-        # It sends head and body by two calls, so that a kept connection measures delayed acknowledgements.
+        # It sends head and body by two calls, so that a kept connection measures delayed
+        # acknowledgements.
         loads = loads[1:]
     return Setup(name, server, http(False), loads, target_ms, others, versions=version)
 

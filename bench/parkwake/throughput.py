@@ -39,7 +39,8 @@ def measure(
         stack.callback(woken.proc.remove)
         stack.enter_context(native.running())
         stack.enter_context(runc.running(client))
-        # The client that asks, and the port: Kip's and runc's are reached by 127.0.0.1 and the kernel's NAT.
+        # The client that asks, and the port: Kip's and runc's are reached by 127.0.0.1 and the
+        # kernel's NAT.
         ways: dict[str, tuple[Client, int]] = {
             "native": (native.client, setup.port),
             "runc": (client, host_port),

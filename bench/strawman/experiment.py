@@ -58,8 +58,8 @@ def judge(way: str, touched: int, hot_bytes: int, view: dict[str, Any]) -> None:
         if back < block:
             raise Failed(f"the whole image was to come back, and {back >> 10} KiB of {hot_bytes >> 10} KiB did")
         return
-    # Three times the working set, if this request and the two before it touched others (what the set had of the first of them
-    # falls out after the second), and each fault may bring a block.
+    # Three times the working set, if this request and the two before it touched others (what the
+    # set had of the first of them falls out after the second), and each fault may bring a block.
     most = REST_BYTES + (3 * touched + (BLOCK * 4)) * PAGE
     if back > most:
         raise Failed(

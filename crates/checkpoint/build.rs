@@ -1,4 +1,5 @@
-//! Compiles the shim that is preloaded into CRIU helpers (shim/shim.c) to a shared object that the crate embeds.
+//! Compiles the shim that is preloaded into CRIU helpers (shim/shim.c) to a shared object that the
+//! crate embeds.
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! Compiles `init/init.c` and `restorer/restorer.c` into the static programs that the crate includes. Needs a C compiler,
-//! `cc` or `$CC`.
+//! Compiles `init/init.c` and `restorer/restorer.c` into the static programs that the crate
+//! includes. Needs a C compiler, `cc` or `$CC`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,7 +25,8 @@ const FLAGS: &[&str] = &[
 
 const INIT_FLAGS: &[&str] = &["-fno-pie"];
 
-/// Code that finds everything relative to itself, for absolute addresses of 32 bits do not reach where it is linked.
+/// Code that finds everything relative to itself, for absolute addresses of 32 bits do not reach
+/// where it is linked.
 const RESTORER_FLAGS: &[&str] = &["-fpie", "-fvisibility=hidden", "-Wl,--build-id=none,-Ttext-segment=0x4a0000000000"];
 
 fn main() {

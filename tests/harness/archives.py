@@ -89,8 +89,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "not an archive": lambda: b"this is no archive, whatever its name says\n" * 100,
 }
 
-# Allowed: what looks hostile and is not. A link may point anywhere, for it is followed inside; it just must not be
-# followed while unpacking. "file over symlink" may also be unpacked, if the link is replaced.
+# Allowed: what looks hostile and is not. A link may point anywhere, for it is followed inside; it
+# just must not be followed while unpacking. "file over symlink" may also be unpacked, if the link
+# is replaced.
 MAY_BE_TAKEN = {"file over symlink"}
 
 

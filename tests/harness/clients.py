@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# How long a client waits for a server on a machine that stalls; none of the tests wants an error to come so soon.
+# How long a client waits for a server on a machine that stalls; none of the tests wants an error to
+# come so soon.
 TIMEOUT = 30.0
 
 
@@ -106,7 +107,8 @@ def many_gets(
             if mask & selectors.EVENT_WRITE:
                 if error := s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise OSError(error, f"connect: {errno.errorcode[error]}")
-                # Nothing but the SYN has been sent: struct tcp_info, tcpi_total_retrans (linux/tcp.h).
+                # Nothing but the SYN has been sent: struct tcp_info, tcpi_total_retrans
+                # (linux/tcp.h).
                 again += struct.unpack_from("I", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0] > 0
                 s.send(request)
                 selector.modify(s, selectors.EVENT_READ)

@@ -338,7 +338,8 @@ class Tokens:
                 tokens.asked.append(self.path)
                 who = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
                 given = self.headers.get("Authorization")
-                # A request without credentials gets a token that allows nothing; one with wrong ones gets none.
+                # A request without credentials gets a token that allows nothing; one with wrong
+                # ones gets none.
                 status = 200 if given in (who, None) else 401
                 _, name, actions = (query.get("scope", ["repository::"])[0].split(":") + ["", ""])[:3]
                 body = json.dumps({"token": tokens.token(name, actions.split(",") if given else [])} if status == 200 else {})

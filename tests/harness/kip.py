@@ -30,10 +30,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A line of the daemon's log at these levels fails the test that caused it, unless it is expected.
 COMPLAINT = re.compile(r"\b(WARN|ERROR)\b|panicked at")
-# What a proc wakes by that was frozen in the middle of work; data on a connection with itself is such work.
+# What a proc wakes by that was frozen in the middle of work; data on a connection with itself is
+# such work.
 IN_WORK = re.compile(r"at work|first touch|tcp 127\.0\.0\.1:\d+ from 127\.0\.0\.1:\d+")
-# What its own clock wakes it by, or that.
-# Sleeps by request are as those by idle time: without this the request itself would be the owner's word for a suspended clock.
+# What its own clock wakes it by, or that. Sleeps by request are as those by idle time: without this
+# the request itself would be the owner's word for a suspended clock.
 BY_ITSELF_CLOCK = ("--clock", "auto")
 BY_ITSELF = re.compile(rf"^timer \(|{IN_WORK.pattern}")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -107,7 +108,8 @@ class Proc:
         sleep, last = after["last_sleep"], before["last_sleep"]
         assert sleep and sleep["to"] == "hibernated" and (sleep != last or before["state"] == "hibernated"), (last, sleep)
         if (sleep["memory_bytes"] or 0) > 8 << 20 and (not last or last["to"] != "hibernated"):
-            # What has not changed since the sleep before is not written again, and of little memory nothing is.
+            # What has not changed since the sleep before is not written again, and of little memory
+            # nothing is.
             assert sleep["held"] or sleep["bytes_written"] + sum(sleep.get("left_bytes", {}).values()) > 0, sleep
         return after
 
@@ -227,7 +229,8 @@ class Kip:
     program: Path = field(default_factory=binary)
     flags: Sequence[str] = ()
     daemon: subprocess.Popen[bytes] | None = None
-    # The instance number, 0..16, by which everything it makes on the machine is named; known once it is up.
+    # The instance number, 0..16, by which everything it makes on the machine is named; known once
+    # it is up.
     instance: int | None = None
     before: leftovers.Machine | None = None
     # Regular expressions of log lines that may be there.

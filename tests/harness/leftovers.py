@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from harness.kip import Kip
 
 FIRST_UID, SLOTS, IDS, INSTANCES = 0x2000_0000, 2048, 65536, 16
-# Instance numbers for daemons that were given none: those of other people, and of commands in tests.
+# Instance numbers for daemons that were given none: those of other people, and of commands in
+# tests.
 FOR_ALL = 4
 RUN = Path("/run/kip")
 
@@ -137,7 +138,8 @@ def left(before: Machine, data: Path, instance: int | None) -> list[str]:
             pass
     if (mode := Path("/dev/null").stat().st_mode & 0o777) != 0o666:
         found.append(f"/dev/null has mode {mode:o}")
-    # A file whose only purpose is to be locked may stay: removing it would let two daemons take one number.
+    # A file whose only purpose is to be locked may stay: removing it would let two daemons take one
+    # number.
     lock = re.compile(r"/instance-\d+$|\.lock$")
     for name in run_files():
         if name == str(RUN / "forwarding"):  # one for all instances of the machine

@@ -87,7 +87,8 @@ http {
 
 
 def nginx() -> Server:
-    # Debian's package brings this directory; nginx opens its compiled-in error log before it reads its settings.
+    # Debian's package brings this directory; nginx opens its compiled-in error log before it reads
+    # its settings.
     files = {**WWW, "etc/nginx/kip.conf": NGINX_CONF, "var/log/nginx/": "", "var/lib/nginx/": ""}
     return Server("nginx", ["nginx", "-c", "/etc/nginx/kip.conf"], 8080, files)
 
@@ -249,7 +250,8 @@ exec mariadbd --defaults-file=/etc/mysql/my.cnf
     return Server("mariadb", ["/srv/start"], 3306, files, modes={"srv/start": 0o755})
 
 
-# What torture has that only CRIU restores: with this in its environment the wakes of torture are native.
+# What torture has that only CRIU restores: with this in its environment the wakes of torture are
+# native.
 ONLY_CRIU = "TORTURE_SKIP=shm,memfd,msgrcv"
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-# A wake begins this much ahead of its timer at most: 20 ms, and as long as the last wake took, which counts 300 ms at most.
+# A wake begins this much ahead of its timer at most: 20 ms, and as long as the last wake took,
+# which counts 300 ms at most.
 AHEAD_S = 0.35
 
 

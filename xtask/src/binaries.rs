@@ -1,8 +1,8 @@
 //! Rust's test binaries: builds them, and runs a few at a time.
 //!
-//! `cargo test` runs one binary after the other, and most of what these tests do is to wait: for a process's end, a timer, the
-//! disk. The output of a binary is kept until it has ended, so that it is shown in one piece. A binary runs as cargo would run it: in
-//! its package's directory.
+//! `cargo test` runs one binary after the other, and most of what these tests do is to wait: for a
+//! process's end, a timer, the disk. The output of a binary is kept until it has ended, so that it
+//! is shown in one piece. A binary runs as cargo would run it: in its package's directory.
 
 use crate::check;
 use anyhow::Context;
@@ -43,8 +43,9 @@ struct Profile {
     test: bool,
 }
 
-/// Builds all that is tested and all that tests use. All of it at once: built one by one, for the sake of features that only
-/// tests ask for, some of it would be built twice. None if it does not build; cargo has said why.
+/// Builds all that is tested and all that tests use. All of it at once: built one by one, for the
+/// sake of features that only tests ask for, some of it would be built twice. None if it does not
+/// build; cargo has said why.
 pub fn build(root: &Path) -> anyhow::Result<Option<Vec<Binary>>> {
     let tested = ["--workspace", "--locked", "--lib", "--bins", "--tests"];
     // Examples are programs of the tests: as tests of their own they would be built twice.
@@ -82,7 +83,8 @@ fn tests_in(root: &Path, messages: &str) -> anyhow::Result<Vec<Binary>> {
     Ok(found)
 }
 
-/// Runs them, `prefix` (sudo) before each; `ended` gets each with what it printed, in the order in which they end.
+/// Runs them, `prefix` (sudo) before each; `ended` gets each with what it printed, in the order in
+/// which they end.
 pub fn run(
     binaries: &[Binary],
     prefix: &[&str],

@@ -47,8 +47,9 @@ fn one(root: &Path, name: &str) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Cargo as it was called, in the workspace. Its variables about this program's package are not passed on: build scripts of
-/// other packages read them, and would run anew by each call of cargo, in turn with ours.
+/// Cargo as it was called, in the workspace. Its variables about this program's package are not
+/// passed on: build scripts of other packages read them, and would run anew by each call of cargo,
+/// in turn with ours.
 pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
@@ -64,7 +65,8 @@ fn is_there(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
-/// The Rust whose lints the code is held to. A newer one brings new lints, which must not fail an unchanged tree.
+/// The Rust whose lints the code is held to. A newer one brings new lints, which must not fail an
+/// unchanged tree.
 const LINTS_OF: (u32, u32) = (1, 95);
 
 /// Whether this Rust is newer than [`LINTS_OF`]; what to say about it.

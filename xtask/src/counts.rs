@@ -1,7 +1,8 @@
-//! Counts tests from what `cargo test` and pytest print, and decides which of their lines people need to see.
+//! Counts tests from what `cargo test` and pytest print, and decides which of their lines people
+//! need to see.
 //!
-//! A Rust test that cannot run here prints a line `skipped: why` and returns. Run with `--show-output`, cargo shows that
-//! line; the test is then counted as skipped, not as passed.
+//! A Rust test that cannot run here prints a line `skipped: why` and returns. Run with
+//! `--show-output`, cargo shows that line; the test is then counted as skipped, not as passed.
 
 use std::borrow::Cow;
 use std::ops::AddAssign;
@@ -118,7 +119,8 @@ impl Follow for Pytest {
     }
 }
 
-/// The number before a word: 3 in `ok. 3 passed; 1 failed` for `passed`; 0 if the word is not there.
+/// The number before a word: 3 in `ok. 3 passed; 1 failed` for `passed`; 0 if the word is not
+/// there.
 fn number_before(text: &str, word: &str) -> u64 {
     let words: Vec<&str> =
         text.split(|c: char| c.is_whitespace() || c == ';' || c == ',').filter(|w| !w.is_empty()).collect();

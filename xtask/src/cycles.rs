@@ -1,7 +1,8 @@
 //! No top-level module of a crate may use itself by way of others.
 //!
-//! Read from the text: `crate::name` and, in a top-level module, `super::name`. Modules of tests are left out. What the root re-exports
-//! counts as the module that it comes from, anything else of the root as the root, which is called `lib`.
+//! Read from the text: `crate::name` and, in a top-level module, `super::name`. Modules of tests
+//! are left out. What the root re-exports counts as the module that it comes from, anything else of
+//! the root as the root, which is called `lib`.
 
 use crate::tidy::File;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,9 @@
-//! Enforces deny.toml over the packages of the build: licences, duplicate versions, sources. And the promise that the
-//! workspace builds with the Rust its `rust-version` names: no package may need a newer one.
+//! Enforces deny.toml over the packages of the build: licences, duplicate versions, sources. And
+//! the promise that the workspace builds with the Rust its `rust-version` names: no package may
+//! need a newer one.
 //!
-//! It reads the part of cargo-deny's format that deny.toml uses. Known vulnerabilities are left to cargo-deny.
+//! It reads the part of cargo-deny's format that deny.toml uses. Known vulnerabilities are left to
+//! cargo-deny.
 
 use crate::licence;
 use crate::metadata::Package;

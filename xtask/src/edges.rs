@@ -1,7 +1,8 @@
-//! Which crate of the workspace may depend on which: ideas point down, from the API to worker to mechanisms to `types`.
+//! Which crate of the workspace may depend on which: ideas point down, from the API to worker to
+//! mechanisms to `types`.
 //!
-//! The table is the rule, ARCHITECTURE.md's table of crates its reason. A new edge is a line here, in a commit of its own that
-//! says why. Dependencies of tests are free.
+//! The table is the rule, ARCHITECTURE.md's table of crates its reason. A new edge is a line here,
+//! in a commit of its own that says why. Dependencies of tests are free.
 
 use crate::metadata::Package;
 
@@ -27,14 +28,15 @@ const ALLOWED: [(&str, &[&str]); 29] = [
     ("kip-image", &[TYPES, "kip-sandbox"]),
     // Blobs and references in object storage; what they mean is for those above.
     ("kip-store", &[]),
-    // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
+    // Archives what a snapshot is: its page map and working sets. Moves no object, which is the
+    // store's.
     ("kip-archive", &[TYPES, "kip-snapshot"]),
     // A file format: bytes to messages and back.
     ("kip-criu-images", &[]),
     // Both speak of where the pages of a generation lie: its page map.
     ("kip-checkpoint", &[TYPES, SYS, "kip-criu-images", "kip-snapshot"]),
-    // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
-    // Threads stopped and let go; moves no memory.
+    // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything
+    // else may happen. Threads stopped and let go; moves no memory.
     ("kip-stop", &[SYS]),
     ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot", "kip-stop"]),
     // Policy: brings the mechanisms together.
@@ -57,7 +59,8 @@ const ALLOWED: [(&str, &[&str]); 29] = [
             "kip-store",
         ],
     ),
-    // Each step that is taken with one proc; knows no tasks and never decides when. A session of exec is the client's as it is.
+    // Each step that is taken with one proc; knows no tasks and never decides when. A session of
+    // exec is the client's as it is.
     (
         "kip-engine",
         &[

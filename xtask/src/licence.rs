@@ -1,6 +1,7 @@
 //! Reads SPDX licence expressions (SPDX 2.3, annex D) and says whether an allowlist satisfies them.
 //!
-//! `OR` needs one side, `AND` both; `A WITH B` is one licence of its own; Cargo's old `MIT/Apache-2.0` is an `OR`.
+//! `OR` needs one side, `AND` both; `A WITH B` is one licence of its own; Cargo's old
+//! `MIT/Apache-2.0` is an `OR`.
 
 /// An expression that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]

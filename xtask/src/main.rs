@@ -1,6 +1,7 @@
 //! `cargo xtask check` and `cargo xtask test`, which CI runs, and `cargo xtask spec`.
 //!
-//! Parses the command line and hands over to [`check`], [`suite`] and [`spec`]. Never changes a file of the project but the index of promises.
+//! Parses the command line and hands over to [`check`], [`suite`] and [`spec`]. Never changes a
+//! file of the project but the index of promises.
 #![forbid(unsafe_code)]
 
 mod binaries;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask check [STEP..]    checks: fmt clippy dependencies advisories edges tidy scripts docs (default: all)
+usage: cargo xtask check [STEP..]    checks: fmt clippy dependencies advisories edges cycles tidy scripts docs (default: all)
        cargo xtask test [--loaded] [STAGE..]    stages: build check units cargo smoke system measures soak
                                      (default: build check cargo system measures); --loaded: beside two busy threads
        cargo xtask spec              writes docs/promises.md from the promises at the tests";

@@ -7,8 +7,9 @@
 //! def test_parks_by_itself(..)
 //! ```
 //!
-//! The word before the colon is a row of the contract (`K10`) or one of [`SECTIONS`]. `this` is the test below; without a line
-//! `held by` it is the only one. What `held by` says is shown as it stands. Owns the index, [`INDEX`], and reads all else.
+//! The word before the colon is a row of the contract (`K10`) or one of [`SECTIONS`]. `this` is the
+//! test below; without a line `held by` it is the only one. What `held by` says is shown as it
+//! stands. Owns the index, [`INDEX`], and reads all else.
 
 use crate::tidy::File;
 use std::collections::BTreeMap;
@@ -95,7 +96,8 @@ pub fn index(files: &[File]) -> (String, Vec<String>) {
     (text, wrong)
 }
 
-/// A finding if the index that is there is not the one of the comments, and what is wrong with those.
+/// A finding if the index that is there is not the one of the comments, and what is wrong with
+/// those.
 pub fn findings(files: &[File]) -> Vec<String> {
     let (text, mut found) = index(files);
     if files.iter().find(|file| file.path == INDEX).is_none_or(|file| file.text != text) {

@@ -1,6 +1,7 @@
 //! Runs named steps one after the other and prints name, result and duration in aligned columns.
 //!
-//! A step never stops the following ones, so that one run shows everything that is wrong. Nothing is kept anywhere.
+//! A step never stops the following ones, so that one run shows everything that is wrong. Nothing
+//! is kept anywhere.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

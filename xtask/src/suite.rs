@@ -1,9 +1,9 @@
-//! `cargo xtask test`: builds, checks, and runs Rust's tests and pytest's, shows how long each stage took and ends with
-//! one line that counts tests.
+//! `cargo xtask test`: builds, checks, and runs Rust's tests and pytest's, shows how long each
+//! stage took and ends with one line that counts tests.
 //!
-//! Without root the build is done as the caller and the tests are run through sudo: they need namespaces and cgroups.
-//! A stage that fails without naming a test counts as one failed test, so that the closing line never looks better than
-//! the exit code.
+//! Without root the build is done as the caller and the tests are run through sudo: they need
+//! namespaces and cgroups. A stage that fails without naming a test counts as one failed test, so
+//! that the closing line never looks better than the exit code.
 
 use crate::binaries::{self, Binary};
 use crate::counts::{self, Counts, Follow};
@@ -22,9 +22,11 @@ const ON_REQUEST: [&str; 3] = ["units", "smoke", "soak"];
 /// Runs busy threads beside the tests, [`LOAD`] of them.
 const LOADED: &str = "--loaded";
 const LOAD: usize = 2;
-/// Workers of pytest, twice as many as CI's machine has processors: tests wait for the disk and for time-outs half of the time.
+/// Workers of pytest, twice as many as CI's machine has processors: tests wait for the disk and for
+/// time-outs half of the time.
 const WORKERS: &str = "4";
-/// Of those tests that measure time, which mostly wait: each has to have a processor when its time comes.
+/// Of those tests that measure time, which mostly wait: each has to have a processor when its time
+/// comes.
 const MEASURING: &str = "2";
 
 struct Stage {
@@ -59,8 +61,8 @@ impl Drop for Load {
     }
 }
 
-/// Runs the stages named, or all that are not [`ON_REQUEST`]; with [`LOADED`] in front, tests have busy threads beside them. True if
-/// nothing failed.
+/// Runs the stages named, or all that are not [`ON_REQUEST`]; with [`LOADED`] in front, tests have
+/// busy threads beside them. True if nothing failed.
 pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
     let loaded = words.first().is_some_and(|word| word == LOADED);
     let chosen = &words[usize::from(loaded)..];
@@ -173,7 +175,8 @@ fn cargo_tests(root: &Path, binaries: &[Binary]) -> anyhow::Result<(bool, Counts
     Ok((passed, counts))
 }
 
-/// Whether the documentation in a source file has a block that rustdoc would run: one that says nothing else.
+/// Whether the documentation in a source file has a block that rustdoc would run: one that says
+/// nothing else.
 fn has_doc_test(text: &str) -> bool {
     let documentation = text.lines().filter_map(|line| {
         let line = line.trim_start();

@@ -1,8 +1,9 @@
 //! The house's own rules (STYLE.md), as far as a program can see them.
 //!
-//! Reads every file git would commit and hands it to the rules: [`source`] judges one source file, [`crates`] a whole crate,
-//! [`documents`] what the documents promise, [`words`] the texts that people read, [`parameters`] what functions take. Each
-//! finding is one line, `path:line: what is wrong`.
+//! Reads every file git would commit and hands it to the rules: [`source`] judges one source file,
+//! [`crates`] a whole crate, [`documents`] what the documents promise, [`words`] the texts that
+//! people read, [`parameters`] what functions take. Each finding is one line,
+//! `path:line: what is wrong`.
 
 mod crates;
 mod documents;

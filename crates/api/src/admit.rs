@@ -1,6 +1,8 @@
-//! The edge: a `run` is checked and completed here, so that what a worker is given makes sense by itself.
+//! The edge: a `run` is checked and completed here, so that what a worker is given makes sense by
+//! itself.
 //!
-//! Never asks the machine: whether a name is free, a file exists or a limit suffices is the worker's to find out.
+//! Never asks the machine: whether a name is free, a file exists or a limit suffices is the
+//! worker's to find out.
 
 use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
@@ -13,15 +15,17 @@ use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
+/// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for
+/// its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
 /// Smallest limit of disk space: less is mostly journal.
 pub const DISK_MIN_BYTES: u64 = 16 << 20;
 /// Most names that a proc has for others beside its own.
 const MOST_ALIASES: usize = 32;
 
-/// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
-/// asked for: it is what a file that describes the proc is compared with.
+/// Refuses what no worker could do and puts `defaults` where the caller left something open, but
+/// for the name. The spec keeps what was asked for: it is what a file that describes the proc is
+/// compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
     (request.spec.asked, request.spec.trial, request.spec.alone, request.spec.tar_digest) = (None, false, false, None);
     let mut asked = Box::new(request.clone());

@@ -1,4 +1,5 @@
-//! How requests are read and answered: JSON both ways, and every refusal a JSON [`Refusal`] with a matching status.
+//! How requests are read and answered: JSON both ways, and every refusal a JSON [`Refusal`] with a
+//! matching status.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -14,7 +15,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most bytes in a request's body. More than the arguments and environment that exec takes: 6 MiB, execve(2).
+/// Most bytes in a request's body. More than the arguments and environment that exec takes: 6 MiB,
+/// execve(2).
 pub const BODY_MAX: usize = 8 << 20;
 
 /// A refusal on its way to the client.
@@ -68,7 +70,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest one that is taken from a client, bytes.
 const REQUEST_ID_MAX: usize = 64;
 
-/// Gives every answer the id that its request came with, or one of its own, and logs both at level debug.
+/// Gives every answer the id that its request came with, or one of its own, and logs both at level
+/// debug.
 pub async fn with_request_id(request: Request, next: Next) -> Response {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let fits = |id: &&HeaderValue| id.len() <= REQUEST_ID_MAX && id.as_bytes().iter().all(u8::is_ascii_graphic);
@@ -106,8 +109,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     }
 }
 
-/// Reads JSON and refuses fields that no type here has: a limit with its name misspelt would be no limit. The types themselves pass it
-/// over, for records on disk have them too, and may be those of a newer Kip.
+/// Reads JSON and refuses fields that no type here has: a limit with its name misspelt would be no
+/// limit. The types themselves pass it over, for records on disk have them too, and may be those of
+/// a newer Kip.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
     let wrong = |e: serde_json::Error| Refused::invalid(format!("the request's body is not what it should be: {e}"));
     let mut unknown = Vec::new();

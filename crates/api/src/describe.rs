@@ -1,7 +1,8 @@
-//! Routes with their description: what the router has is what the OpenAPI document says, because both come from one call.
+//! Routes with their description: what the router has is what the OpenAPI document says, because
+//! both come from one call.
 //!
-//! Schemas are those of the types that travel ([`schemars`]); their fields' comments, which name the units, are the
-//! descriptions. Nothing here looks at a request.
+//! Schemas are those of the types that travel ([`schemars`]); their fields' comments, which name
+//! the units, are the descriptions. Nothing here looks at a request.
 
 mod plain;
 

@@ -1,8 +1,9 @@
 //! Carries an exec between a client's connection, in frames, and the worker's [`ExecSession`].
 //!
-//! The session lives as long as this task: when the client goes away, or the API ends, both its ends are dropped and the
-//! worker kills the program. A program that does not read fills the session's queue and then the client's socket, so
-//! memory stays bounded; whether the client is still there is then seen by the empty frames sent to it.
+//! The session lives as long as this task: when the client goes away, or the API ends, both its
+//! ends are dropped and the worker kills the program. A program that does not read fills the
+//! session's queue and then the client's socket, so memory stays bounded; whether the client is
+//! still there is then seen by the empty frames sent to it.
 
 use kip_service::{ExecInput, ExecOutput, ExecSession};
 use kip_types::api::{
@@ -85,7 +86,8 @@ async fn write_output(mut to: impl AsyncWrite + Unpin, mut output: mpsc::Receive
                 write_frame(&mut to, CHANNEL_END, &end).await?;
                 return to.shutdown().await;
             }
-            // The worker lost the session: the connection ends without an end frame and the client says so.
+            // The worker lost the session: the connection ends without an end frame and the client
+            // says so.
             Ok(None) => return to.shutdown().await,
         }
     }

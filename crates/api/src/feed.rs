@@ -1,6 +1,7 @@
 //! Turns a [`Feed`] into a chunked body of JSON lines.
 //!
-//! The feed is dropped with the body, which hyper does as soon as the client is gone, and ends when the API does.
+//! The feed is dropped with the body, which hyper does as soon as the client is gone, and ends when
+//! the API does.
 
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;

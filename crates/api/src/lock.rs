@@ -1,7 +1,7 @@
 //! One daemon per data directory: `DIR/run/lock`, held by flock(2) for the daemon's life.
 //!
-//! The kernel drops the lock with its last descriptor, so a daemon that was killed leaves none. The file itself stays:
-//! removing it would let two daemons lock two files of one name.
+//! The kernel drops the lock with its last descriptor, so a daemon that was killed leaves none. The
+//! file itself stays: removing it would let two daemons lock two files of one name.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -48,7 +48,8 @@ fn pid_words(pid: Option<u32>) -> String {
     pid.map_or_else(|| "still starting".to_owned(), |pid| format!("pid {pid}"))
 }
 
-/// Proof that this process is the only daemon of a data directory. Dropping it gives the directory up.
+/// Proof that this process is the only daemon of a data directory. Dropping it gives the directory
+/// up.
 #[derive(Debug)]
 pub struct DataLock {
     data: PathBuf,
@@ -56,8 +57,8 @@ pub struct DataLock {
 }
 
 impl DataLock {
-    /// Takes `data`, which is made if it is not there, closed to all but its owner. With `group`, that group may pass
-    /// through `data` and `data/run` to the API's socket.
+    /// Takes `data`, which is made if it is not there, closed to all but its owner. With `group`,
+    /// that group may pass through `data` and `data/run` to the API's socket.
     pub fn take(data: &Path, group: Option<u32>) -> Result<DataLock, LockError> {
         let run = data.join("run");
         for dir in [data, &run] {
@@ -81,7 +82,8 @@ impl DataLock {
                     let mut text = String::new();
                     file.rewind().and_then(|()| file.read_to_string(&mut text)).map_err(failed)?;
                     let pid = text.trim().parse().ok();
-                    // A child of one that was killed has the lock too until it executes its program.
+                    // A child of one that was killed has the lock too until it executes its
+                    // program.
                     let is_gone = pid.is_some_and(|pid: u32| !Path::new(&format!("/proc/{pid}")).exists());
                     if !is_gone || Instant::now() > until {
                         return Err(LockError::Held { data: data.to_owned(), pid });

@@ -1,9 +1,9 @@
 //! The API by TCP: TLS, a token with every request, and limits on what a stranger may cost.
 //!
-//! A stranger has [`STRANGER`] for the TLS handshake and as long for each request's head; a token is asked for before
-//! a body is read. There are at most [`CONNECTIONS`] at a time; a client that comes later waits in the kernel's queue. A client that
-//! does not read holds its own connection and nothing else. One that is gone without a word is noticed after
-//! [`SILENCE_MS`].
+//! A stranger has [`STRANGER`] for the TLS handshake and as long for each request's head; a token
+//! is asked for before a body is read. There are at most [`CONNECTIONS`] at a time; a client that
+//! comes later waits in the kernel's queue. A client that does not read holds its own connection
+//! and nothing else. One that is gone without a word is noticed after [`SILENCE_MS`].
 
 use crate::answer::Refused;
 use crate::routes;
@@ -34,11 +34,13 @@ use tokio_rustls::TlsAcceptor;
 
 /// Most connections at a time.
 const CONNECTIONS: usize = 256;
-/// For a handshake, and for the head of a request, which includes waiting for the next one on a connection.
+/// For a handshake, and for the head of a request, which includes waiting for the next one on a
+/// connection.
 const STRANGER: Duration = Duration::from_secs(10);
 /// Longest head of a request, bytes.
 const HEAD_MAX: usize = 64 << 10;
-/// For so long sent bytes may be unacknowledged, and a silent connection's peer is looked for, milliseconds.
+/// For so long sent bytes may be unacknowledged, and a silent connection's peer is looked for,
+/// milliseconds.
 const SILENCE_MS: u32 = 60_000;
 /// First byte of every TLS record that begins a handshake (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 0x16;
@@ -129,7 +131,8 @@ impl Tls {
 }
 
 impl Remote {
-    /// Listens on `address`, with TLS by the PEM files of a certificate and its key. Without them on loopback only.
+    /// Listens on `address`, with TLS by the PEM files of a certificate and its key. Without them
+    /// on loopback only.
     pub async fn bind(address: SocketAddr, tls: Option<(&Path, &Path)>) -> Result<Remote, RemoteError> {
         if tls.is_none() && !address.ip().is_loopback() {
             return Err(RemoteError::NotLoopback { address });
@@ -151,7 +154,8 @@ impl Remote {
         self.tls.clone()
     }
 
-    /// Serves the API until `ending` becomes true and then what was begun. Dropped, it ends at once.
+    /// Serves the API until `ending` becomes true and then what was begun. Dropped, it ends at
+    /// once.
     pub(crate) async fn serve(self, api: Api, mut ending: watch::Receiver<bool>) {
         let router = routes::router(api.clone()).layer(axum::middleware::from_fn_with_state(api, admit));
         let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -176,7 +180,8 @@ impl Remote {
                         drop(place);
                     });
                 }
-                // The peer is gone already, or there are no descriptors: for that others have to end.
+                // The peer is gone already, or there are no descriptors: for that others have to
+                // end.
                 Err(e) => {
                     tracing::debug!(error = %e, "cannot accept");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -238,7 +243,8 @@ async fn connection(
 async fn not_tls(stream: &mut TcpStream) -> io::Result<()> {
     let refusal = Refusal::new(Code::Invalid, "this port speaks TLS").with_hint("use https:// instead of http://");
     let body = serde_json::to_string(&refusal).expect("the API's types are JSON");
-    // What was sent is read, for closing with it unread would reset the connection and with it this answer.
+    // What was sent is read, for closing with it unread would reset the connection and with it this
+    // answer.
     let mut unread = [0; 4096];
     let _ = tokio::time::timeout(Duration::from_millis(100), tokio::io::AsyncReadExt::read(stream, &mut unread)).await;
     let answer = format!(

@@ -138,7 +138,8 @@ async fn run_named(service: &dyn Service, mut request: RunRequest) -> Result<Pro
         named.spec.name = admit::free_name(&stem, &service.names().await?)?;
         let name = named.spec.name.clone();
         match service.run(named).await {
-            // Another request took the name in between, or a port is taken; only the first is worth another attempt.
+            // Another request took the name in between, or a port is taken; only the first is worth
+            // another attempt.
             Err(refusal) if refusal.code == Code::Taken && service.names().await?.contains(&name) => {}
             done => return done,
         }

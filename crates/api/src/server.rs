@@ -1,4 +1,5 @@
-//! The API's life: serve the API on the socket until asked to end, then let what was begun come to its end.
+//! The API's life: serve the API on the socket until asked to end, then let what was begun come to
+//! its end.
 //!
 //! ```text
 //! serving --shutdown or down--> ending: no new connections, feeds and execs end
@@ -13,8 +14,8 @@ use std::future::{Future, IntoFuture};
 use std::io;
 use std::time::Duration;
 
-/// How long operations that were begun may go on after the API was asked to end. What takes longer is finished or
-/// undone by the next daemon, like after a crash.
+/// How long operations that were begun may go on after the API was asked to end. What takes longer
+/// is finished or undone by the next daemon, like after a crash.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Why the API ended.
@@ -38,7 +39,8 @@ pub enum ServeError {
 }
 
 impl Api {
-    /// Serves the API on `socket`, and by TCP at `remote`, until `shutdown` completes or a `down` was carried out.
+    /// Serves the API on `socket`, and by TCP at `remote`, until `shutdown` completes or a `down`
+    /// was carried out.
     pub async fn serve(
         &self,
         socket: &mut ApiSocket,
@@ -51,7 +53,8 @@ impl Api {
             // The sender cannot be gone: this API holds it.
             let _ = ending.wait_for(|ends| *ends).await;
         });
-        // A task of its own, so that connections are accepted and drained while this one waits for the end.
+        // A task of its own, so that connections are accepted and drained while this one waits for
+        // the end.
         let mut server = tokio::spawn(server.into_future());
         let mut remote_server = tokio::task::JoinSet::new();
         if let Some(remote) = remote {

@@ -1,8 +1,8 @@
 //! The API's socket file, `DIR/run/api.sock`.
 //!
-//! File permissions alone decide which users may connect, so the file never exists with other ones: it is bound inside a
-//! closed directory, given its mode and owner there and moved into place, over the file a dead daemon left. A client that
-//! may connect is as powerful as root on this machine.
+//! File permissions alone decide which users may connect, so the file never exists with other ones:
+//! it is bound inside a closed directory, given its mode and owner there and moved into place, over
+//! the file a dead daemon left. A client that may connect is as powerful as root on this machine.
 
 use crate::lock::DataLock;
 use rustix::fs::{Mode, OFlags};
@@ -27,7 +27,8 @@ pub struct BindError {
     pub source: io::Error,
 }
 
-/// The listening socket and its file. Dropping it removes the file; it must be dropped before the lock is.
+/// The listening socket and its file. Dropping it removes the file; it must be dropped before the
+/// lock is.
 #[derive(Debug)]
 pub struct ApiSocket {
     listener: Option<UnixListener>,
@@ -35,8 +36,8 @@ pub struct ApiSocket {
 }
 
 impl ApiSocket {
-    /// Listens on `DIR/run/api.sock`: mode 0600 or, with `group`, 0660 and that group's. A file that is there belongs to
-    /// a dead daemon, for the lock is held, and is replaced.
+    /// Listens on `DIR/run/api.sock`: mode 0600 or, with `group`, 0660 and that group's. A file
+    /// that is there belongs to a dead daemon, for the lock is held, and is replaced.
     pub fn bind(lock: &DataLock, group: Option<u32>) -> Result<ApiSocket, BindError> {
         let path = lock.data().join(SOCKET);
         match bind_at(&path, group) {
@@ -79,8 +80,8 @@ fn bind_at(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
 }
 
 fn bind_in(closed: &Path, path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
-    // A socket's address holds 107 bytes (unix(7)) and data directories may lie deep: the way through the descriptor is
-    // always short.
+    // A socket's address holds 107 bytes (unix(7)) and data directories may lie deep: the way
+    // through the descriptor is always short.
     let dir = rustix::fs::open(closed, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let listener = UnixListener::bind(format!("/proc/self/fd/{}/s", dir.as_raw_fd()))?;
     listener.set_nonblocking(true)?;

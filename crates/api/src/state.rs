@@ -40,8 +40,8 @@ impl Drop for UnderWay {
 }
 
 impl Api {
-    /// An API before `service`. `defaults` is what procs get whose owner does not say when they sink,
-    /// `tokens` decides which clients are let in by TCP.
+    /// An API before `service`. `defaults` is what procs get whose owner does not say when they
+    /// sink, `tokens` decides which clients are let in by TCP.
     pub fn new(service: Arc<dyn Service>, defaults: Timing, tokens: Tokens) -> Api {
         Api {
             service,

@@ -1,7 +1,8 @@
 //! Tokens, which let clients in by TCP: `DIR/tokens.json`.
 //!
-//! A token is 256 random bits that are shown once. Kept is its hash, which leads nowhere: 256 bits cannot be guessed. The file
-//! is replaced whole, so a crash leaves the tokens before or those after.
+//! A token is 256 random bits that are shown once. Kept is its hash, which leads nowhere: 256 bits
+//! cannot be guessed. The file is replaced whole, so a crash leaves the tokens before or those
+//! after.
 
 use crate::lock::DataLock;
 use kip_types::api::{Code, NewToken, Refusal, Scope, TokenRequest, TokenView};

@@ -1,4 +1,5 @@
-//! Api and client over a real unix socket: every route, what is refused and how, and both ends of an API's life.
+//! Api and client over a real unix socket: every route, what is refused and how, and both ends of
+//! an API's life.
 #![forbid(unsafe_code)]
 
 mod fake;

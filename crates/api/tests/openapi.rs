@@ -55,7 +55,8 @@ fn schemas<'a>(at: String, value: &'a Value, seen: &mut dyn FnMut(&str, &'a serd
 }
 
 // promise api: what generators of clients do not know is not in the document: sets of words are an
-//   `enum`, integers have limits and a format of OpenAPI, references stand alone, names have a pattern
+//   `enum`, integers have limits and a format of OpenAPI, references stand alone, names have a
+//   pattern
 #[test]
 fn generators_know_all_that_is_in_the_document() {
     let document = kip_api::openapi();

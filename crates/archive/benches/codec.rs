@@ -1,9 +1,9 @@
-//! How small and how fast the memory of a real process gets: codecs, levels and chunk sizes, and sealing and hashing
-//! beside them.
+//! How small and how fast the memory of a real process gets: codecs, levels and chunk sizes, and
+//! sealing and hashing beside them.
 //!
-//! `cargo bench -p kip-archive --bench codec -- PID..` reads the private writable memory of those processes (16 MiB of
-//! each at most, zero pages left out) and prints one line per measurement: all rounds interleaved, medians with the
-//! lowest and highest. It changes nothing and keeps nothing.
+//! `cargo bench -p kip-archive --bench codec -- PID..` reads the private writable memory of those
+//! processes (16 MiB of each at most, zero pages left out) and prints one line per measurement: all
+//! rounds interleaved, medians with the lowest and highest. It changes nothing and keeps nothing.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;

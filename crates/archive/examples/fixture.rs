@@ -1,8 +1,8 @@
-//! Writes a small archive, keys, pack, front and head, into an empty directory: what `tests/fixture.rs` reads of every format
-//! version.
+//! Writes a small archive, keys, pack, front and head, into an empty directory: what
+//! `tests/fixture.rs` reads of every format version.
 //!
-//! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
-//! versions are never written again.
+//! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each
+//! version; those of older versions are never written again.
 
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::Files;

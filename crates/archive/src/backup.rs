@@ -1,12 +1,13 @@
-//! A backup as a stream of bytes: closed with a passphrase or a key file, compressed, authenticated chunk by chunk.
+//! A backup as a stream of bytes: closed with a passphrase or a key file, compressed, authenticated
+//! chunk by chunk.
 //!
 //! ```text
 //! magic `KIPBACK1` | length of the next, u32 LE | a ring made for this backup, closed as exported keys are | stream of the kind `Backup`
 //! ```
 //!
-//! Owns these bytes; what they say in clear is the worker's (a tar). The stream is that of every other object: see
-//! docs/design/2026-11-22-archive.md, "Sealing". A reader gives nothing that was not authenticated, and no end of file
-//! before the marked end: what was cut short is an error.
+//! Owns these bytes; what they say in clear is the worker's (a tar). The stream is that of every
+//! other object: see docs/design/2026-11-22-archive.md, "Sealing". A reader gives nothing that was
+//! not authenticated, and no end of file before the marked end: what was cut short is an error.
 
 use crate::codec::Codec;
 use crate::ids::ProcId;

@@ -1,7 +1,9 @@
-//! Compression of blocks and chunks, and which is used for what. What does not get smaller is stored as it is.
+//! Compression of blocks and chunks, and which is used for what. What does not get smaller is
+//! stored as it is.
 //!
-//! Owns the choice of codecs and levels; the figures behind it are in docs/design/2026-11-22-archive.md, made by
-//! `benches/codec.rs`. Only what was authenticated is ever unpacked.
+//! Owns the choice of codecs and levels; the figures behind it are in
+//! docs/design/2026-11-22-archive.md, made by `benches/codec.rs`. Only what was authenticated is
+//! ever unpacked.
 
 use zstd::bulk::{Compressor, Decompressor};
 

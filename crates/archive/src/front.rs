@@ -1,8 +1,9 @@
-//! The front of a generation: one object with all that a wake needs until the first reply, in the order in which it
-//! needs it.
+//! The front of a generation: one object with all that a wake needs until the first reply, in the
+//! order in which it needs it.
 //!
-//! Owns the sections and their order ([`mod@write`] and [`mod@read`]). What the worker needs to bring processes back is
-//! opaque here. A front refers to packs and is complete only together with them; it is written when they are stored.
+//! Owns the sections and their order ([`mod@write`] and [`mod@read`]). What the worker needs to
+//! bring processes back is opaque here. A front refers to packs and is complete only together with
+//! them; it is written when they are stored.
 //!
 //! ```text
 //! manifest -> sets -> page table -> files -> metadata -> eager pages -> set pages -> end
@@ -26,8 +27,8 @@ use std::collections::BTreeMap;
 
 /// Bytes from the start that hold a manifest of ordinary size.
 pub const SUMMARY: u64 = 64 << 10;
-/// Bytes of a chunk of metadata or of set pages, unpacked: small enough to be installed early, large enough to
-/// compress.
+/// Bytes of a chunk of metadata or of set pages, unpacked: small enough to be installed early,
+/// large enough to compress.
 pub const CHUNK: usize = 256 << 10;
 /// Pages of a chunk of eager or set pages.
 pub const SET_PAGES: usize = 32;
@@ -83,7 +84,8 @@ pub struct Manifest {
     pub cpu_features: Vec<String>,
     /// The proc's spec, opaque.
     pub spec: serde_json::Value,
-    /// What the owner of the processes needs to bring them back, opaque: mappings, sockets, due timers.
+    /// What the owner of the processes needs to bring them back, opaque: mappings, sockets, due
+    /// timers.
     pub body: serde_json::Value,
     /// The metadata files, in the order in which they follow.
     pub metadata: Vec<MetadataFile>,

@@ -1,12 +1,14 @@
-//! What may be deleted: a pure decision about objects that no head leads to, made so that it is right beside writers
-//! that know nothing of it.
+//! What may be deleted: a pure decision about objects that no head leads to, made so that it is
+//! right beside writers that know nothing of it.
 //!
-//! Owns the rule; lists and deletes nothing. An object goes if a mark found that no head leads to it, that was written
-//! down as a candidate, and a second mark, begun a grace time after it was written down, found the same. A writer that
-//! stores a generation does not lock anything either: it reads the candidates, refers to none of them, and publishes its
-//! head within half the grace time, or begins again ([`Writing`]). One collector runs at a time (a lease, and a
-//! compare-and-swap of the candidates): what one decides by an old look could take away what protects another's
-//! decision. One that dies leaves its candidates, or none; the next goes on from there.
+//! Owns the rule; lists and deletes nothing. An object goes if a mark found that no head leads to
+//! it, that was written down as a candidate, and a second mark, begun a grace time after it was
+//! written down, found the same. A writer that stores a generation does not lock anything either:
+//! it reads the candidates, refers to none of them, and publishes its head within half the grace
+//! time, or begins again ([`Writing`]). One collector runs at a time (a lease, and a
+//! compare-and-swap of the candidates): what one decides by an old look could take away what
+//! protects another's decision. One that dies leaves its candidates, or none; the next goes on from
+//! there.
 //!
 //! ```text
 //! live --no head leads to it--> found --stored, at S--> candidate since S --begun at S + grace, still--> deleted
@@ -45,8 +47,8 @@ pub enum Object {
 }
 
 impl Object {
-    /// What a name in a realm's part of the store is, if it is anything that can be deleted: no head, nothing foreign,
-    /// nothing of another realm.
+    /// What a name in a realm's part of the store is, if it is anything that can be deleted: no
+    /// head, nothing foreign, nothing of another realm.
     pub fn of(realm: &Realm, name: &ObjectName) -> Option<Object> {
         match name {
             ObjectName::Pack { realm: of, pack } if of == realm => Some(Object::Pack(*pack)),
@@ -75,7 +77,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// What a listing of a realm's part of the store says: names and times, of which those that can be deleted are kept.
+    /// What a listing of a realm's part of the store says: names and times, of which those that can
+    /// be deleted are kept.
     pub fn listed<'a>(realm: &Realm, listing: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<Stored> {
         let stored = |(name, written_ms)| {
             let object = Object::of(realm, &ObjectName::parse(name))?;
@@ -85,9 +88,9 @@ impl Stored {
     }
 }
 
-/// What earlier marks found unused, and since when it is known to be written down, Unix time in milliseconds; of what was
-/// found by the last mark that is not known yet. The collector stores it before it deletes anything, and each writer
-/// reads it before it refers to anything.
+/// What earlier marks found unused, and since when it is known to be written down, Unix time in
+/// milliseconds; of what was found by the last mark that is not known yet. The collector stores it
+/// before it deletes anything, and each writer reads it before it refers to anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<(Object, Option<u64>)>", into = "Vec<(Object, Option<u64>)>")]
 pub struct Candidates(BTreeMap<Object, Option<u64>>);
@@ -98,8 +101,9 @@ impl Candidates {
         !self.0.contains_key(&Object::Pack(*pack))
     }
 
-    /// These were stored durably; `now_ms`: Unix time in milliseconds, taken after that. What was new among them counts
-    /// from now on, if they are stored once more. If they are not, it counts from the next mark on.
+    /// These were stored durably; `now_ms`: Unix time in milliseconds, taken after that. What was
+    /// new among them counts from now on, if they are stored once more. If they are not, it counts
+    /// from the next mark on.
     pub fn stored(&mut self, now_ms: u64) {
         self.0.values_mut().for_each(|since| *since = since.or(Some(now_ms)));
     }
@@ -109,8 +113,8 @@ impl Candidates {
         self.0.keys()
     }
 
-    /// Since when an object is known to be written down as one, Unix time in milliseconds; none if it is no candidate, or
-    /// was found by the last mark.
+    /// Since when an object is known to be written down as one, Unix time in milliseconds; none if
+    /// it is no candidate, or was found by the last mark.
     pub fn since(&self, object: &Object) -> Option<u64> {
         self.0.get(object).copied().flatten()
     }
@@ -133,14 +137,15 @@ impl From<Candidates> for Vec<(Object, Option<u64>)> {
     }
 }
 
-/// One look at everything. The candidates are read from the store first, then the list of objects is made, then heads
-/// are read, then the fronts that they lead to: what is newer than the list is not there.
+/// One look at everything. The candidates are read from the store first, then the list of objects
+/// is made, then heads are read, then the fronts that they lead to: what is newer than the list is
+/// not there.
 #[derive(Debug, Clone, Copy)]
 pub struct Mark<'a> {
     /// After the candidates were read and before the first head was, Unix time in milliseconds.
     pub began_ms: u64,
-    /// All fronts that a head keeps, and the packs that their manifests name. One that cannot be read: do not mark at
-    /// all.
+    /// All fronts that a head keeps, and the packs that their manifests name. One that cannot be
+    /// read: do not mark at all.
     pub live: &'a BTreeSet<Object>,
     /// What the store has.
     pub stored: &'a [Stored],
@@ -155,8 +160,8 @@ pub struct SweepPlan {
     pub delete: Vec<Object>,
 }
 
-/// Decides. `earlier`: the candidates that were read from the store before the mark began. A clock that goes back
-/// postpones, and deletes nothing.
+/// Decides. `earlier`: the candidates that were read from the store before the mark began. A clock
+/// that goes back postpones, and deletes nothing.
 pub fn plan(mark: &Mark<'_>, earlier: &Candidates, grace_ms: u64) -> SweepPlan {
     let mut plan = SweepPlan::default();
     for Stored { object, written_ms } in mark.stored {
@@ -191,7 +196,8 @@ impl fmt::Display for BootMs {
 #[derive(Debug, Clone)]
 pub struct Writing {
     candidates: Candidates,
-    /// Packs that were there after the candidates were read: the realm's index may still know some that are gone.
+    /// Packs that were there after the candidates were read: the realm's index may still know some
+    /// that are gone.
     stored: BTreeSet<PackId>,
     deadline: BootMs,
 }
@@ -215,19 +221,20 @@ impl Writing {
         Writing { candidates, stored: BTreeSet::new(), deadline }
     }
 
-    /// Tells it which packs the store has, all or those in question. The store is asked after the candidates were read.
+    /// Tells it which packs the store has, all or those in question. The store is asked after the
+    /// candidates were read.
     pub fn saw(&mut self, stored: impl IntoIterator<Item = PackId>) {
         self.stored.extend(stored);
     }
 
-    /// Whether it may refer to a pack that was there before: asked for each, those of the parent generation included.
-    /// None that was not seen.
+    /// Whether it may refer to a pack that was there before: asked for each, those of the parent
+    /// generation included. None that was not seen.
     pub fn may_use(&self, pack: &PackId) -> bool {
         self.stored.contains(pack) && self.candidates.may_use(pack)
     }
 
-    /// Whether the head may be published now. Asked last, right before each try to swap it, which must take less than
-    /// half the grace time.
+    /// Whether the head may be published now. Asked last, right before each try to swap it, which
+    /// must take less than half the grace time.
     ///
     /// # Errors
     /// Too late.

@@ -1,10 +1,11 @@
 //! The head of a proc: the one object that changes. Which front is the newest, which data directory
 //! owns the proc, which older fronts are kept.
 //!
-//! Owns the rules by which a head may follow another, as pure functions; the store compares and swaps, and loses the
-//! race for one of two. A proc has one owner at a time, of an epoch that only grows; an owner of an older epoch can
-//! change nothing. A head names fronts by generation and salt, so what a stale owner writes under the same number is
-//! another object, which no head leads to. A head that is replaced is gone; what it alone led to is found by collection.
+//! Owns the rules by which a head may follow another, as pure functions; the store compares and
+//! swaps, and loses the race for one of two. A proc has one owner at a time, of an epoch that only
+//! grows; an owner of an older epoch can change nothing. A head names fronts by generation and
+//! salt, so what a stale owner writes under the same number is another object, which no head leads
+//! to. A head that is replaced is gone; what it alone led to is found by collection.
 //!
 //! ```text
 //! first --> Owned --advance--> Owned --remove--> Removed, for ever
@@ -197,8 +198,8 @@ impl Head {
         }
     }
 
-    /// What follows when its owner has stored a newer generation. `keep`: how many older ones stay, [`KEPT`] at least
-    /// and [`KEPT_MOST`] at most.
+    /// What follows when its owner has stored a newer generation. `keep`: how many older ones stay,
+    /// [`KEPT`] at least and [`KEPT_MOST`] at most.
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`, `NotNewer`.
@@ -234,7 +235,8 @@ impl Head {
         Ok(Head { state: HeadState::Removed, current: None, kept: Vec::new(), ..self.again() })
     }
 
-    /// The same as another change: what is swapped in when the outcome of the first try is not known ([`Swap`]).
+    /// The same as another change: what is swapped in when the outcome of the first try is not
+    /// known ([`Swap`]).
     pub fn again(&self) -> Head {
         Head { change: self.change + 1, ..self.clone() }
     }
@@ -353,7 +355,8 @@ mod tests {
         FrontRef { generation: Generation(generation), id: FrontId::random() }
     }
 
-    /// Three workers with copies of the head that may be old; the store swaps if the head is the one that was read.
+    /// Three workers with copies of the head that may be old; the store swaps if the head is the
+    /// one that was read.
     #[derive(Debug, Clone, Copy)]
     enum Act {
         Read(usize),

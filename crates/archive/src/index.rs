@@ -1,9 +1,10 @@
-//! What is stored already: by content for a whole realm ([`Index`]), by place on the local disk for one proc
-//! ([`Known`]).
+//! What is stored already: by content for a whole realm ([`Index`]), by place on the local disk for
+//! one proc ([`Known`]).
 //!
-//! Both are local caches. They may be lost, which costs uploads and reading, and must never be wrong: additions are
-//! merged only after the packs they speak of are stored. Hashes are keyed with a secret of the realm, so that neither
-//! says anything to a reader without that secret, and nothing is ever shared between realms.
+//! Both are local caches. They may be lost, which costs uploads and reading, and must never be
+//! wrong: additions are merged only after the packs they speak of are stored. Hashes are keyed with
+//! a secret of the realm, so that neither says anything to a reader without that secret, and
+//! nothing is ever shared between realms.
 
 use crate::ids::{KeyId, PackId};
 use crate::keys::{Keyring, NoKey, Secret};
@@ -90,7 +91,8 @@ impl Index {
         Some(ContentPlace { block: self.blocks.list[block as usize], at })
     }
 
-    /// Says where it lies. The newest place counts: the one before may be in a pack that could not be used any more.
+    /// Says where it lies. The newest place counts: the one before may be in a pack that could not
+    /// be used any more.
     pub fn insert(&mut self, hash: ContentHash, place: ContentPlace) {
         let block = self.blocks.number(place.block);
         self.places.insert(hash, (block, place.at));
@@ -150,8 +152,9 @@ impl Index {
     }
 }
 
-/// A page file of a sealed generation on the local disk, whatever its name: hard links of it are the same. Such files
-/// never change; the time of birth tells one from a later one that got its inode.
+/// A page file of a sealed generation on the local disk, whatever its name: hard links of it are
+/// the same. Such files never change; the time of birth tells one from a later one that got its
+/// inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     /// Device.
@@ -163,7 +166,8 @@ pub struct FileKey {
 }
 
 impl FileKey {
-    /// That of an open file. `None`: its file system does not tell when it was born, and nothing is known of it.
+    /// That of an open file. `None`: its file system does not tell when it was born, and nothing is
+    /// known of it.
     ///
     /// # Errors
     /// The file system's.
@@ -179,8 +183,8 @@ impl FileKey {
     }
 }
 
-/// Which pages of which page files are stored: (checksum, place) by file and page. A page whose checksum is another one
-/// was written anew.
+/// Which pages of which page files are stored: (checksum, place) by file and page. A page whose
+/// checksum is another one was written anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
     files: BTreeMap<FileKey, BTreeMap<u32, (u32, ContentPlace)>>,

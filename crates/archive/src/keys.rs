@@ -98,8 +98,8 @@ impl fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// A ring with one new key, in memory only: what it seals is lost with it. [`Keyring::create`] makes one that lasts.
-    /// `now_ms`: Unix time in milliseconds.
+    /// A ring with one new key, in memory only: what it seals is lost with it. [`Keyring::create`]
+    /// makes one that lasts. `now_ms`: Unix time in milliseconds.
     pub fn generate(realm: Realm, now_ms: u64) -> Keyring {
         let mut ring = Keyring { realm, dedup: None, entries: Vec::new(), current: None };
         ring.rotate(now_ms);
@@ -142,8 +142,8 @@ impl Keyring {
         id
     }
 
-    /// Forgets a secret for good; [`Keyring::save`] makes it so on disk. With the last one goes the secret of page
-    /// hashes.
+    /// Forgets a secret for good; [`Keyring::save`] makes it so on disk. With the last one goes the
+    /// secret of page hashes.
     ///
     /// # Errors
     /// `Unknown`. One that was destroyed before keeps its time.
@@ -225,7 +225,8 @@ impl Keyring {
             }
         }
         self.entries.extend(added);
-        // Oldest first; what was destroyed before all of them. Stable, so that the order of both rings is kept.
+        // Oldest first; what was destroyed before all of them. Stable, so that the order of both
+        // rings is kept.
         self.entries.sort_by_key(|entry| match entry.state {
             KeyState::Live { created_ms, .. } => created_ms,
             KeyState::Destroyed { .. } => 0,
@@ -327,7 +328,8 @@ enum Undecodable {
 /// A time for people, RFC 3339.
 pub(crate) fn utc(ms: u64) -> String {
     let (days, second) = (ms / 86_400_000, ms / 1000 % 86_400);
-    // Days to a date: http://howardhinnant.github.io/date_algorithms.html#civil_from_days, for days after 1970.
+    // Days to a date: http://howardhinnant.github.io/date_algorithms.html#civil_from_days, for days
+    // after 1970.
     let day = days + 719_468;
     let (era, of_era) = (day / 146_097, day % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;

@@ -1,4 +1,5 @@
-//! A proc in an object store: the bytes of the objects that an archived generation consists of, and what they mean.
+//! A proc in an object store: the bytes of the objects that an archived generation consists of, and
+//! what they mean.
 //!
 //! Owns the format (docs/design/2026-11-22-archive.md), the keys and the sealing, which are not
 //! optional, and the pure decisions about objects: which data directory may replace a head, what
@@ -12,10 +13,11 @@
 //! overlay ----walk-----> tree, packs --------+--> front --> head
 //! ```
 //!
-//! Invariants: bytes are believed only after they were authenticated; an object opens only as what it was sealed as
-//! (kind, realm, proc, generation, and which writing of it); what is refused says why, and damage is never mistaken for a
-//! key that was destroyed; what would be refused when it is read is not written. A crash anywhere leaves packs and fronts
-//! that no head leads to, which collection finds.
+//! Invariants: bytes are believed only after they were authenticated; an object opens only as what
+//! it was sealed as (kind, realm, proc, generation, and which writing of it); what is refused says
+//! why, and damage is never mistaken for a key that was destroyed; what would be refused when it is
+//! read is not written. A crash anywhere leaves packs and fronts that no head leads to, which
+//! collection finds.
 #![forbid(unsafe_code)]
 
 pub mod backup;

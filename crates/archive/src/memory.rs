@@ -1,12 +1,14 @@
-//! The memory of a generation into blocks and a page table: what is known is not read, what is the same is stored once,
-//! and the pages of working sets, and those that cannot wait for a fault, go to the front.
+//! The memory of a generation into blocks and a page table: what is known is not read, what is the
+//! same is stored once, and the pages of working sets, and those that cannot wait for a fault, go
+//! to the front.
 //!
-//! Zeros are not stored. In anonymous memory they are not even written down, for a page in no run is zeros there; in a
-//! private mapping of a file it would be the file's, so each page of zeros that is present gets its place in the table.
-//! What is anonymous the caller says; of what he does not speak is taken for a file's.
+//! Zeros are not stored. In anonymous memory they are not even written down, for a page in no run
+//! is zeros there; in a private mapping of a file it would be the file's, so each page of zeros
+//! that is present gets its place in the table. What is anonymous the caller says; of what he does
+//! not speak is taken for a file's.
 //!
-//! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the
-//! way, and never touches a process. Nothing is kept here but one block.
+//! Owns the rules of what is stored where. Reads pages through the caller, checks them against
+//! their checksums on the way, and never touches a process. Nothing is kept here but one block.
 
 use crate::index::{Blocks, ContentHash, ContentPlace, FileKey, Known};
 use crate::packing::{PackError, Packing};
@@ -56,10 +58,12 @@ impl Ranges {
 /// What the memory of processes is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Areas {
-    /// Where a page that is not there is zeros: anonymous private mappings, heaps and stacks. All else of a process is
-    /// taken for a mapping of a file, where such a page is the file's. Shared memory is always as if it were listed.
+    /// Where a page that is not there is zeros: anonymous private mappings, heaps and stacks. All
+    /// else of a process is taken for a mapping of a file, where such a page is the file's. Shared
+    /// memory is always as if it were listed.
     pub anonymous: Ranges,
-    /// Whose pages cannot wait for a fault: private mappings of files that were written, areas of rseq(2), locked memory.
+    /// Whose pages cannot wait for a fault: private mappings of files that were written, areas of
+    /// rseq(2), locked memory.
     pub eager: Ranges,
 }
 
@@ -73,15 +77,15 @@ impl Areas {
 pub struct Pages<'a> {
     /// Where those of processes lie.
     pub map: &'a PageMap,
-    /// Where those of shared memory lie, by its number: runs as in the map, in files of the map, with offsets for
-    /// addresses.
+    /// Where those of shared memory lie, by its number: runs as in the map, in files of the map,
+    /// with offsets for addresses.
     pub shared: &'a BTreeMap<u64, Vec<Run>>,
     /// What the mappings of processes are.
     pub areas: &'a Areas,
     /// Of each page file what it is on disk; none if that is not known, and all of it is read.
     pub keys: &'a [Option<FileKey>],
-    /// What comes from the store when it is needed: one of the files, which is taken over as it is; only what is here and
-    /// cannot stay where it is there is read.
+    /// What comes from the store when it is needed: one of the files, which is taken over as it is;
+    /// only what is here and cannot stay where it is there is read.
     pub remote: Option<&'a Remote<'a>>,
     /// How they are read.
     pub read: &'a mut ReadPages<'a>,
@@ -99,8 +103,8 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
-    /// It was never fetched, and cannot stay where it is: its pack may not be referred to any more, or it has to be in the
-    /// front.
+    /// It was never fetched, and cannot stay where it is: its pack may not be referred to any more,
+    /// or it has to be in the front.
     #[error("page {page} of {file} was never fetched, and cannot be left in its pack: fetch it first")]
     NotHere {
         /// The file that stands for the store.
@@ -171,7 +175,8 @@ impl Pages<'_> {
     }
 }
 
-/// The pages of all sets in order of need: those of the newest kind first, what is only kept at hand last.
+/// The pages of all sets in order of need: those of the newest kind first, what is only kept at
+/// hand last.
 fn order_of_need(process: &Process) -> Vec<u64> {
     let mut seen = HashSet::new();
     let all =
@@ -455,11 +460,13 @@ impl Work {
     }
 }
 
-/// One in as many pages of a set is held back to see whether it is still needed, at least; beyond that the set as a whole is doubted.
+/// One in as many pages of a set is held back to see whether it is still needed, at least; beyond
+/// that the set as a whole is doubted.
 const DOUBTED: usize = 4;
 
-/// The pages of sets that do not come with the front if they lie in blocks: those held back by a set of which so much is that
-/// this was a wake of another kind, or that most of it only came along. They follow the wake.
+/// The pages of sets that do not come with the front if they lie in blocks: those held back by a
+/// set of which so much is that this was a wake of another kind, or that most of it only came
+/// along. They follow the wake.
 pub fn left_out(sets: &[WorkingSet]) -> HashSet<u64> {
     let is_doubted =
         |set: &&WorkingSet| set.pages.iter().filter(|page| page.held_back).count() * DOUBTED > set.pages.len();

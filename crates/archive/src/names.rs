@@ -11,8 +11,9 @@
 //! realms/REALM/collection
 //! ```
 //!
-//! No name of a pack or front is ever used for a second writing, for both have the salt of their own key in it. So a
-//! write that arrives late, after its writer gave it up or lost the proc, makes garbage and replaces nothing.
+//! No name of a pack or front is ever used for a second writing, for both have the salt of their
+//! own key in it. So a write that arrives late, after its writer gave it up or lost the proc, makes
+//! garbage and replaces nothing.
 
 use crate::ids::{FrontId, PackId, ProcId};
 use kip_types::{Generation, Realm};

@@ -1,5 +1,5 @@
-//! Packs: objects of many blocks, each sealed and compressed by itself, so that a range read of one block is enough to
-//! open it.
+//! Packs: objects of many blocks, each sealed and compressed by itself, so that a range read of one
+//! block is enough to open it.
 //!
 //! Owns the layout of a pack. Knows nothing of what blocks hold: the caller that adds a block keeps
 //! its [`BlockRef`]. Packs belong to a realm, not to a proc. A crash while a pack is written leaves
@@ -14,11 +14,11 @@ use kip_types::Generation;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Bytes at which a pack is full: large enough that requests do not count, small enough that several go up side by
-/// side, and little is left to be read back when the last has gone up.
+/// Bytes at which a pack is full: large enough that requests do not count, small enough that
+/// several go up side by side, and little is left to be read back when the last has gone up.
 pub const TARGET: usize = 7 << 20;
-/// Most bytes of a pack, with its directory: what the store sends in one piece. There are older ones that are larger than
-/// what is made now.
+/// Most bytes of a pack, with its directory: what the store sends in one piece. There are older
+/// ones that are larger than what is made now.
 pub const PACK_MAX: usize = 16 << 20;
 /// Most bytes of a block.
 pub const BLOCK_MAX: usize = 1 << 20;
@@ -26,8 +26,8 @@ pub const BLOCK_MAX: usize = 1 << 20;
 const FOOTER: usize = 16;
 /// Most bytes that a block takes in the directory: two lengths of at most 21 bits.
 const LISTED: usize = 6;
-/// Most bytes that a pack has besides what its blocks pack and list: the last block's codec, tag and place in the
-/// directory, the directory's tag, the footer.
+/// Most bytes that a pack has besides what its blocks pack and list: the last block's codec, tag
+/// and place in the directory, the directory's tag, the footer.
 const FRINGE: usize = 1 + TAG + LISTED + TAG + FOOTER;
 
 /// A pack, and the realm's key that opens it.
@@ -196,7 +196,8 @@ impl<'k> PackReader<'k> {
         }
     }
 
-    /// Opens every block of a whole pack and calls `each` with it: for checking, and for making an index anew.
+    /// Opens every block of a whole pack and calls `each` with it: for checking, and for making an
+    /// index anew.
     ///
     /// # Errors
     /// Another pack than `id`; what [`PackReader::open_block`] says.
@@ -241,7 +242,8 @@ fn listed(pack: PackRef, directory: &[u8], count: u64, end: u64) -> Option<Vec<B
     (u64::from(offset) == end).then_some(blocks)
 }
 
-/// Writes the blocks of a section: each by its pack's place in `packs` and its distance from the one before.
+/// Writes the blocks of a section: each by its pack's place in `packs` and its distance from the
+/// one before.
 pub(crate) fn put_blocks(out: &mut Vec<u8>, blocks: &[BlockRef], packs: &[PackRef]) {
     let places: HashMap<&PackRef, u64> = packs.iter().zip(0..).collect();
     wire::put(out, blocks.len() as u64);
@@ -317,7 +319,8 @@ mod tests {
     fn a_pack_never_outgrows_one_request() {
         let keys = ring();
         let noise: Vec<u8> = std::iter::repeat_with(crate::ids::random::<4096>).take(256).flatten().collect();
-        // Large blocks alone, and small ones up to the brim, whose directory is long, with a large one behind.
+        // Large blocks alone, and small ones up to the brim, whose directory is long, with a large
+        // one behind.
         for small in [0, 190_000] {
             let mut writer = PackWriter::begin(&keys).unwrap();
             for block in 0..small {

@@ -1,9 +1,9 @@
-//! One archiving's way into packs: looks content up, puts what is new into blocks, and hands packs over when they are
-//! full.
+//! One archiving's way into packs: looks content up, puts what is new into blocks, and hands packs
+//! over when they are full.
 //!
-//! Owns the pack that is being filled; holds one in memory at most. What it stored is known to others only when the
-//! caller merges [`Packed::added`] into the realm's index, which must wait until every pack is stored. Called off: drop
-//! it, and nothing was said.
+//! Owns the pack that is being filled; holds one in memory at most. What it stored is known to
+//! others only when the caller merges [`Packed::added`] into the realm's index, which must wait
+//! until every pack is stored. Called off: drop it, and nothing was said.
 
 use crate::ids::PackId;
 use crate::index::{ContentHash, ContentPlace, Hasher, Index};
@@ -111,8 +111,8 @@ impl<'a> Packing<'a> {
         self.added.get(hash).or_else(|| self.index.get(hash).filter(|place| self.may_use(place)))
     }
 
-    /// Not in a pack that may go, nor in one that another key opens than that which seals now: what is stored after a
-    /// rotation needs the new key only.
+    /// Not in a pack that may go, nor in one that another key opens than that which seals now: what
+    /// is stored after a rotation needs the new key only.
     pub(crate) fn may_use(&self, place: &ContentPlace) -> bool {
         let pack = &place.block.pack;
         (self.usable)(&pack.id) && self.keys.current().is_ok_and(|key| key == pack.key)

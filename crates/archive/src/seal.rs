@@ -1,10 +1,11 @@
-//! Authenticated encryption of objects: the clear header that says what an object belongs to, and the key that only it
-//! has.
+//! Authenticated encryption of objects: the clear header that says what an object belongs to, and
+//! the key that only it has.
 //!
-//! Owns the header's layout (docs/design/2026-11-22-archive.md) and the order of the checks. Nothing in an object is
-//! believed before it was authenticated, and there is no way to write one that is not. Each object has a key of its
-//! own, derived from the realm's and a salt that is never used twice, so a nonce needs to differ within one object
-//! only; the caller that seals gives a number that only grows.
+//! Owns the header's layout (docs/design/2026-11-22-archive.md) and the order of the checks.
+//! Nothing in an object is believed before it was authenticated, and there is no way to write one
+//! that is not. Each object has a key of its own, derived from the realm's and a salt that is never
+//! used twice, so a nonce needs to differ within one object only; the caller that seals gives a
+//! number that only grows.
 
 use crate::ids::{KeyId, ProcId, random};
 use crate::keys::{Keyring, NoKey, Secret};
@@ -40,9 +41,11 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Version of the layout in which this Kip writes an object of this kind; it reads all versions up to that one.
+    /// Version of the layout in which this Kip writes an object of this kind; it reads all versions
+    /// up to that one.
     ///
-    /// A front has format 2 since its checkpoint images are one file, `checkpoint.tar`, instead of a file each.
+    /// A front has format 2 since its checkpoint images are one file, `checkpoint.tar`, instead of
+    /// a file each.
     pub const fn format(self) -> u16 {
         match self {
             Kind::Front => 2,
@@ -258,7 +261,8 @@ pub(crate) struct Opened {
     pub(crate) tag: HeaderTag,
 }
 
-/// Begins an object with the realm's current key: its header's bytes, and what the rest is sealed with.
+/// Begins an object with the realm's current key: its header's bytes, and what the rest is sealed
+/// with.
 pub(crate) fn begin(
     keys: &Keyring,
     kind: Kind,

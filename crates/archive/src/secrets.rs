@@ -5,8 +5,8 @@
 //! magic 8 | id of the key 16 | salt 32 | sealed: count, then for each name and contents, each with its length (u32 LE) | tag 16
 //! ```
 //!
-//! Owns these bytes; never writes them anywhere. They open only as those of the realm and the proc that they were sealed for.
-//! Contents in memory are zeroed when they are dropped.
+//! Owns these bytes; never writes them anywhere. They open only as those of the realm and the proc
+//! that they were sealed for. Contents in memory are zeroed when they are dropped.
 
 use crate::ids::{KeyId, random};
 use crate::keys::{Keyring, NoKey};

@@ -1,7 +1,9 @@
-//! Objects that are read from front to back: a header, then sealed chunks, of which the last is marked.
+//! Objects that are read from front to back: a header, then sealed chunks, of which the last is
+//! marked.
 //!
-//! Owns the framing. Knows nothing of what the chunks mean. Reading takes bytes as they come, in pieces of any size,
-//! and holds at most one chunk; a length is looked at only after it was authenticated.
+//! Owns the framing. Knows nothing of what the chunks mean. Reading takes bytes as they come, in
+//! pieces of any size, and holds at most one chunk; a length is looked at only after it was
+//! authenticated.
 //!
 //! ```text
 //! Header --192 bytes--> Frame --28 bytes--> Payload --+--> Frame ..
@@ -125,8 +127,8 @@ impl ChunkReader {
         self.opened.as_ref().map(|opened| &opened.header)
     }
 
-    /// Takes from the front of `bytes` what makes one more chunk. `None`: all were taken, and more are needed. After an
-    /// error nothing more is read.
+    /// Takes from the front of `bytes` what makes one more chunk. `None`: all were taken, and more
+    /// are needed. After an error nothing more is read.
     pub(crate) fn next(&mut self, keys: &Keyring, bytes: &mut &[u8]) -> Result<Option<Chunk>, OpenError> {
         loop {
             if let Await::Done = self.awaited {

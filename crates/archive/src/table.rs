@@ -1,8 +1,10 @@
-//! The page table of an archived generation: for every page its place in a block, or "in the front", or "zeros".
+//! The page table of an archived generation: for every page its place in a block, or "in the
+//! front", or "zeros".
 //!
-//! Owns the section's layout (docs/design/2026-11-22-archive.md). Addresses are multiples of 4096. A page in no run is
-//! as its mapping makes it: zeros in anonymous and in shared memory, the file's content in a private mapping of a file.
-//! So a page of zeros that was written into the latter has a run of its own.
+//! Owns the section's layout (docs/design/2026-11-22-archive.md). Addresses are multiples of 4096.
+//! A page in no run is as its mapping makes it: zeros in anonymous and in shared memory, the file's
+//! content in a private mapping of a file. So a page of zeros that was written into the latter has
+//! a run of its own.
 
 use crate::index::{self, ContentPlace};
 use crate::pack::{self, BlockRef, PackRef};
@@ -24,8 +26,8 @@ const BLOCKS: u64 = 2;
 pub enum Space {
     /// That of a process, by its number inside the sandbox.
     Process(u32),
-    /// Shared memory (anonymous, memfd, System V), by the number that the images have for it (CRIU's
-    /// `pagemap-shmem-ID.img`). Its addresses are offsets from its start.
+    /// Shared memory (anonymous, memfd, System V), by the number that the images have for it
+    /// (CRIU's `pagemap-shmem-ID.img`). Its addresses are offsets from its start.
     Shared(u64),
 }
 
@@ -204,7 +206,8 @@ impl PageTable {
         index::end(out)
     }
 
-    /// Reads it back. What is damaged or another realm's is as good as lost: `None`, and the front is read again.
+    /// Reads it back. What is damaged or another realm's is as good as lost: `None`, and the front
+    /// is read again.
     pub fn load(bytes: &[u8], realm: &Realm) -> Option<PageTable> {
         let mut reader = index::open(bytes, SAVED, realm)?;
         let blocks = index::take_places(&mut reader)?;
@@ -274,9 +277,10 @@ pub struct RemoteRun<'a> {
     pub run: &'a TableRun,
 }
 
-/// The pages of an archived generation as a page file most of which is nowhere on the local disk: its page `n` is the `n`th
-/// page of the table. So the page map of a proc that was woken from the store says of what it never fetched where it lies,
-/// also after the program has moved it to another address. See [`kip_snapshot::remote`].
+/// The pages of an archived generation as a page file most of which is nowhere on the local disk:
+/// its page `n` is the `n`th page of the table. So the page map of a proc that was woken from the
+/// store says of what it never fetched where it lies, also after the program has moved it to
+/// another address. See [`kip_snapshot::remote`].
 pub struct Remote<'a> {
     table: &'a PageTable,
     file: u32,

@@ -1,5 +1,5 @@
-//! Numbers and bytes as they are written into sections: LEB128 varints, zigzag for what may be negative, lengths before
-//! bytes.
+//! Numbers and bytes as they are written into sections: LEB128 varints, zigzag for what may be
+//! negative, lengths before bytes.
 //!
 //! Reading never panics and never reserves more than there are bytes: what is not there is `None`.
 

@@ -1,4 +1,5 @@
-//! A directory comes back exactly, reads nothing twice, and no list of files leads out of its directory.
+//! A directory comes back exactly, reads nothing twice, and no list of files leads out of its
+//! directory.
 //!
 //! Makes device nodes and trusted attributes, so it needs root, as the kernel tests do.
 

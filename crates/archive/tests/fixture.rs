@@ -1,5 +1,5 @@
-//! Objects that older versions wrote are still read: every directory below `tests/data`, made by `examples/fixture.rs`
-//! when its version was the newest.
+//! Objects that older versions wrote are still read: every directory below `tests/data`, made by
+//! `examples/fixture.rs` when its version was the newest.
 
 use kip_archive::files::tree::Node;
 use kip_archive::front::read::{Event, FrontReader, summary};

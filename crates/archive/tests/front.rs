@@ -1,4 +1,5 @@
-//! A front is read back whole however it arrives, and never with anything changed, cut, moved or foreign.
+//! A front is read back whole however it arrives, and never with anything changed, cut, moved or
+//! foreign.
 
 use kip_archive::files::tree::{Attributes, Entry, Files, Node, Tree};
 use kip_archive::front::read::{Event, FrontReader, summary};

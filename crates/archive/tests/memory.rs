@@ -1,4 +1,5 @@
-//! Memory goes into packs and a front and comes back as it was; a second generation stores only what is new.
+//! Memory goes into packs and a front and comes back as it was; a second generation stores only
+//! what is new.
 
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::front::write::FrontWriter;
@@ -246,7 +247,8 @@ proptest! {
     }
 }
 
-/// One sleep of a proc: which pages were written since the last (each with its new byte), which are its working set.
+/// One sleep of a proc: which pages were written since the last (each with its new byte), which are
+/// its working set.
 type Sleep = (BTreeMap<u64, u8>, Vec<u64>);
 
 proptest! {
@@ -368,7 +370,8 @@ fn what_was_never_fetched_stays_where_it_is() {
     let first = world.archive(&first_map, &files, &[None]);
     let whole = contents(&first_map, &files);
 
-    // Another machine has the front's pages and what was written; a part was moved to another address.
+    // Another machine has the front's pages and what was written; a part was moved to another
+    // address.
     let mut machine = World { keys: world.keys.clone(), packs: world.packs.clone(), ..World::new() };
     let table = &first.archived.table;
     let remote = Remote::new(table, 0);
@@ -437,7 +440,8 @@ fn what_was_never_fetched_stays_where_it_is() {
 fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     let at = |page: u64| page * PAGE as u64;
     let (space, shared) = (Space::Process(1), Space::Shared(77));
-    // Pages 10 to 29: of a file's mapping up to 20, then anonymous; every third is zeros. Then shared memory.
+    // Pages 10 to 29: of a file's mapping up to 20, then anonymous; every third is zeros. Then
+    // shared memory.
     let mut files = [noise(6, 30)];
     for page in (0..30).step_by(3) {
         files[0][page * PAGE..][..PAGE].fill(0);

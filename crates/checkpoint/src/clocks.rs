@@ -1,4 +1,5 @@
-//! Time across a sleep: no call returns EINTR, clocks go on, time-outs and timers are due when they would have been.
+//! Time across a sleep: no call returns EINTR, clocks go on, time-outs and timers are due when they
+//! would have been.
 //!
 //! At the end of a dump, every task stopped, [`finalize`] sets threads that CRIU interrupted back
 //! onto their system call and notes every time-out and timer ([`calls`], [`timers`]). The wake
@@ -7,10 +8,12 @@
 //! timerfds, socket options, and the signals of timers that expired meanwhile. CRIU's time
 //! namespace is left out, so that every clock is the machine's.
 //!
-//! In a suspended sleep ([`Clocks::stands`]) the program's CLOCK_MONOTONIC stands: [`Clocks::resumed`] moves whatever is on
-//! that clock by the length of the sleep, as if the freeze had been at the wake, and what is ahead of the machine's clock
-//! ([`Clocks::ahead_ns`]) back by as much. The processes of the wake are born in a time namespace with that offset, and keep it
-//! in all later sleeps. All times here are on the machine's clock but those that the program itself gave as absolute ones.
+//! In a suspended sleep ([`Clocks::stands`]) the program's CLOCK_MONOTONIC stands:
+//! [`Clocks::resumed`] moves whatever is on that clock by the length of the sleep, as if the freeze
+//! had been at the wake, and what is ahead of the machine's clock ([`Clocks::ahead_ns`]) back by as
+//! much. The processes of the wake are born in a time namespace with that offset, and keep it in
+//! all later sleeps. All times here are on the machine's clock but those that the program itself
+//! gave as absolute ones.
 
 mod calls;
 mod signals;
@@ -61,8 +64,9 @@ pub struct Due {
     pub monotonic: bool,
 }
 
-/// After a suspended sleep a program's tick that was nearer than this comes first, nanoseconds: a program that keeps the time of day
-/// from its last tick, as redis does, takes a client that has just come for one that was silent all the while.
+/// After a suspended sleep a program's tick that was nearer than this comes first, nanoseconds: a
+/// program that keeps the time of day from its last tick, as redis does, takes a client that has
+/// just come for one that was silent all the while.
 const TICKS_FIRST_NS: i64 = 200_000_000;
 
 /// A relative time-out that the wake writes into a thread's memory.
@@ -96,12 +100,13 @@ pub enum Form {
     Timespec,
     /// The program's own struct timeval, which the kernel updates.
     Timeval,
-    /// Milliseconds in a register, whose field in CRIU's message takes the place of the address: the images are changed before the
-    /// wake ([`advance_millis`]).
+    /// Milliseconds in a register, whose field in CRIU's message takes the place of the address:
+    /// the images are changed before the wake ([`advance_millis`]).
     Millis,
 }
 
-/// A time-out of a socket that the wake sets to what is left, and back when the thread is in its call again.
+/// A time-out of a socket that the wake sets to what is left, and back when the thread is in its
+/// call again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketPatch {
     /// The thread, as numbered inside.
@@ -131,14 +136,15 @@ pub struct Clocks {
     /// Time-outs of sockets.
     #[serde(default)]
     pub sockets: Vec<SocketPatch>,
-    /// Threads, and addresses of words that have to be in memory when they begin their calls anew: the kernel changes a word of
-    /// FUTEX_LOCK_PI in a way that cannot wait for a page.
+    /// Threads, and addresses of words that have to be in memory when they begin their calls anew:
+    /// the kernel changes a word of FUTEX_LOCK_PI in a way that cannot wait for a page.
     #[serde(default)]
     pub words: Vec<(u32, u64)>,
     /// Timerfds that are armed or unread.
     #[serde(default)]
     pub timerfds: Vec<Timerfd>,
-    /// When CRIU read the timers of each process (as numbered inside), nanoseconds of CLOCK_MONOTONIC.
+    /// When CRIU read the timers of each process (as numbered inside), nanoseconds of
+    /// CLOCK_MONOTONIC.
     #[serde(default)]
     pub read_ns: BTreeMap<u32, i64>,
     /// Threads that stand on a call, which they make again.
@@ -146,8 +152,8 @@ pub struct Clocks {
     pub standing: BTreeSet<u32>,
     /// Everything that is due some time.
     pub dues: Vec<Due>,
-    /// How far the program's CLOCK_MONOTONIC was ahead of the machine's at the freeze, nanoseconds; less than 0 after a
-    /// suspended sleep.
+    /// How far the program's CLOCK_MONOTONIC was ahead of the machine's at the freeze, nanoseconds;
+    /// less than 0 after a suspended sleep.
     #[serde(default)]
     pub ahead_ns: i64,
     /// The sleep is a suspended one: that clock stands from the freeze on.
@@ -156,7 +162,8 @@ pub struct Clocks {
     /// How long it stood, once the sleep has ended, nanoseconds.
     #[serde(skip)]
     pub stood_ns: i64,
-    /// When the packet came that the wake is for, nanoseconds of CLOCK_MONOTONIC; none if it is for something else.
+    /// When the packet came that the wake is for, nanoseconds of CLOCK_MONOTONIC; none if it is for
+    /// something else.
     #[serde(skip)]
     pub packet_ns: Option<i64>,
 }
@@ -191,8 +198,8 @@ impl Clocks {
         !self.read_ns.is_empty() || self.patches.iter().any(|patch| patch.form == Form::Millis)
     }
 
-    /// What was noted in the boot `then`, as it is in the boot `now`: all is due when it would have been by the wall clock. In
-    /// the same boot nothing changes, whatever became of the wall clock.
+    /// What was noted in the boot `then`, as it is in the boot `now`: all is due when it would have
+    /// been by the wall clock. In the same boot nothing changes, whatever became of the wall clock.
     pub fn moved(mut self, then: &Boot, now: &Boot) -> Clocks {
         if then.id == now.id {
             return self;
@@ -216,14 +223,16 @@ impl Clocks {
         self
     }
 
-    /// How long until the first time-out or timer on CLOCK_MONOTONIC that is due within [`TICKS_FIRST_NS`] of the freeze.
+    /// How long until the first time-out or timer on CLOCK_MONOTONIC that is due within
+    /// [`TICKS_FIRST_NS`] of the freeze.
     fn left_to_tick(&self) -> i64 {
         let left = self.dues.iter().filter(|due| due.monotonic).map(|due| due.at_ns - self.frozen_ns);
         left.filter(|left| (0..=TICKS_FIRST_NS).contains(left)).min().unwrap_or(0)
     }
 
-    /// What was noted, as it is for a wake at `now`. After a suspended sleep all that is on CLOCK_MONOTONIC is as far away as it
-    /// was at the freeze; a tick that was near is due now. However the machine's clocks were set, the program's never goes backward.
+    /// What was noted, as it is for a wake at `now`. After a suspended sleep all that is on
+    /// CLOCK_MONOTONIC is as far away as it was at the freeze; a tick that was near is due now.
+    /// However the machine's clocks were set, the program's never goes backward.
     pub fn resumed(mut self, now: Now) -> Clocks {
         let passed = now.monotonic_ns - self.frozen_ns;
         if !self.stands {
@@ -251,11 +260,13 @@ pub struct Frozen<'a> {
     pub read: &'a dyn Fn(u32, u64, &mut [u8]) -> bool,
     /// Duplicates a descriptor of a thread's process.
     pub take: &'a dyn Fn(u32, i32) -> io::Result<OwnedFd>,
-    /// Signals that have arrived since a moment before the freeze, as bits; it is due at once for them.
+    /// Signals that have arrived since a moment before the freeze, as bits; it is due at once for
+    /// them.
     pub arrived: u64,
     /// Signals that wait for a thread now.
     pub waiting: &'a dyn Fn(u32) -> Pending,
-    /// When CRIU had read the timers of a process, or a little later, nanoseconds of CLOCK_MONOTONIC; none where that is not known.
+    /// When CRIU had read the timers of a process, or a little later, nanoseconds of
+    /// CLOCK_MONOTONIC; none where that is not known.
     pub timers_read_ns: &'a dyn Fn(u32) -> Option<i64>,
     /// When its threads were interrupted, or a little later, nanoseconds of CLOCK_MONOTONIC.
     pub interrupted_ns: i64,
@@ -268,8 +279,8 @@ pub struct Frozen<'a> {
     /// The program has system call filters of its own: no call is exchanged for another. Set by
     /// [`finalize`].
     pub own_filters: bool,
-    /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
-    /// interrupted, and both stand in calls now.
+    /// All threads slept just before. If not it is due at once: one may have made what another
+    /// waits for after that one was interrupted, and both stand in calls now.
     pub quiescent: bool,
 }
 
@@ -349,7 +360,8 @@ impl Now {
         Now { monotonic_ns: self.monotonic_ns + ahead_ns, ..*self }
     }
 
-    /// What of an absolute time on that clock (clock_gettime(2) numbers) is left; none for clocks of CPU time.
+    /// What of an absolute time on that clock (clock_gettime(2) numbers) is left; none for clocks
+    /// of CPU time.
     fn left(&self, clock: u64, at_ns: i64) -> Option<i64> {
         matches!(clock, 0 | 1 | 4..=9 | 11).then(|| at_ns.saturating_sub(self.on(clock)))
     }
@@ -364,8 +376,8 @@ impl Now {
     }
 }
 
-/// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once at the end of a
-/// dump, every task stopped.
+/// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once
+/// at the end of a dump, every task stopped.
 pub fn finalize(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
     let frozen = &Frozen { own_filters: has_own_filters(images)?, ..*frozen };
     let (ahead_ns, stands) = (frozen.ahead_ns, frozen.stands);
@@ -504,7 +516,8 @@ mod tests {
         near.dues[0].at_ns = 700;
         let near = near.resumed(now);
         assert_eq!((near.frozen_ns, near.ahead_ns, near.stood_ns, near.dues[0].at_ns), (600, -140, 100, 800));
-        // On a machine that began later than the program was frozen the clock does not go backward all the same.
+        // On a machine that began later than the program was frozen the clock does not go backward
+        // all the same.
         for (at_ns, began) in [(700, 450), (10 * TICKS_FIRST_NS, 450), (700, 500), (700, 600)] {
             let mut one = clocks.clone();
             one.dues[0].at_ns = at_ns;

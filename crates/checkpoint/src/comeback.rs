@@ -1,8 +1,10 @@
 //! Whether CRIU can restore the images that it has made: it writes some that it refuses to read.
 //!
-//! Owns the list of what CRIU 4.2 dumps and cannot restore, each in words for the owner of the program. Asked at the freeze, where an
-//! error still means that the program goes on, and before the local copy of a generation is given up. Reads a few small images and
-//! decides nothing: what CRIU cannot restore a plan ([`crate::plan`]) may. What is not on the list is taken for restorable.
+//! Owns the list of what CRIU 4.2 dumps and cannot restore, each in words for the owner of the
+//! program. Asked at the freeze, where an error still means that the program goes on, and before
+//! the local copy of a generation is given up. Reads a few small images and decides nothing: what
+//! CRIU cannot restore a plan ([`crate::plan`]) may. What is not on the list is taken for
+//! restorable.
 
 use crate::terminals;
 use kip_criu_images::codes::{kind, state};
@@ -20,7 +22,8 @@ struct Member {
     born: Option<u64>,
 }
 
-/// What of the images CRIU cannot restore, in words that name the process; none if nothing is known to be in its way.
+/// What of the images CRIU cannot restore, in words that name the process; none if nothing is known
+/// to be in its way.
 ///
 /// # Errors
 /// An image is missing or damaged.
@@ -59,8 +62,9 @@ pub fn bars_criu(images: &Images) -> Result<Option<String>, ImageError> {
 
 /// The first process whose session CRIU cannot give it.
 ///
-/// It gives children of pid 1 any session: a helper that leads it, or a child of the leader, makes them and ends. All others get their
-/// session from their parent, before or after that began one of its own; so somewhere above them there has to be the leader.
+/// It gives children of pid 1 any session: a helper that leads it, or a child of the leader, makes
+/// them and ends. All others get their session from their parent, before or after that began one of
+/// its own; so somewhere above them there has to be the leader.
 fn lost_in_session(mut members: BTreeMap<u64, Member>) -> Option<u64> {
     let root = members.get(&1)?.session;
     let made_by_helper = |m: &Member, pid: u64| m.parent == 1 && m.session != root && m.session != pid;

@@ -1,8 +1,9 @@
 //! Takes a snapshot of a process tree with a helper.
 //!
-//! The caller has a step just before CRIU's freeze, while the tree runs, and one at the end of it, [`Stage::Frozen`]: there the
-//! images are complete and every task is in a ptrace stop. If the latter says yes CRIU kills the tree, if no (or if anything
-//! failed) the tree runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
+//! The caller has a step just before CRIU's freeze, while the tree runs, and one at the end of it,
+//! [`Stage::Frozen`]: there the images are complete and every task is in a ptrace stop. If the
+//! latter says yes CRIU kills the tree, if no (or if anything failed) the tree runs on. A crash of
+//! ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::clocks::Now;
 use crate::helper::{Helper, HelperError, Order};
@@ -42,8 +43,8 @@ pub struct DumpRequest<'a> {
 /// A step of the caller's.
 #[derive(Debug, Clone, Copy)]
 pub enum Stage<'a> {
-    /// The tree runs, and stands still about a millisecond later. The first helper of a template that was just started
-    /// takes tens of milliseconds to come here.
+    /// The tree runs, and stands still about a millisecond later. The first helper of a template
+    /// that was just started takes tens of milliseconds to come here.
     Running,
     /// Images are complete, and nothing runs.
     Frozen(&'a Log),
@@ -115,7 +116,8 @@ pub fn dump(
         }
         "post-dump" => {
             log.compare_clocks();
-            // Cgroups are left alone, but with this image in place a restore starts a process for them all the same.
+            // Cgroups are left alone, but with this image in place a restore starts a process for
+            // them all the same.
             let _ = std::fs::remove_file(request.images.join("cgroup.img"));
             *agreed.insert(step(Stage::Frozen(&log)))
         }
@@ -138,7 +140,8 @@ pub fn dump(
     Ok(Dumped { frozen_us: frozen_us(&directory) })
 }
 
-/// Whether nothing can be written any more into the directory of a dump that failed: CRIU says of each error only what it was at.
+/// Whether nothing can be written any more into the directory of a dump that failed: CRIU says of
+/// each error only what it was at.
 fn has_no_room(directory: &File) -> bool {
     // More than may have become free by what CRIU has removed.
     const TRIED: usize = 256 << 10;
@@ -175,7 +178,8 @@ impl Log {
         }
     }
 
-    /// Compares clocks, while CRIU waits for an answer: what it logged last is older than this moment.
+    /// Compares clocks, while CRIU waits for an answer: what it logged last is older than this
+    /// moment.
     fn compare_clocks(&mut self) {
         let lines = self.lines();
         let now_ns = Now::read().realtime_ns;
@@ -193,8 +197,8 @@ impl Log {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// When CRIU had just read the timers of each process (by host pid), never before, nanoseconds of CLOCK_REALTIME. Empty if the
-    /// log does not say.
+    /// When CRIU had just read the timers of each process (by host pid), never before, nanoseconds
+    /// of CLOCK_REALTIME. Empty if the log does not say.
     pub fn timers_read(&self) -> BTreeMap<u32, i64> {
         let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
         let read = |line: &str| {
@@ -212,8 +216,8 @@ impl Log {
     }
 }
 
-/// When threads stood still, by the stamps of a log's lines: a process's first thread as its line says, another one by the line
-/// that follows.
+/// When threads stood still, by the stamps of a log's lines: a process's first thread as its line
+/// says, another one by the line that follows.
 fn still(lines: &str) -> Vec<(u32, i64)> {
     let (mut found, mut stopping) = (Vec::new(), None);
     for line in lines.lines() {
@@ -254,11 +258,13 @@ const LOG_STEPS: i32 = 3;
 /// What CRIU logs for a process right after it has read its timers.
 const TIMERS_ARE_READ: &str = "Dumping core (pid: ";
 
-/// What CRIU logs for a process whose first thread stands still, and for another thread that it is about to stop.
+/// What CRIU logs for a process whose first thread stands still, and for another thread that it is
+/// about to stop.
 const IS_SEIZED: &str = "Seized task ";
 const IS_BEING_SEIZED: &str = "Seizing ";
 
-/// Messages that CRIU calls errors and that are no cause: it cannot raise its own limit here, and what follows a failure.
+/// Messages that CRIU calls errors and that are no cause: it cannot raise its own limit here, and
+/// what follows a failure.
 const NOT_CAUSES: [&str; 4] =
     ["FAILED", "Can't setup RLIMIT_NOFILE", "Unable to detach from", "Killing processes because"];
 

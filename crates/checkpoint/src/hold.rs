@@ -1,9 +1,10 @@
 //! Threads that CRIU has made and that do not go on yet.
 //!
-//! CRIU lets a tree run thread by thread, and a signal that waits by then runs its handler before the thread makes its call again:
-//! see [`kip_sys::restart`]. So each thread is restored in pause(2) instead, with all signals blocked, by the `syscall` instruction
-//! on which it stands or by one of the vdso's; [`crate::resume`] then takes it and gives it what it is to have. The call's first
-//! argument is a mark, by which a tree is known that was left so.
+//! CRIU lets a tree run thread by thread, and a signal that waits by then runs its handler before
+//! the thread makes its call again: see [`kip_sys::restart`]. So each thread is restored in
+//! pause(2) instead, with all signals blocked, by the `syscall` instruction on which it stands or
+//! by one of the vdso's; [`crate::resume`] then takes it and gives it what it is to have. The
+//! call's first argument is a mark, by which a tree is known that was left so.
 
 use crate::registers::{self, Registers};
 use crate::resume::syscall_offset;
@@ -22,9 +23,10 @@ const MARK: u64 = 0x6b69_702d_686f_6c64;
 /// What the threads are to have that were changed, by their ids inside.
 pub type Held = BTreeMap<u32, Registers>;
 
-/// Changes the images of all threads but those of stopped processes; `standing`: those that stand on calls. None if they are as they
-/// were: a program has filters of its own, under which it may not call pause(2), a thread has registers that only CRIU can set, or one
-/// that stands on no call was frozen by another kernel (`same_boot`), whose vdso is not ours.
+/// Changes the images of all threads but those of stopped processes; `standing`: those that stand
+/// on calls. None if they are as they were: a program has filters of its own, under which it may
+/// not call pause(2), a thread has registers that only CRIU can set, or one that stands on no call
+/// was frozen by another kernel (`same_boot`), whose vdso is not ours.
 ///
 /// # Errors
 /// An image is missing or damaged.
@@ -118,8 +120,8 @@ pub(crate) fn has_own_filters(images: &Images) -> Result<bool, ImageError> {
     Ok(own)
 }
 
-/// Has a thread call pause(2), by that instruction or the one on which it stands, with all signals blocked: by its own mask, or its
-/// process's.
+/// Has a thread call pause(2), by that instruction or the one on which it stands, with all signals
+/// blocked: by its own mask, or its process's.
 fn pause(core: &mut Message, instruction: Option<u64>) -> Result<(), Malformed> {
     core.edit_messages::<Malformed>(core_entry::THREAD_INFO, |info| {
         info.edit_messages::<Malformed>(thread_info_x86::GPREGS, |registers| {

@@ -1,12 +1,14 @@
 //! Another block of user and group ids for the processes of a snapshot.
 //!
-//! In the images all ids are those that the program sees, but for the mapping of its user namespace, which leads to the block
-//! of the machine's ids that the proc had. A proc that comes to another data directory has another block there.
+//! In the images all ids are those that the program sees, but for the mapping of its user
+//! namespace, which leads to the block of the machine's ids that the proc had. A proc that comes to
+//! another data directory has another block there.
 
 use kip_criu_images::fields::{uid_gid_extent, userns_entry};
 use kip_criu_images::{ImageError, Images, Malformed, Value};
 
-/// Lets the user namespaces of the images map to the block that begins at `now` where they map to the one that began at `then`.
+/// Lets the user namespaces of the images map to the block that begins at `now` where they map to
+/// the one that began at `then`.
 ///
 /// # Errors
 /// An image is damaged.

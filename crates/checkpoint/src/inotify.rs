@@ -1,9 +1,11 @@
-//! inotify instances of a snapshot. Their queue is in no image, and changes of files that no instance watches are lost: so
-//! they are held open through the sleep, as sockets are, watches and queue with them, and either engine gives them back.
+//! inotify instances of a snapshot. Their queue is in no image, and changes of files that no
+//! instance watches are lost: so they are held open through the sleep, as sockets are, watches and
+//! queue with them, and either engine gives them back.
 //!
-//! A watch holds an inode, not a mount. It lives as long as the file system: that of `/` and of `/usr` by the mounts that are held,
-//! that of a volume anyway. /proc ends with the tree, so an instance that watches something there is CRIU's to make anew.
-//! For CRIU an instance that is held becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
+//! A watch holds an inode, not a mount. It lives as long as the file system: that of `/` and of
+//! `/usr` by the mounts that are held, that of a volume anyway. /proc ends with the tree, so an
+//! instance that watches something there is CRIU's to make anew. For CRIU an instance that is held
+//! becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
 
 use crate::objects::Object;
 use crate::sockets::{self, as_file};
@@ -12,8 +14,8 @@ use kip_criu_images::fields::{file_entry, inotify_file_entry, inotify_wd_entry, 
 use kip_criu_images::{ImageError, Images, Malformed, Message};
 use std::collections::BTreeSet;
 
-/// IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN: what the end of the tree and a wake do themselves to files that the program
-/// has open.
+/// IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN: what the end of the tree and a wake do
+/// themselves to files that the program has open.
 const BY_SLEEP: u64 = 0x1 | 0x8 | 0x10 | 0x20;
 
 /// An instance that is to be held.

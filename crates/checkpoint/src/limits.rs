@@ -1,4 +1,5 @@
-//! Limits of processes in images (getrlimit(2)), where they were lifted for the dump: what they really are.
+//! Limits of processes in images (getrlimit(2)), where they were lifted for the dump: what they
+//! really are.
 
 use kip_criu_images::fields::{core_entry, rlimit_entry, task_core_entry, task_rlimits_entry};
 use kip_criu_images::{ImageError, Images, Malformed};

@@ -1,8 +1,9 @@
 //! Finds a CRIU that can do the work and says how to start it.
 //!
-//! Owns the search order (an explicit path, the private prefix that `scripts/setup-criu` fills, PATH) and the oldest
-//! version that will do. It runs `criu --version` of each candidate, about 5 ms, so callers search once and keep the
-//! answer. Never dumps or restores anything and changes nothing on disk: a crash leaves nothing behind.
+//! Owns the search order (an explicit path, the private prefix that `scripts/setup-criu` fills,
+//! PATH) and the oldest version that will do. It runs `criu --version` of each candidate, about 5
+//! ms, so callers search once and keep the answer. Never dumps or restores anything and changes
+//! nothing on disk: a crash leaves nothing behind.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -129,8 +130,8 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Searches for CRIU: `explicit` alone if given (a program, or a tree as `scripts/setup-criu` unpacks it), else the
-/// private prefix, then PATH. The first that is new enough is taken.
+/// Searches for CRIU: `explicit` alone if given (a program, or a tree as `scripts/setup-criu`
+/// unpacks it), else the private prefix, then PATH. The first that is new enough is taken.
 pub fn locate(explicit: Option<&Path>) -> Result<CriuCommand, LocateError> {
     match explicit {
         Some(path) => probe(path, Origin::Explicit),
@@ -193,9 +194,9 @@ fn probe(path: &Path, origin: Origin) -> Result<CriuCommand, LocateError> {
 
 type Start = (PathBuf, Vec<OsString>, Vec<(OsString, OsString)>);
 
-/// How to start the CRIU of a private tree: by the tree's own loader, with the tree's libraries and no others, and
-/// without the machine's plugins, which belong to another version: CRIU insists on a directory of plugins, so it is given
-/// one that has none.
+/// How to start the CRIU of a private tree: by the tree's own loader, with the tree's libraries and
+/// no others, and without the machine's plugins, which belong to another version: CRIU insists on a
+/// directory of plugins, so it is given one that has none.
 fn tree(root: &Path) -> Result<Start, LocateError> {
     let not_a_tree = || LocateError::NotATree { path: root.to_owned() };
     let criu = root.join("usr/sbin/criu");
@@ -215,7 +216,8 @@ fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// ld-linux-x86-64.so.2, ld-linux-aarch64.so.1, ld64.so.2: glibc's loader by its name on each architecture.
+/// ld-linux-x86-64.so.2, ld-linux-aarch64.so.1, ld64.so.2: glibc's loader by its name on each
+/// architecture.
 fn is_loader(file: &Path) -> bool {
     let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
     (name.starts_with("ld-linux") || name.starts_with("ld64.")) && name.contains(".so.")
@@ -244,8 +246,8 @@ mod tests {
         }
     }
 
-    /// Writes a shell program. Another process does it: a file this one has open for writing, and a thread's child
-    /// inherits for a moment, cannot be executed.
+    /// Writes a shell program. Another process does it: a file this one has open for writing, and a
+    /// thread's child inherits for a moment, cannot be executed.
     fn program(file: &Path, body: &str) {
         let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 755 \"$0\"";
         assert!(Command::new("sh").args(["-c", write]).arg(file).arg(body).status().unwrap().success());

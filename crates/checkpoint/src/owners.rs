@@ -1,8 +1,9 @@
-//! Owners of open files: the process, group or thread to which the kernel sends SIGIO or SIGURG for it, fcntl(2) F_SETOWN_EX and
-//! F_SETSIG.
+//! Owners of open files: the process, group or thread to which the kernel sends SIGIO or SIGURG for
+//! it, fcntl(2) F_SETOWN_EX and F_SETSIG.
 //!
-//! A file that is held through the sleep keeps an owner that has ended. CRIU sets owners while threads are yet to be made, and
-//! fails for one of these. So they are taken out of the images, and the wake sets them when all of the program is there.
+//! A file that is held through the sleep keeps an owner that has ended. CRIU sets owners while
+//! threads are yet to be made, and fails for one of these. So they are taken out of the images, and
+//! the wake sets them when all of the program is there.
 
 use crate::sockets::places;
 use kip_criu_images::fields::{
@@ -58,7 +59,8 @@ pub struct Owned {
     pub owner: Option<Owner>,
     /// The signal; 0 is SIGIO.
     pub signal: i32,
-    /// User and effective user (as numbered inside) of the process that named the owner: by these the kernel decides whether it may.
+    /// User and effective user (as numbered inside) of the process that named the owner: by these
+    /// the kernel decides whether it may.
     pub by: (u32, u32),
 }
 

@@ -50,8 +50,8 @@ fn is_criu(name: &str) -> bool {
     name.starts_with("pages-")
 }
 
-/// Makes images whole that CRIU is to restore: their pagemaps, and page files in `scratch`, get all pages of the map.
-/// Processes are done at the same time, on all cores.
+/// Makes images whole that CRIU is to restore: their pagemaps, and page files in `scratch`, get all
+/// pages of the map. Processes are done at the same time, on all cores.
 ///
 /// # Errors
 /// See [`ImageError`]; a page that is damaged, or of a remote file and not here.

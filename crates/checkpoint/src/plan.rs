@@ -1,12 +1,15 @@
-//! Turns the images of a snapshot into the plan by which `kip-restore` rebuilds the tree without CRIU.
+//! Turns the images of a snapshot into the plan by which `kip-restore` rebuilds the tree without
+//! CRIU.
 //!
-//! The plan is made after a dump, ahead of the wake, and only of what both sides know well: [`compile`] says
-//! [`PlanError::Unsupported`] about everything else, and CRIU then restores as it always could. What the kernel can keep
-//! without a process (sockets, pipes, epoll sets, eventfds, timerfds) is not rebuilt but held open through the sleep
-//! ([`objects`]) and handed back. Everything in memory and on disk comes from the same images that CRIU reads.
+//! The plan is made after a dump, ahead of the wake, and only of what both sides know well:
+//! [`compile`] says [`PlanError::Unsupported`] about everything else, and CRIU then restores as it
+//! always could. What the kernel can keep without a process (sockets, pipes, epoll sets, eventfds,
+//! timerfds) is not rebuilt but held open through the sleep ([`objects`]) and handed back.
+//! Everything in memory and on disk comes from the same images that CRIU reads.
 //!
-//! A plan is a derived file: it belongs to one generation on one boot of one kernel, carries its own checksum, and can be
-//! thrown away at any time. Its layout is that of the structures in crates/sandbox/restorer/restorer.c.
+//! A plan is a derived file: it belongs to one generation on one boot of one kernel, carries its
+//! own checksum, and can be thrown away at any time. Its layout is that of the structures in
+//! crates/sandbox/restorer/restorer.c.
 
 mod family;
 mod files;
@@ -81,8 +84,8 @@ pub struct PlannedTask {
     pub vdso: u64,
     /// Its threads, the leader first.
     pub threads: Vec<PlannedThread>,
-    /// Pages in those mappings of it that are filled after it runs, for which it makes a userfaultfd; 0 if there are none. A
-    /// few of them are there before, see [`Plan::eager`].
+    /// Pages in those mappings of it that are filled after it runs, for which it makes a
+    /// userfaultfd; 0 if there are none. A few of them are there before, see [`Plan::eager`].
     #[serde(default)]
     pub can_come: u64,
     /// A signal has stopped it, and it stays so.
@@ -102,7 +105,8 @@ pub struct Plan {
     /// Some of what is held is bound to the proc's files: it takes the same filesystems as before.
     #[serde(default)]
     pub same_files: bool,
-    /// What of the page files is read, as number of the file, first page and pages, if some is left out; else all is.
+    /// What of the page files is read, as number of the file, first page and pages, if some is left
+    /// out; else all is.
     #[serde(default)]
     pub eager: Vec<(u32, u32, u32)>,
     /// For the restorer.

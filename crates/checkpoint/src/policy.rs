@@ -1,10 +1,11 @@
 //! Whether images may be restored here: what they ask for against what their sandbox allows.
 //!
-//! Images are root-equivalent (ARCHITECTURE.md, Invariants): a seal says that they were made by this realm's Kip, this says that they
-//! ask for nothing that the realm's procs may not have, so that a worker that was taken over cannot plant some that break out elsewhere.
-//! [`read`] takes the facts out of CRIU's images, [`check`] is pure. What is not listed is refused: images of other names,
-//! kinds of files, mounts, namespaces. Never reads memory: whatever a program does with what it may
-//! have is its own affair.
+//! Images are root-equivalent (ARCHITECTURE.md, Invariants): a seal says that they were made by
+//! this realm's Kip, this says that they ask for nothing that the realm's procs may not have, so
+//! that a worker that was taken over cannot plant some that break out elsewhere. [`read`] takes the
+//! facts out of CRIU's images, [`check`] is pure. What is not listed is refused: images of other
+//! names, kinds of files, mounts, namespaces. Never reads memory: whatever a program does with what
+//! it may have is its own affair.
 
 mod read;
 

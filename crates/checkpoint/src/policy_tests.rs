@@ -1,5 +1,5 @@
-//! Facts as they should and should not be, and images as CRIU writes them, with what an attacker that
-//! has the keys might change.
+//! Facts as they should and should not be, and images as CRIU writes them, with what an attacker
+//! that has the keys might change.
 
 use super::*;
 use kip_criu_images::codes::seccomp;
@@ -380,7 +380,8 @@ fn images_that_ask_for_more_are_refused() {
         };
         assert!(refusal.contains(expected), "{refusal:?} does not say {expected:?}");
     }
-    // CRIU would merge the two, so that the lists of capabilities follow each other and the first counts.
+    // CRIU would merge the two, so that the lists of capabilities follow each other and the first
+    // counts.
     let dir = tempfile::tempdir().unwrap();
     images(dir.path());
     let mut more = credentials(0);

@@ -1,13 +1,14 @@
-//! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path `/proc/PID`, and what lay behind it in its
-//! memory follows. [`mend_proc_paths`] puts the path right, by the link that the frozen process
-//! has. Changes nothing else.
+//! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path
+//! `/proc/PID`, and what lay behind it in its memory follows. [`mend_proc_paths`] puts the path
+//! right, by the link that the frozen process has. Changes nothing else.
 
 use crate::sockets;
 use kip_criu_images::fields::{file_entry, fs_entry, reg_file_entry};
 use kip_criu_images::{ImageError, Images, Value};
 use std::collections::BTreeMap;
 
-/// Puts paths right; `link` says where a link of a process (by its number inside) below its directory in proc(5) leads.
+/// Puts paths right; `link` says where a link of a process (by its number inside) below its
+/// directory in proc(5) leads.
 ///
 /// # Errors
 /// An image is missing or damaged.

@@ -1,9 +1,10 @@
 //! Talks to `kip-restore` while it rebuilds a tree from a [`Plan`].
 //!
-//! The caller starts the restorer with the socket that [`Rebuild::begin`] returns, as descriptor 3; everything it needs is
-//! queued there already, and it begins at [`Rebuild::go_on`]. Each process and thread tells its host pid as credentials,
-//! which the kernel translates; when all have closed the socket all of them are ready or dead. Crash: nothing is kept; the
-//! caller kills what there is.
+//! The caller starts the restorer with the socket that [`Rebuild::begin`] returns, as descriptor 3;
+//! everything it needs is queued there already, and it begins at [`Rebuild::go_on`]. Each process
+//! and thread tells its host pid as credentials, which the kernel translates; when all have closed
+//! the socket all of them are ready or dead. Crash: nothing is kept; the caller kills what there
+//! is.
 
 use crate::clocks::Missed;
 use crate::plan::{AREA, AREA_END, PLAN, Plan};
@@ -28,7 +29,8 @@ const THREAD: u64 = 3;
 const LAZY: u64 = 4;
 const ALARM: u64 = 5;
 const EXPIRED: u64 = 6;
-/// A restorer that says nothing for so long hangs; and so much longer for every byte that it has to read.
+/// A restorer that says nothing for so long hangs; and so much longer for every byte that it has to
+/// read.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The slowest disk that is waited for, bytes per second.
 const SLOWEST: u64 = 50_000_000;
@@ -140,7 +142,8 @@ fn packet(plan: &Plan, descriptors: usize, waited: Option<Duration>) -> Vec<u8> 
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// What a restorer says of a periodic timer of that process, `WORD_ALARM` and `WORD_EXPIRED` in plan.h.
+/// What a restorer says of a periodic timer of that process, `WORD_ALARM` and `WORD_EXPIRED` in
+/// plan.h.
 fn read_missed(pid: u32, words: &[u64; SAID_WORDS]) -> Missed {
     let [kind, _, which, value, to] = *words;
     if kind == ALARM {
@@ -152,8 +155,9 @@ fn read_missed(pid: u32, words: &[u64; SAID_WORDS]) -> Missed {
 }
 
 impl<'a> Rebuild<'a> {
-    /// Queues the plan and the descriptors that are received after it, in the plan's order; returns the restorer's end.
-    /// `bytes` is the size of the snapshot; `waited` is since when what the program is woken for waits, if that came by the network.
+    /// Queues the plan and the descriptors that are received after it, in the plan's order; returns
+    /// the restorer's end. `bytes` is the size of the snapshot; `waited` is since when what the
+    /// program is woken for waits, if that came by the network.
     pub fn begin(
         plan: &'a Plan,
         images: &Path,
@@ -175,15 +179,17 @@ impl<'a> Rebuild<'a> {
         Ok((Rebuild { plan, socket, found: BTreeMap::new(), watched: BTreeMap::new(), later: Vec::new() }, theirs))
     }
 
-    /// Lets the restorer begin, which waits for that once it has everything: until here it cannot fail, and end.
+    /// Lets the restorer begin, which waits for that once it has everything: until here it cannot
+    /// fail, and end.
     pub fn go_on(&self) {
         let bytes = packet(self.plan, 0, None);
         // A restorer that is gone is missed by [`Rebuild::wait`].
         let _ = kip_sys::fdpass::send(self.socket.as_fd(), &bytes, &[]);
     }
 
-    /// Waits until every process and thread stands ready. The restorer's end must be closed here. `unfilled` is called as soon
-    /// as all processes that lack memory have their mappings; they are filled with the rest meanwhile.
+    /// Waits until every process and thread stands ready. The restorer's end must be closed here.
+    /// `unfilled` is called as soon as all processes that lack memory have their mappings; they are
+    /// filled with the rest meanwhile.
     ///
     /// # Errors
     /// See [`RebuildError`].
@@ -227,8 +233,8 @@ impl<'a> Rebuild<'a> {
         Ok(())
     }
 
-    /// Signals of periodic timers that came due after the packet that the program is woken for: they are to be sent when the program
-    /// has had time to take that.
+    /// Signals of periodic timers that came due after the packet that the program is woken for:
+    /// they are to be sent when the program has had time to take that.
     pub fn later(&self) -> &[Missed] {
         &self.later
     }
@@ -276,7 +282,8 @@ impl<'a> Rebuild<'a> {
         Ok(Some(Said { words, pid, fd }))
     }
 
-    /// Waits until a process that stops itself has done so. From there a trace takes it and lets it go without starting it.
+    /// Waits until a process that stops itself has done so. From there a trace takes it and lets it
+    /// go without starting it.
     fn until_stopped(&self, pid: u32) -> Result<(), RebuildError> {
         let is_stopped = |status: String| status.contains("\nState:\tT");
         let until = Instant::now() + STOPS_WITHIN;
@@ -289,8 +296,9 @@ impl<'a> Rebuild<'a> {
         Ok(())
     }
 
-    /// Takes every thread by ptrace, unmaps the restorer and gives each its registers. They run at [`Stopped::go`], to
-    /// be called by the same thread. `init` is the host pid of pid 1, which keeps what it has.
+    /// Takes every thread by ptrace, unmaps the restorer and gives each its registers. They run at
+    /// [`Stopped::go`], to be called by the same thread. `init` is the host pid of pid 1, which
+    /// keeps what it has.
     pub fn stop(&self, init: u32) -> Result<Stopped, RebuildError> {
         static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
         let offset =

@@ -1,8 +1,8 @@
 //! A thread's registers and signal mask, from CRIU's image of it to what ptrace takes.
 //!
-//! Owns the translation only; [`crate::resume`] sets them. What cannot be carried over faithfully gives none, and the
-//! caller leaves the process to CRIU. Sources: CRIU's images/core.proto and core-x86.proto; the XSAVE area, Intel SDM
-//! volume 1, chapter 13.
+//! Owns the translation only; [`crate::resume`] sets them. What cannot be carried over faithfully
+//! gives none, and the caller leaves the process to CRIU. Sources: CRIU's images/core.proto and
+//! core-x86.proto; the XSAVE area, Intel SDM volume 1, chapter 13.
 
 use kip_criu_images::fields::{
     core_entry, task_core_entry, thread_core_entry, thread_info_x86, user_desc_t, user_x86_cet_entry,
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 /// All of a thread that only a tracer can set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registers {
-    /// The 27 general registers in the order of [`kip_sys::trace::GENERAL`]. orig_rax is -1: the images say already
-    /// where an interrupted call begins again, so the kernel shall not.
+    /// The 27 general registers in the order of [`kip_sys::trace::GENERAL`]. orig_rax is -1: the
+    /// images say already where an interrupted call begins again, so the kernel shall not.
     pub general: Vec<u64>,
     /// The XSAVE area in the standard format, as long as this machine's kernel wants it.
     #[serde(with = "sparse")]
@@ -69,8 +69,8 @@ const LEGACY: [(u32, usize, usize); 8] = [
 
 /// The registers in a thread's `core_entry`.
 ///
-/// None if we could not set them as they were: no x86_64 thread, one of 32 bits or with segments of its own, with a
-/// shadow stack, or with registers that this processor lacks.
+/// None if we could not set them as they were: no x86_64 thread, one of 32 bits or with segments of
+/// its own, with a shadow stack, or with registers that this processor lacks.
 ///
 /// # Errors
 /// [`Malformed`] when an inner message is not one.
@@ -97,7 +97,8 @@ pub fn read(core: &Message) -> Result<Option<Registers>, Malformed> {
     Ok(Some(Registers { general, floating, blocked }))
 }
 
-/// From `user_x86_regs_entry`: CRIU's order, which has orig_rax and what follows where the kernel has them, too.
+/// From `user_x86_regs_entry`: CRIU's order, which has orig_rax and what follows where the kernel
+/// has them, too.
 fn general(entry: &Message) -> Option<Vec<u64>> {
     const NATIVE: u64 = 1;
     if entry.varint(user_x86_regs_entry::MODE).unwrap_or(NATIVE) != NATIVE {
@@ -148,8 +149,9 @@ fn floating(state: &Message, layout: &XsaveLayout) -> Result<Option<Vec<u8>>, Ma
         // Something was in use that CRIU does not know, such as AMX tiles.
         return Ok(None);
     }
-    // What is unused begins in its first state. Of these three the image has the values in any case, and for
-    // protection keys the first state, all allowed, is not what the kernel gives to programs.
+    // What is unused begins in its first state. Of these three the image has the values in any
+    // case, and for protection keys the first state, all allowed, is not what the kernel gives to
+    // programs.
     let used = used | (1 << X87 | 1 << SSE | 1 << PKRU) & held;
     put(HEADER.start, &used.to_le_bytes());
     Ok(Some(area))
@@ -161,7 +163,8 @@ fn elements(message: &Message, field: u32, element: usize) -> Result<Vec<u8>, Ma
     Ok(numbers.iter().flat_map(|n| n.to_le_bytes().into_iter().take(element)).collect())
 }
 
-/// The XSAVE area in a plan: its size and those of its words that are not 0, for nearly all of them are.
+/// The XSAVE area in a plan: its size and those of its words that are not 0, for nearly all of them
+/// are.
 mod sparse {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

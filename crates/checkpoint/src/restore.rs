@@ -1,8 +1,9 @@
 //! Brings a process tree back from its images with a helper.
 //!
-//! The caller is asked at every [`Stage`]. Whatever fails up to [`Stage::Restored`] kills what was restored and leaves
-//! images and held descriptors as they were; at [`Stage::Resuming`] the caller patches memory and lets go what the tree
-//! has taken over, or has the threads held ([`crate::hold`]) and does so afterwards.
+//! The caller is asked at every [`Stage`]. Whatever fails up to [`Stage::Restored`] kills what was
+//! restored and leaves images and held descriptors as they were; at [`Stage::Resuming`] the caller
+//! patches memory and lets go what the tree has taken over, or has the threads held
+//! ([`crate::hold`]) and does so afterwards.
 
 use crate::dump::{LOCK_SKIP, LOG_ERRORS, causes};
 use crate::helper::{Helper, HelperError, ORDERS_PER_MESSAGE, Order, ROOT, USR, volume_place};
@@ -13,8 +14,8 @@ use std::time::Duration;
 
 /// Name of CRIU's log in the images' directory.
 pub const RESTORE_LOG: &str = "restore.log";
-/// Inherited descriptors get numbers from here on in the helper: above all at which one message's descriptors can arrive,
-/// which are the lowest that a helper that waits has free.
+/// Inherited descriptors get numbers from here on in the helper: above all at which one message's
+/// descriptors can arrive, which are the lowest that a helper that waits has free.
 const FIRST_INHERITED: i32 = 512;
 const _: () = assert!(FIRST_INHERITED as usize >= 2 * ORDERS_PER_MESSAGE);
 
@@ -35,9 +36,11 @@ pub struct RestoreRequest<'a> {
     pub usr: BorrowedFd<'a>,
     /// The volumes.
     pub volumes: &'a [RestoredVolume<'a>],
-    /// Mounts from outside, key and path in the helper. `usr` is added by this function under the key `usr`.
+    /// Mounts from outside, key and path in the helper. `usr` is added by this function under the
+    /// key `usr`.
     pub external_mounts: &'a [(String, String)],
-    /// Descriptors for the restored processes to take over, by CRIU's key, for example `socket:[7]`.
+    /// Descriptors for the restored processes to take over, by CRIU's key, for example
+    /// `socket:[7]`.
     pub inherit: &'a [(String, BorrowedFd<'a>)],
 }
 
@@ -57,7 +60,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The slowest disk that is waited for, bytes per second.
 const SLOWEST: u64 = 50_000_000;
 
-/// The restore failed; nothing of it is left, unless the helper did, whose tree is the caller's to end.
+/// The restore failed; nothing of it is left, unless the helper did, whose tree is the caller's to
+/// end.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The helper.
@@ -76,13 +80,16 @@ pub enum RestoreError {
 pub enum Stage {
     /// The root of the tree exists, with this host pid, in its namespaces.
     Created(u32),
-    /// Every task has its memory and descriptors. The last stage at which the answer counts: false kills the tree.
+    /// Every task has its memory and descriptors. The last stage at which the answer counts: false
+    /// kills the tree.
     Restored,
-    /// Every task has its registers and stands still at its first instruction; the images are no longer needed.
+    /// Every task has its registers and stands still at its first instruction; the images are no
+    /// longer needed.
     Resuming,
 }
 
-/// Restores; returns the host pid of the tree's root. `stage` is called at every [`Stage`], once each.
+/// Restores; returns the host pid of the tree's root. `stage` is called at every [`Stage`], once
+/// each.
 pub fn restore(
     helper: Helper,
     request: &RestoreRequest<'_>,

@@ -1,11 +1,14 @@
 //! The last step of a restore of our own: gives rebuilt threads their real registers, all at once.
 //!
-//! Before it, a restorer has made the processes, and each of their threads waits in a futex inside the restorer's own
-//! mappings, with every signal blocked; or CRIU has, and they wait in pause(2), with nothing to unmap ([`crate::hold`]). [`stop`] takes them by ptrace, in this order:
+//! Before it, a restorer has made the processes, and each of their threads waits in a futex inside
+//! the restorer's own mappings, with every signal blocked; or CRIU has, and they wait in pause(2),
+//! with nothing to unmap ([`crate::hold`]). [`stop`] takes them by ptrace, in this order:
 //!
-//! 1. every thread of every process is seized and interrupted, then all are waited for: from here nothing runs;
-//! 2. per process, its first thread is made to call munmap(2) over the restorer's mappings, through a `syscall`
-//!    instruction in its vdso, the one piece of code that is certainly there and not being unmapped;
+//! 1. every thread of every process is seized and interrupted, then all are waited for: from here
+//!    nothing runs;
+//! 2. per process, its first thread is made to call munmap(2) over the restorer's mappings, through
+//!    a `syscall` instruction in its vdso, the one piece of code that is certainly there and not
+//!    being unmapped;
 //! 3. every thread gets its floating-point registers, its general registers and its signal mask.
 //!
 //! [`Stopped::go`] then lets them run. Owns no memory image, no descriptors and no decision when;
@@ -19,11 +22,11 @@
 //!             +--error------> killed <---+-- drop, or the tracer thread's end
 //! ```
 //!
-//! A trace belongs to a thread. The thread that calls [`stop`] must call [`Stopped::go`], and if it ends before (a
-//! crash of the daemon is one way), the kernel kills every process: no half-made tree ever runs, and the images, which
-//! nothing here touches, are as good as before. After [`Stopped::outlive`], when the caller begins to give up what the
-//! tree takes over, the same crash lets all of them run.
-//! No other thread of the daemon may wait(2) for these processes meanwhile.
+//! A trace belongs to a thread. The thread that calls [`stop`] must call [`Stopped::go`], and if it
+//! ends before (a crash of the daemon is one way), the kernel kills every process: no half-made
+//! tree ever runs, and the images, which nothing here touches, are as good as before. After
+//! [`Stopped::outlive`], when the caller begins to give up what the tree takes over, the same crash
+//! lets all of them run. No other thread of the daemon may wait(2) for these processes meanwhile.
 
 use crate::registers::Registers;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal};
@@ -50,16 +53,19 @@ pub struct Thread<'a> {
 pub struct Process<'a> {
     /// All of them, the leader first.
     pub threads: Vec<Thread<'a>>,
-    /// Address and length in bytes of the restorer's mappings in it, whole pages; length 0: nothing to unmap.
+    /// Address and length in bytes of the restorer's mappings in it, whole pages; length 0: nothing
+    /// to unmap.
     pub unmap: (u64, u64),
-    /// Address of a `syscall` instruction in its vdso: where the vdso lies in it, plus [`syscall_offset`].
+    /// Address of a `syscall` instruction in its vdso: where the vdso lies in it, plus
+    /// [`syscall_offset`].
     pub syscall_at: u64,
 }
 
 /// How long dropped processes may take to die before we leave them to the tracer thread's end.
 const LONGEST_DEATH: Duration = Duration::from_secs(5);
 
-/// Processes whose threads all stand still, complete. They are killed unless [`Stopped::go`] is called.
+/// Processes whose threads all stand still, complete. They are killed unless [`Stopped::go`] is
+/// called.
 #[derive(Debug)]
 pub struct Stopped {
     /// Thread ids by process, the leader first; none any more once they have been let go.
@@ -77,11 +83,12 @@ fn strange(tid: u32, what: &str, stop: Stop) -> io::Error {
     at(tid, what)(io::Error::other(format!("it stopped for {stop:?} instead")))
 }
 
-/// Stops the threads and gives them what they are to have (see the module). On an error every process is
-/// killed.
+/// Stops the threads and gives them what they are to have (see the module). On an error every
+/// process is killed.
 ///
 /// # Errors
-/// The kernel's, with thread and step; InvalidInput for a process without threads or registers that are not 27.
+/// The kernel's, with thread and step; InvalidInput for a process without threads or registers that
+/// are not 27.
 pub fn stop(processes: &[Process<'_>]) -> io::Result<Stopped> {
     let ids = processes.iter().map(|p| p.threads.iter().map(|t| t.tid).collect()).collect();
     let stopped = Stopped { processes: ids, _here: PhantomData };
@@ -110,9 +117,9 @@ impl Stopped {
         self.processes.iter().flatten().copied()
     }
 
-    /// From here on a crash of ours lets the tree run: a proc that is found running under a recorded
-    /// wake has been woken. Pid 1 is the last that is let outlive us: if a crash before that kills it,
-    /// the kernel ends all the others with it.
+    /// From here on a crash of ours lets the tree run: a proc that is found running under a
+    /// recorded wake has been woken. Pid 1 is the last that is let outlive us: if a crash before
+    /// that kills it, the kernel ends all the others with it.
     ///
     /// # Errors
     /// The kernel's, with the thread.
@@ -121,11 +128,13 @@ impl Stopped {
         threads.into_iter().rev().try_for_each(|tid| trace::outlive(tid).map_err(at(tid, "let it outlive us")))
     }
 
-    /// Lets every thread run, the later processes first, so that a parent finds its children running. A thread that stands on a call
-    /// makes it, unless the handler of a signal runs first: [`restart`].
+    /// Lets every thread run, the later processes first, so that a parent finds its children
+    /// running. A thread that stands on a call makes it, unless the handler of a signal runs first:
+    /// [`restart`].
     ///
     /// # Errors
-    /// The first that was found; the other threads were let go all the same. ESRCH: the thread was killed meanwhile.
+    /// The first that was found; the other threads were let go all the same. ESRCH: the thread was
+    /// killed meanwhile.
     pub fn go(mut self) -> io::Result<()> {
         let mut result = Ok(());
         let threads: Vec<u32> = std::mem::take(&mut self.processes).into_iter().rev().flatten().collect();
@@ -147,13 +156,14 @@ impl Stopped {
 impl Drop for Stopped {
     fn drop(&mut self) {
         for leader in self.processes.iter().filter_map(|threads| threads.first()) {
-            // One that is gone already needs no kill. Its id is no other's: what we trace keeps it until we wait.
+            // One that is gone already needs no kill. Its id is no other's: what we trace keeps it
+            // until we wait.
             if let Ok(pidfd) = pidfd_open(*leader) {
                 let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
             }
         }
-        // Their parents see them end only once we have; in no fixed order, since pid 1 ends last of its namespace and
-        // a leader last of its threads.
+        // Their parents see them end only once we have; in no fixed order, since pid 1 ends last of
+        // its namespace and a leader last of its threads.
         let mut left: Vec<u32> = self.threads().collect();
         let until = Instant::now() + LONGEST_DEATH;
         loop {
@@ -169,8 +179,9 @@ impl Drop for Stopped {
     }
 }
 
-/// Waits until an interrupted thread stands still outside of any call. Only SIGSTOP can come in between; passed on, it
-/// stops the thread like the interruption, and the whole process stays stopped when it is let go.
+/// Waits until an interrupted thread stands still outside of any call. Only SIGSTOP can come in
+/// between; passed on, it stops the thread like the interruption, and the whole process stays
+/// stopped when it is let go.
 fn until_still(tid: u32) -> io::Result<()> {
     loop {
         match trace::wait_stopped(tid).map_err(at(tid, "interrupt"))? {
@@ -206,8 +217,9 @@ const RIP: usize = 16;
 
 /// Makes the first thread call munmap(2), and checks that it did.
 ///
-/// It runs to the call's entry and to its end rather than for one single step: a step ends with a forced SIGTRAP, and
-/// because the restorer blocks every signal, the kernel would first set the program's own SIGTRAP handler to the default.
+/// It runs to the call's entry and to its end rather than for one single step: a step ends with a
+/// forced SIGTRAP, and because the restorer blocks every signal, the kernel would first set the
+/// program's own SIGTRAP handler to the default.
 fn unmap(process: &Process<'_>) -> io::Result<()> {
     const MUNMAP: u64 = 11;
     let (start, length) = process.unmap;
@@ -246,8 +258,8 @@ fn set(thread: &Thread<'_>) -> io::Result<()> {
     trace::set_signal_mask(tid, registers.blocked).map_err(at(tid, "set signal mask"))
 }
 
-/// Offset in bytes of a `syscall` instruction in this kernel's vdso, found in our own; none if there is none. It is the
-/// same for every 64-bit process until the machine is started again.
+/// Offset in bytes of a `syscall` instruction in this kernel's vdso, found in our own; none if
+/// there is none. It is the same for every 64-bit process until the machine is started again.
 pub fn syscall_offset() -> Option<u64> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
@@ -256,8 +268,8 @@ pub fn syscall_offset() -> Option<u64> {
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
     let mut image = vec![0u8; usize::try_from(end - start).ok()?];
     fs::File::open("/proc/self/mem").ok()?.read_exact_at(&mut image, start).ok()?;
-    // The whole image may be executed, and a processor decodes from where it is sent: these two bytes are the
-    // instruction even if the compiler meant them as a part of another.
+    // The whole image may be executed, and a processor decodes from where it is sent: these two
+    // bytes are the instruction even if the compiler meant them as a part of another.
     image.windows(2).position(|pair| pair == SYSCALL).map(|at| at as u64)
 }
 

@@ -1,15 +1,18 @@
-//! Tests of [`super`] on a program of their own, this test binary started anew, and on `cat`. Never on a sandbox.
+//! Tests of [`super`] on a program of their own, this test binary started anew, and on `cat`. Never
+//! on a sandbox.
 
 use super::*;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Names in the child's environment how many threads it shall have; without it [`child`] does nothing.
+/// Names in the child's environment how many threads it shall have; without it [`child`] does
+/// nothing.
 const THREADS: &str = "KIP_TEST_THREADS";
 const PAGE: u64 = 4096;
 
-/// Not a test but the program that the tests below take apart: says where it has pages that it will not use again,
-/// starts threads that wait for ever and gives each line of its input back. The harness has one thread more.
+/// Not a test but the program that the tests below take apart: says where it has pages that it will
+/// not use again, starts threads that wait for ever and gives each line of its input back. The
+/// harness has one thread more.
 #[test]
 fn child() {
     let Some(threads) = std::env::var(THREADS).ok().and_then(|n| n.parse::<usize>().ok()) else { return };
@@ -53,7 +56,8 @@ impl Subject {
         subject
     }
 
-    /// A cat with one thread, ignoring SIGTRAP. Its spare pages are not there to begin with; munmap takes that, too.
+    /// A cat with one thread, ignoring SIGTRAP. Its spare pages are not there to begin with; munmap
+    /// takes that, too.
     fn cat() -> Subject {
         let mut subject = Subject::spawn(Command::new("/bin/sh").args(["-c", "trap '' TRAP; exec cat"]));
         subject.answers();
@@ -292,7 +296,8 @@ fn a_thread_of_another_tracer_is_refused() {
     is_killed(subject);
 }
 
-/// Prints what `stop` and `go` cost: `cargo test --release -p kip-checkpoint cost_of -- --nocapture`.
+/// Prints what `stop` and `go` cost:
+/// `cargo test --release -p kip-checkpoint cost_of -- --nocapture`.
 #[test]
 fn cost_of_stop_and_go() {
     for threads in [1, 30] {

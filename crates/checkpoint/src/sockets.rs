@@ -1,8 +1,10 @@
-//! INET sockets of a snapshot: in the images each becomes a file `/socket:[INODE]` that the restore inherits.
+//! INET sockets of a snapshot: in the images each becomes a file `/socket:[INODE]` that the restore
+//! inherits.
 //!
-//! CRIU has no way to inherit an INET socket, but it looks up every regular file's name among the inherited
-//! descriptors before it opens it. So the live socket, held elsewhere, goes back to the program as it was, with its
-//! queues, and nothing of TCP is ever rebuilt. Turning an image that is turned already changes nothing.
+//! CRIU has no way to inherit an INET socket, but it looks up every regular file's name among the
+//! inherited descriptors before it opens it. So the live socket, held elsewhere, goes back to the
+//! program as it was, with its queues, and nothing of TCP is ever rebuilt. Turning an image that is
+//! turned already changes nothing.
 
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{fdinfo_entry, file_entry, inet_sk_entry, mnt_entry, reg_file_entry};
@@ -101,16 +103,19 @@ pub fn file_paths(images: &Images) -> Result<Vec<String>, ImageError> {
     Ok(paths)
 }
 
-/// Puts connected pairs of unix sockets into an order that CRIU can restore; the first step after a dump.
+/// Puts connected pairs of unix sockets into an order that CRIU can restore; the first step after a
+/// dump.
 ///
-/// CRIU makes a pair in the task that it calls the master of the end it meets first, and expects that task to be the
-/// other end's master too. The master is the task with the lowest pid that has the end open. Where the other end is
-/// open in that task but also in one with a lower pid, CRIU 4.2 stops with an assertion. Of the two orders one is
-/// always good: if each end's lowest pid had the other end open as well, the two would be equal. CRIU meets the ends
-/// in the reverse order of the image.
+/// CRIU makes a pair in the task that it calls the master of the end it meets first, and expects
+/// that task to be the other end's master too. The master is the task with the lowest pid that has
+/// the end open. Where the other end is open in that task but also in one with a lower pid, CRIU
+/// 4.2 stops with an assertion. Of the two orders one is always good: if each end's lowest pid had
+/// the other end open as well, the two would be equal. CRIU meets the ends in the reverse order of
+/// the image.
 ///
-/// A connection that the program has not accepted yet has the listener as its peer, but the listener
-/// does not have the connection as its own: CRIU finds such a peer only when the peer comes first.
+/// A connection that the program has not accepted yet has the listener as its peer, but the
+/// listener does not have the connection as its own: CRIU finds such a peer only when the peer
+/// comes first.
 pub fn order_unix_pairs(images: &mut Images) -> Result<(), ImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
@@ -171,8 +176,9 @@ pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, ImageErro
     Ok(mounts)
 }
 
-/// Says of unix sockets that have a path that they have it in the tree's root, where the images name a mount that is not
-/// the tree's any more: that of an earlier run in which they were bound, and from which they were held. Only CRIU reads it.
+/// Says of unix sockets that have a path that they have it in the tree's root, where the images
+/// name a mount that is not the tree's any more: that of an earlier run in which they were bound,
+/// and from which they were held. Only CRIU reads it.
 pub fn mend_mounts(images: &mut Images) -> Result<(), ImageError> {
     let mounts = mounts(images)?;
     let root = mounts.iter().find(|(_, place)| place.as_str() == "/").map(|(id, _)| *id);

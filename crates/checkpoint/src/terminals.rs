@@ -1,9 +1,11 @@
 //! Terminals in a snapshot: held through the sleep, and given back to their sessions at the wake.
 //!
-//! The kernel keeps a terminal with its queues, settings and size as long as a descriptor of it is held, so a plan takes them over as
-//! other objects. For CRIU each is one from outside, `tty[DEVICE:FILE SYSTEM]`: it then neither empties its queues nor misses
-//! the other side, which may be a client's. What is lost with the processes is which session has it, and which group of that
-//! is in the foreground. CRIU restores no such tree. Sources: criu/tty.c of CRIU 4.2, ioctl_tty(2).
+//! The kernel keeps a terminal with its queues, settings and size as long as a descriptor of it is
+//! held, so a plan takes them over as other objects. For CRIU each is one from outside,
+//! `tty[DEVICE:FILE SYSTEM]`: it then neither empties its queues nor misses the other side, which
+//! may be a client's. What is lost with the processes is which session has it, and which group of
+//! that is in the foreground. CRIU restores no such tree. Sources: criu/tty.c of CRIU 4.2,
+//! ioctl_tty(2).
 
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{file_entry, tty_file_entry, tty_info_entry};
@@ -32,8 +34,8 @@ pub struct Controlled {
     pub foreground: Option<u32>,
 }
 
-/// CRIU's word for a terminal from outside, by the numbers of the device and of its file system. None if the device is no
-/// terminal.
+/// CRIU's word for a terminal from outside, by the numbers of the device and of its file system.
+/// None if the device is no terminal.
 pub fn external(device: u64, dev: u64) -> Option<String> {
     let is_terminal = matches!(device, MASTER | OWN) || SLAVES.contains(&rustix::fs::major(device));
     is_terminal.then(|| format!("tty[{device:x}:{dev:x}]"))

@@ -1,9 +1,10 @@
-//! Files of volumes in a snapshot: open and mapped files that lie outside of the proc's own, where others may write meanwhile.
+//! Files of volumes in a snapshot: open and mapped files that lie outside of the proc's own, where
+//! others may write meanwhile.
 //!
 //! CRIU, and a plan made of its images, restore a file only if it has the size that it had. What
-//! happens to a volume while its proc sleeps happens as if the proc ran and did nothing, so these sizes
-//! are taken out of the images; the caller that wakes the proc decides itself whether the files are
-//! still those that the proc had.
+//! happens to a volume while its proc sleeps happens as if the proc ran and did nothing, so these
+//! sizes are taken out of the images; the caller that wakes the proc decides itself whether the
+//! files are still those that the proc had.
 
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{file_entry, reg_file_entry, remap_file_path_entry};
@@ -28,8 +29,8 @@ pub fn is_below(path: &str, point: &str) -> bool {
     path.strip_prefix(point).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The files below `points`, without their sizes in the images from now on. Those that have no name any more, and are
-/// restored in another way, are not among them.
+/// The files below `points`, without their sizes in the images from now on. Those that have no name
+/// any more, and are restored in another way, are not among them.
 ///
 /// # Errors
 /// An image is missing or damaged.

@@ -1,6 +1,8 @@
-//! The shim in a helper: what it is handed lies under the numbers that were ordered, whatever the count. Needs root.
+//! The shim in a helper: what it is handed lies under the numbers that were ordered, whatever the
+//! count. Needs root.
 //!
-//! A program that reads from its standard input by recv(2) stands for CRIU: the shim takes its orders before that.
+//! A program that reads from its standard input by recv(2) stands for CRIU: the shim takes its
+//! orders before that.
 
 use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Order, SHIM, Template};
 use kip_checkpoint::locate::{CriuCommand, OLDEST, Origin};

@@ -1,9 +1,10 @@
 //! `kip apply`, `kip diff` and `kip export`: files that describe procs, against what a daemon has.
 //!
-//! Everything is looked at before anything is changed: the file, what would have to be replaced, images, and whether what is to be made
-//! could be started. Then those that are not described any more go, and procs are made one after the other, each when those that it
-//! depends on are ready. A proc that goes is stopped in order. A failure in the middle leaves what was done, says what that is, and the next
-//! apply goes on from there. Sleepers are looked at and not woken.
+//! Everything is looked at before anything is changed: the file, what would have to be replaced,
+//! images, and whether what is to be made could be started. Then those that are not described any
+//! more go, and procs are made one after the other, each when those that it depends on are ready. A
+//! proc that goes is stopped in order. A failure in the middle leaves what was done, says what that
+//! is, and the next apply goes on from there. Sleepers are looked at and not woken.
 
 mod plan;
 mod view;
@@ -62,13 +63,15 @@ pub struct DiffArgs {
 
 #[derive(Debug, Args)]
 pub struct FileArgs {
-    /// The file; without it kip.toml, compose.yaml or docker-compose.yml of this directory. `.yaml` and `.yml` are Compose files
+    /// The file; without it kip.toml, compose.yaml or docker-compose.yml of this directory. `.yaml`
+    /// and `.yml` are Compose files
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Only these procs, and the procs that they depend on
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// Compose: name of the project, instead of `name:` and COMPOSE_PROJECT_NAME; default: the name of the file's directory
+    /// Compose: name of the project, instead of `name:` and COMPOSE_PROJECT_NAME; default: the name
+    /// of the file's directory
     #[arg(short, long, value_name = "NAME")]
     pub project_name: Option<String>,
     /// Compose: include services of this profile; may be repeated
@@ -201,7 +204,8 @@ fn report<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
     }
 }
 
-/// Reads the file that is meant. What is wrong with it is told here, so that each mistake has a line of its own.
+/// Reads the file that is meant. What is wrong with it is told here, so that each mistake has a
+/// line of its own.
 fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Reported>> {
     let path = match &args.file {
         Some(path) => path.clone(),
@@ -287,7 +291,8 @@ fn meant(document: &Document, name: &str, path: &Path) -> anyhow::Result<ProcNam
     }
 }
 
-/// A file without a name of its own is known by its path and its machine: two clients may have the same path.
+/// A file without a name of its own is known by its path and its machine: two clients may have the
+/// same path.
 fn own_mark(path: &Path) -> anyhow::Result<String> {
     let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
     let machine = rustix::system::uname();

@@ -90,7 +90,8 @@ pub enum Command {
         #[command(flatten)]
         args: Box<RunArgs>,
     },
-    /// Try whether a program can sleep: a trial proc starts, sleeps and wakes in each tier, and is removed; exits with 1 if not
+    /// Try whether a program can sleep: a trial proc starts, sleeps and wakes in each tier, and is
+    /// removed; exits with 1 if not
     #[command(override_usage = CHECK_USAGE)]
     Check(Box<CheckArgs>),
     /// Start stopped procs again, on their files
@@ -101,7 +102,8 @@ pub enum Command {
     Apply(ApplyArgs),
     /// Show what `apply` would do; exits with 0 if nothing, with 1 if something
     Diff(DiffArgs),
-    /// Print procs as a kip.toml that creates the same procs elsewhere, values of environment variables included
+    /// Print procs as a kip.toml that creates the same procs elsewhere, values of environment
+    /// variables included
     Export(ExportArgs),
     /// List procs
     Ps(PsArgs),
@@ -125,13 +127,15 @@ pub enum Command {
     Wait(WaitArgs),
     /// End procs; their names, files and logs stay
     Stop(StopArgs),
-    /// End procs at once, by SIGKILL; their names, files and logs stay. Or send another signal to their programs
+    /// End procs at once, by SIGKILL; their names, files and logs stay. Or send another signal to
+    /// their programs
     Kill(KillArgs),
     /// Remove procs with all they have
     Rm(RmArgs),
     /// Send procs to a lower tier
     Sleep(SleepArgs),
-    /// Wake procs; a proc that is only in the store, and runs nowhere, is moved to this data directory
+    /// Wake procs; a proc that is only in the store, and runs nowhere, is moved to this data
+    /// directory
     Wake(WakeArgs),
     /// Say why a proc is awake, or what keeps it from sleeping
     Why(NameArg),
@@ -139,7 +143,8 @@ pub enum Command {
     Profiles,
     /// Show the use of procs so far: time and memory by tier, CPU time, connections, wakes
     Meter(MeterArgs),
-    /// Print the metrics that Prometheus scrapes, which are `GET /metrics` of the API; docs/metrics.md lists them
+    /// Print the metrics that Prometheus scrapes, which are `GET /metrics` of the API;
+    /// docs/metrics.md lists them
     Metrics,
     /// Show events: starts, sleeps, wakes, refusals
     Events(EventsArgs),
@@ -151,7 +156,8 @@ pub enum Command {
     /// Show and change the keys that seal what is archived
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Write the whole data directory, procs with their memory, into one encrypted file; sleeping procs stay asleep, others sleep for a moment
+    /// Write the whole data directory, procs with their memory, into one encrypted file; sleeping
+    /// procs stay asleep, others sleep for a moment
     Backup(BackupArgs),
     /// Make a data directory of a backup, before `kip up`
     Restore(RestoreArgs),
@@ -190,16 +196,19 @@ pub struct InspectArgs {
     /// Names of procs
     #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Open files of each process, and the proc's own files: those that differ from its base, the first 200 by path
+    /// Open files of each process, and the proc's own files: those that differ from its base, the
+    /// first 200 by path
     #[arg(long, group = "detail")]
     pub files: bool,
     /// Each process's command line, directory, user and environment, which may hold secrets
     #[arg(long, group = "detail")]
     pub env: bool,
-    /// Sockets: addresses, state, bytes queued, the processes that have them open, whether Kip holds them
+    /// Sockets: addresses, state, bytes queued, the processes that have them open, whether Kip
+    /// holds them
     #[arg(long, group = "detail")]
     pub sockets: bool,
-    /// Each process's memory: what is mapped where, and how much of it is in memory, paged out, on disk, in the store
+    /// Each process's memory: what is mapped where, and how much of it is in memory, paged out, on
+    /// disk, in the store
     #[arg(long, group = "detail")]
     pub maps: bool,
 }
@@ -232,15 +241,17 @@ pub struct KillArgs {
     /// Names of procs
     #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// HUP, SIGHUP or a number; for any but KILL a sleeper is woken, and how its program ends, if it does, is as by itself
+    /// HUP, SIGHUP or a number; for any but KILL a sleeper is woken, and how its program ends, if
+    /// it does, is as by itself
     #[arg(short, long, value_name = "SIGNAL", default_value = "KILL")]
     pub signal: String,
 }
 
 #[derive(Debug, Args)]
 pub struct DownArgs {
-    /// Park every proc instead of ending it, as before the machine goes down: the next `kip up` has them again, and wakes those that
-    /// were awake; exits with 1 if some cannot be parked, which run on
+    /// Park every proc instead of ending it, as before the machine goes down: the next `kip up` has
+    /// them again, and wakes those that were awake; exits with 1 if some cannot be parked, which
+    /// run on
     #[arg(long)]
     pub park: bool,
     /// How long that may take; 90s. A proc that is not parked by then runs on
@@ -266,7 +277,8 @@ pub struct SleepArgs {
     /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
-    /// How CLOCK_MONOTONIC behaves in this sleep: suspend (stands still; the default unless the proc was run with --clock continue), continue, or auto (as for an automatic sleep)
+    /// How CLOCK_MONOTONIC behaves in this sleep: suspend (stands still; the default unless the
+    /// proc was run with --clock continue), continue, or auto (as for an automatic sleep)
     #[arg(long, value_name = "HOW")]
     pub clock: Option<Clock>,
 }

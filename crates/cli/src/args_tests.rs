@@ -1,4 +1,5 @@
-//! The command line: what each flag becomes, what is refused, and the tables of docs/coming-from-docker.md.
+//! The command line: what each flag becomes, what is refused, and the tables of
+//! docs/coming-from-docker.md.
 
 use super::*;
 use kip_types::api::{LeftOpen, RunRequest};
@@ -245,7 +246,8 @@ fn usage_is_checked() {
 
 const FROM_DOCKER: &str = include_str!("../../../docs/coming-from-docker.md");
 
-// promise command-line: what docs/coming-from-docker.md has of Kip's command lines are command lines of Kip
+// promise command-line: what docs/coming-from-docker.md has of Kip's command lines are command
+//   lines of Kip
 #[test]
 fn the_lines_beside_docker_s_are_kip_s() {
     let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
@@ -257,7 +259,8 @@ fn the_lines_beside_docker_s_are_kip_s() {
         let words = shlex::split(kip.trim_matches('`')).expect("closed quotes");
         assert_eq!(words[0], "kip", "{row:?}");
         let read = Cli::read(&words).unwrap_or_else(|e| panic!("{kip}: {e}"));
-        // What the words become is checked as far as it can be without a daemon; the file is none of this directory.
+        // What the words become is checked as far as it can be without a daemon; the file is none
+        // of this directory.
         if let Command::Run { mut args, .. } = read.command {
             args.life.env_files.clear();
             let request = args.into_request().unwrap_or_else(|e| panic!("{kip}: {e:#}"));

@@ -1,4 +1,5 @@
-//! `kip attach`, and `kip run` that stays: this process's standard streams, or its terminal, for the proc's own program.
+//! `kip attach`, and `kip run` that stays: this process's standard streams, or its terminal, for
+//! the proc's own program.
 
 use crate::detach::{DETACH_KEYS, Keys, Watch, parse_keys};
 use crate::exec::{receive, send};
@@ -24,7 +25,8 @@ pub struct AttachArgs {
     /// Only watch: send no input to the program
     #[arg(long)]
     pub no_stdin: bool,
-    /// Keys that detach this client, typed one after the other: a letter, or ctrl- and one of a to z @ [ \ ] ^ _
+    /// Keys that detach this client, typed one after the other: a letter, or ctrl- and one of a to
+    /// z @ [ \ ] ^ _
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, value_parser = parse_keys)]
     pub detach_keys: Keys,
 }

@@ -1,4 +1,5 @@
-//! `kip backup`, which the daemon does, and `kip restore`, which needs none: it makes the data directory for one.
+//! `kip backup`, which the daemon does, and `kip restore`, which needs none: it makes the data
+//! directory for one.
 
 use crate::key::FileArgs;
 use crate::output::{print, print_json};

@@ -115,7 +115,8 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Brings the image first, if there is one and that is wanted. Stays attached where that is asked for.
+/// Brings the image first, if there is one and that is wanted. Stays attached where that is asked
+/// for.
 async fn run(client: &Client, mut args: RunArgs, trial: &check::TrialArgs, json: bool) -> anyhow::Result<ExitCode> {
     let stays = (args.attach || args.interactive || args.tty) && !args.detach;
     if stays && json {

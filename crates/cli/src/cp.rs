@@ -26,7 +26,8 @@ pub struct CpArgs {
     /// NAME:PATH in a proc, a path on this machine, or - for a tar archive on standard input
     #[arg(add = names::known(), value_name = "FROM")]
     pub from: String,
-    /// The same; - for standard output. A directory takes what is copied, anything else is its new name
+    /// The same; - for standard output. A directory takes what is copied, anything else is its new
+    /// name
     #[arg(add = names::known(), value_name = "TO")]
     pub to: String,
     /// Copy what FROM leads to if it is a link

@@ -22,7 +22,8 @@ pub fn parse_keys(text: &str) -> Result<Keys, String> {
     }
 }
 
-/// Finds a sequence of keys in what is typed. Keys that may begin it are held back until it is clear whether they do.
+/// Finds a sequence of keys in what is typed. Keys that may begin it are held back until it is
+/// clear whether they do.
 #[derive(Debug)]
 pub struct Watch {
     keys: Vec<u8>,

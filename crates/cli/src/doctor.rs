@@ -1,8 +1,10 @@
-//! `kip doctor`: what this machine has and lacks for running procs, what each lack costs, and how to mend it.
+//! `kip doctor`: what this machine has and lacks for running procs, what each lack costs, and how
+//! to mend it.
 //!
-//! Owns the list of checks and how they are shown. A check looks, or tries the kernel feature itself on a descriptor or
-//! a directory that is gone when it returns; it never changes a setting, and a crash leaves at most an empty
-//! `.kip-doctor.*` directory beside the data. Needs no daemon. Without root some checks can only say so.
+//! Owns the list of checks and how they are shown. A check looks, or tries the kernel feature
+//! itself on a descriptor or a directory that is gone when it returns; it never changes a setting,
+//! and a crash leaves at most an empty `.kip-doctor.*` directory beside the data. Needs no daemon.
+//! Without root some checks can only say so.
 
 mod cgroups;
 mod data;

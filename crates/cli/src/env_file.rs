@@ -1,5 +1,6 @@
-//! Files of environment variables, as docker has them: `NAME=VALUE` a line, the value as it stands; `NAME` alone takes the value
-//! that it has here, if any; empty lines and those that begin with `#` say nothing.
+//! Files of environment variables, as docker has them: `NAME=VALUE` a line, the value as it stands;
+//! `NAME` alone takes the value that it has here, if any; empty lines and those that begin with `#`
+//! say nothing.
 
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;

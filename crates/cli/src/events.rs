@@ -16,8 +16,8 @@ pub struct EventsArgs {
     /// Follow new events; a lost connection is made again and no event is missed
     #[arg(short, long)]
     pub follow: bool,
-    /// Only events since: a duration back from now as 1h, a time as 2026-11-27T09:30:00Z, or the id of an event, which
-    /// --json shows
+    /// Only events since: a duration back from now as 1h, a time as 2026-11-27T09:30:00Z, or the id
+    /// of an event, which --json shows
     #[arg(long, value_name = "TIME|ID", value_parser = parse_since)]
     pub since: Option<Since>,
     /// Only events until this TIME, as for --since

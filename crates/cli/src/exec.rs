@@ -30,7 +30,8 @@ pub struct ExecArgs {
     /// Give the program this command's standard input; without it the program's is empty
     #[arg(short, long)]
     pub interactive: bool,
-    /// Run it on a terminal, as a session that sleeps with the proc and goes on when something is typed
+    /// Run it on a terminal, as a session that sleeps with the proc and goes on when something is
+    /// typed
     #[arg(short, long)]
     pub tty: bool,
     /// Return as soon as the program runs; its output goes to the proc's logs
@@ -102,8 +103,9 @@ async fn write(to: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> std::io::
     to.flush().await
 }
 
-/// Sends what is typed and new sizes of the terminal. A failure here is either the end of the session, which the output tells, or of
-/// our own stdin, which is its end. `watch`: the keys by which the user leaves, and what is notified of that.
+/// Sends what is typed and new sizes of the terminal. A failure here is either the end of the
+/// session, which the output tells, or of our own stdin, which is its end. `watch`: the keys by
+/// which the user leaves, and what is notified of that.
 pub async fn send(
     mut input: ExecInput,
     interactive: bool,
@@ -138,8 +140,8 @@ pub async fn send(
                 },
                 None => {
                     is_open = false;
-                    // Dropping this half is no sign to the daemon; the connection lives on in the other. A terminal has no end
-                    // of input, and new sizes still follow.
+                    // Dropping this half is no sign to the daemon; the connection lives on in the
+                    // other. A terminal has no end of input, and new sizes still follow.
                     if size.is_some() { Ok(()) } else { input.end().await }
                 }
             },

@@ -1,5 +1,5 @@
-//! `--filter KEY=VALUE`, of which several may be given: values of one key are alternatives, and every key has to agree. Only
-//! labels have to agree all.
+//! `--filter KEY=VALUE`, of which several may be given: values of one key are alternatives, and
+//! every key has to agree. Only labels have to agree all.
 
 use kip_types::nearest;
 

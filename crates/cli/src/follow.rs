@@ -36,8 +36,8 @@ pub fn one<T: Serialize>(item: &T, json: bool, human: impl Fn(&T) -> String) -> 
     if json { print_json(item) } else { print(&human(item)) }
 }
 
-/// Shows those events that are to be shown. With `--follow` each event is shown once, also over a connection that breaks; the
-/// command ends when the daemon does.
+/// Shows those events that are to be shown. With `--follow` each event is shown once, also over a
+/// connection that breaks; the command ends when the daemon does.
 pub async fn events(
     client: &Client,
     mut which: EventsRequest,

@@ -1,6 +1,7 @@
-//! `--format`: `json`, or a template of fields as Docker's and Podman's users write it: `'{{.Name}} {{.State}}'`, after `table `
-//! with aligned columns at each tab and a head. Owns the form; the fields are the caller's. Of Go's templates there are fields
-//! alone: no functions, conditions or loops.
+//! `--format`: `json`, or a template of fields as Docker's and Podman's users write it:
+//! `'{{.Name}} {{.State}}'`, after `table ` with aligned columns at each tab and a head. Owns the
+//! form; the fields are the caller's. Of Go's templates there are fields alone: no functions,
+//! conditions or loops.
 
 use crate::text;
 use kip_types::nearest;

@@ -73,7 +73,8 @@ pub struct RegistryArgs {
     /// Without TLS; registries on this machine are asked so anyway
     #[arg(long)]
     pub plain_http: bool,
-    /// PEM file of the authority behind the registry's certificate, beside those that the daemon's machine trusts
+    /// PEM file of the authority behind the registry's certificate, beside those that the daemon's
+    /// machine trusts
     #[arg(long, value_name = "FILE", conflicts_with = "plain_http")]
     pub registry_ca: Option<PathBuf>,
 }

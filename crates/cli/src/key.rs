@@ -1,5 +1,5 @@
-//! `kip key`: the realm's keys. Owns how a passphrase comes here, which is never by an argument, and the file of exported
-//! keys; what is done with keys is the daemon's.
+//! `kip key`: the realm's keys. Owns how a passphrase comes here, which is never by an argument,
+//! and the file of exported keys; what is done with keys is the daemon's.
 
 use crate::output::{print, print_json};
 use crate::text;
@@ -47,7 +47,8 @@ pub struct FileArgs {
     /// The file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Encrypt or decrypt with the passphrase in the first line of this file, `-` for standard input
+    /// Encrypt or decrypt with the passphrase in the first line of this file, `-` for standard
+    /// input
     #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
     pub passphrase_file: Option<PathBuf>,
     /// Encrypt or decrypt with the 32 bytes of this file

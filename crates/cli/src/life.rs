@@ -1,4 +1,5 @@
-//! How a proc lives, as `kip run` takes it: how it is ended, whether it is started again, what it is told.
+//! How a proc lives, as `kip run` takes it: how it is ended, whether it is started again, what it
+//! is told.
 
 use crate::env_file;
 use anyhow::Context;
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct LifeArgs {
-    /// Set those of a file, NAME=VALUE a line, as docker has them; may be repeated, and --env goes before it
+    /// Set those of a file, NAME=VALUE a line, as docker has them; may be repeated, and --env goes
+    /// before it
     #[arg(long = "env-file", value_name = "FILE")]
     pub env_files: Vec<PathBuf>,
     // Not a doc comment: rustdoc would take the brackets for links.
@@ -27,7 +29,8 @@ pub struct LifeArgs {
     /// Stop signal that `kip stop` sends first, instead of SIGTERM
     #[arg(long, value_name = "SIGNAL")]
     pub stop_signal: Option<String>,
-    /// Time between the stop signal and SIGKILL, unless `kip stop --grace` says otherwise; default 10s
+    /// Time between the stop signal and SIGKILL, unless `kip stop --grace` says otherwise; default
+    /// 10s
     #[arg(long, alias = "stop-timeout", value_name = "DUR", value_parser = parse_duration_ms)]
     pub stop_grace: Option<u64>,
     // Not a doc comment: rustdoc would take the brackets for links.
@@ -39,13 +42,15 @@ pub struct LifeArgs {
         value_parser = parse_restart
     )]
     pub restart: Restart,
-    /// Return only when the proc is ready: tcp:PORT takes a connection, http:PORT/PATH is answered, exec:COMMAND succeeds inside
+    /// Return only when the proc is ready: tcp:PORT takes a connection, http:PORT/PATH is answered,
+    /// exec:COMMAND succeeds inside
     #[arg(long, value_name = "CHECK")]
     pub ready: Option<Check>,
     /// Longest wait for --ready; default 60s. After that `kip run` fails, and the proc runs on
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "ready")]
     pub ready_timeout: Option<u64>,
-    /// Shell command to run inside the proc before each sleep; if it fails the proc stays awake, `kip why` says so, and Kip tries again
+    /// Shell command to run inside the proc before each sleep; if it fails the proc stays awake,
+    /// `kip why` says so, and Kip tries again
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
     pub before_sleep: Option<String>,
     /// Shell command to run inside the proc after each wake, beside the program
@@ -54,12 +59,14 @@ pub struct LifeArgs {
     /// Longest run of --before-sleep, --after-wake and an exec: check; default 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub hook_timeout: Option<u64>,
-    /// Serve the proc's health over HTTP on this host port; asking neither wakes the proc nor keeps it awake; CHECK as in --ready; may be repeated
+    /// Serve the proc's health over HTTP on this host port; asking neither wakes the proc nor keeps
+    /// it awake; CHECK as in --ready; may be repeated
     #[arg(long = "probe", value_name = "HOST_PORT=CHECK")]
     pub probes: Vec<Probe>,
 }
 
-/// A proc that was stopped by hand stays stopped in any case, so that both of Docker's words mean the same.
+/// A proc that was stopped by hand stays stopped in any case, so that both of Docker's words mean
+/// the same.
 fn parse_restart(text: &str) -> Result<Restart, String> {
     let text = if text == "unless-stopped" { "always" } else { text };
     text.parse().map_err(|e| format!("{e}"))

@@ -1,7 +1,9 @@
 //! The `kip` command.
 //!
-//! Parses, asks a daemon or runs one, and shows; decides nothing. Every command but `up`, `restore`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`. Exit
-//! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
+//! Parses, asks a daemon or runs one, and shows; decides nothing. Every command but `up`,
+//! `restore`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`.
+//! Exit codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the
+//! program's code.
 #![forbid(unsafe_code)]
 
 mod apply;

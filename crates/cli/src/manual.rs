@@ -1,4 +1,5 @@
-//! What comes with a command line: completion in shells, and manual pages. Both are made from what the parser knows.
+//! What comes with a command line: completion in shells, and manual pages. Both are made from what
+//! the parser knows.
 
 use crate::args::{Cli, CompletionArgs, ManArgs};
 use crate::output::print;

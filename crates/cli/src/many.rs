@@ -1,4 +1,5 @@
-//! Commands that take the names of several procs: each one is tried, whatever became of those before it.
+//! Commands that take the names of several procs: each one is tried, whatever became of those
+//! before it.
 
 use crate::names::name;
 use crate::output::StdoutGone;
@@ -7,7 +8,8 @@ use kip_types::name::ProcName;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Carries out `one` for each of them. Each failure has a line of its own, and the command then exits with 1.
+/// Carries out `one` for each of them. Each failure has a line of its own, and the command then
+/// exits with 1.
 pub async fn each(names: &[String], one: impl AsyncFn(&ProcName) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     // The one that there is fails as the command.
     if let [only] = names {

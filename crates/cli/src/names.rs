@@ -9,7 +9,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A daemon that does not answer with the names of its procs within this time leaves the shell without them.
+/// A daemon that does not answer with the names of its procs within this time leaves the shell
+/// without them.
 const NAMES_WITHIN: Duration = Duration::from_millis(300);
 
 /// A name that no proc can have is one of an unknown proc.
@@ -34,7 +35,8 @@ pub fn known() -> ArgValueCandidates {
     })
 }
 
-/// The data directory that the words typed so far name. They are not parsed, for they are not finished.
+/// The data directory that the words typed so far name. They are not parsed, for they are not
+/// finished.
 fn data_of(words: impl Iterator<Item = OsString>) -> PathBuf {
     let words: Vec<OsString> = words.collect();
     let beside = words.windows(2).find(|pair| pair[0] == "--data").map(|pair| PathBuf::from(&pair[1]));

@@ -1,4 +1,5 @@
-//! `kip profiles`: the table of programs that are known to bear a sleep in which their clock stands. No daemon is asked.
+//! `kip profiles`: the table of programs that are known to bear a sleep in which their clock
+//! stands. No daemon is asked.
 
 use crate::output::show;
 use crate::text::table;

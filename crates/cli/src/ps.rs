@@ -47,10 +47,12 @@ pub struct PsArgs {
     /// Only names, one a line
     #[arg(short, long)]
     pub quiet: bool,
-    /// Only procs that match: name (a part of it), state, tier, label=K or label=K=V, network, image; may be repeated
+    /// Only procs that match: name (a part of it), state, tier, label=K or label=K=V, network,
+    /// image; may be repeated
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = |text: &str| filter::parse(text, &KEYS))]
     pub filters: Vec<Filter>,
-    /// Output format: json, or fields as '{{.Name}} {{.State}}', after `table ` as a table; `kip ps --format x` names the fields
+    /// Output format: json, or fields as '{{.Name}} {{.State}}', after `table ` as a table;
+    /// `kip ps --format x` names the fields
     #[arg(long, value_name = "FORMAT", conflicts_with = "quiet", value_parser = |text: &str| format::parse(text, &FIELDS))]
     pub format: Option<Format>,
 }
@@ -115,7 +117,8 @@ fn age(view: &ProcView) -> String {
     view.started_at_ms.map_or_else(dash, |at_ms| millis(now_ms().saturating_sub(at_ms)))
 }
 
-/// The exit code of its program, which has ended: 128 and the number of a signal that ended it, as shells have it.
+/// The exit code of its program, which has ended: 128 and the number of a signal that ended it, as
+/// shells have it.
 fn exit(view: &ProcView) -> String {
     let code = |exit: &String| match exit_code(exit) {
         Some(code) if exit.ends_with("out of memory") => format!("{code} (memory)"),

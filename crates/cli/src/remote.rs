@@ -1,4 +1,5 @@
-//! The daemon that is spoken to: that of a data directory, or one that listens by TCP; and how one does.
+//! The daemon that is spoken to: that of a data directory, or one that listens by TCP; and how one
+//! does.
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,7 +13,8 @@ pub const DATA: &str = "/var/lib/kip";
 
 #[derive(Debug, Args)]
 pub struct RemoteArgs {
-    /// Connect to the daemon at https://HOST:PORT instead of one by its data directory (or set KIP_HOST)
+    /// Connect to the daemon at https://HOST:PORT instead of one by its data directory (or set
+    /// KIP_HOST)
     #[arg(long, global = true, display_order = 900, value_name = "URL", conflicts_with = "data")]
     pub host: Option<String>,
     /// PEM file: CA certificates to trust for --host, instead of this machine's (or set KIP_CA)
@@ -47,8 +49,8 @@ impl ListenArgs {
     }
 }
 
-/// The client for a command; `at_home_only` has why the command cannot be given to a daemon elsewhere. A data directory that is named
-/// counts for more than the environment.
+/// The client for a command; `at_home_only` has why the command cannot be given to a daemon
+/// elsewhere. A data directory that is named counts for more than the environment.
 pub fn client(data: Option<&Path>, remote: RemoteArgs, at_home_only: Option<&str>) -> anyhow::Result<Client> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let text = |name| set(name).map(|value| value.into_string().map_err(|_| anyhow::anyhow!("{name} is not UTF-8")));

@@ -78,7 +78,8 @@ pub struct RunArgs {
         value_name = "LIMIT"
     )]
     pub ulimits: Vec<Ulimit>,
-    /// Most disk space of the proc's own files, for example 1G; volumes, logs and snapshots do not count
+    /// Most disk space of the proc's own files, for example 1G; volumes, logs and snapshots do not
+    /// count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
     /// Size of each log file with the proc's output
@@ -87,13 +88,15 @@ pub struct RunArgs {
     /// Number of log files, 1 to 16; the oldest is removed
     #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
     pub log_files: u32,
-    /// Set an environment variable; K alone takes the value from this command's environment; may be repeated
+    /// Set an environment variable; K alone takes the value from this command's environment; may be
+    /// repeated
     #[arg(short, long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
     /// Working directory inside the proc
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
-    /// Join the network NAME: its procs find and reach each other; other procs reach only published ports
+    /// Join the network NAME: its procs find and reach each other; other procs reach only published
+    /// ports
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     /// Further name of the proc in its network; may be repeated
@@ -122,13 +125,17 @@ pub struct RunArgs {
     /// Time a proc stays parked before it is archived, to any store and even with open connections
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
-    /// Timers and time-outs shorter than this do not count as activity and do not wake a parked proc
+    /// Timers and time-outs shorter than this do not count as activity and do not wake a parked
+    /// proc
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub tick: Option<u64>,
-    /// CLOCK_MONOTONIC of a parked proc: continue, suspend (the clock stands still, and all that waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and no connection is open)
+    /// CLOCK_MONOTONIC of a parked proc: continue, suspend (the clock stands still, and all that
+    /// waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and
+    /// no connection is open)
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub clock: Clock,
-    /// How the proc hibernates: auto, blocked (any system call that returns wakes it), held (sockets and timers wake it), off
+    /// How the proc hibernates: auto, blocked (any system call that returns wakes it), held
+    /// (sockets and timers wake it), off
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub hibernate: Hibernate,
     /// Whether a wake prefetches the working set: on or off
@@ -137,10 +144,12 @@ pub struct RunArgs {
     /// Start a parked proc before all its memory is read: auto (if there is much), on, off
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub lazy: Lazy,
-    /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
+    /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or
+    /// keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
     pub file_pages: FilePages,
-    /// If the snapshot is damaged: cold (start on the newest files) or previous (wake the newest older generation that is whole)
+    /// If the snapshot is damaged: cold (start on the newest files) or previous (wake the newest
+    /// older generation that is whole)
     #[arg(long, value_name = "TO", default_value = "cold")]
     pub fallback: Fallback,
     /// Sleep only by `kip sleep`, never automatically
@@ -152,7 +161,8 @@ pub struct RunArgs {
     /// Let setuid and setgid programs inside change their identity
     #[arg(long)]
     pub allow_setuid: bool,
-    /// Keep the program's standard input open, and stay attached: the program reads this command's input
+    /// Keep the program's standard input open, and stay attached: the program reads this command's
+    /// input
     #[arg(short, long)]
     pub interactive: bool,
     /// Run the program on a terminal of its own, and stay attached; later clients use `kip attach`
@@ -179,7 +189,8 @@ pub struct RunArgs {
     /// The image is named by the first word of the command, not by a flag.
     #[arg(skip)]
     pub image_is_word: bool,
-    /// IMAGE and the arguments of its program, or `--` and a program of this machine with its arguments
+    /// IMAGE and the arguments of its program, or `--` and a program of this machine with its
+    /// arguments
     #[arg(trailing_var_arg = true, required_unless_present = "image", value_name = "IMAGE|CMD")]
     pub command: Vec<String>,
 }
@@ -242,8 +253,9 @@ fn parse_switch(s: &str) -> Result<bool, String> {
 }
 
 impl RunArgs {
-    /// Takes the first word for the image where it comes without `--` before it. `words` are those of the whole command line: the
-    /// command is its end, for no flag of Kip follows its first word.
+    /// Takes the first word for the image where it comes without `--` before it. `words` are those
+    /// of the whole command line: the command is its end, for no flag of Kip follows its first
+    /// word.
     ///
     /// # Errors
     /// What does not go together.

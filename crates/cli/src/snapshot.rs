@@ -53,7 +53,8 @@ pub enum SnapshotCommand {
         /// The file to make; it must not exist
         file: PathBuf,
     },
-    /// Import a generation from an exported file into the store, free to adopt; the realm's keys must be here
+    /// Import a generation from an exported file into the store, free to adopt; the realm's keys
+    /// must be here
     Import {
         /// The file
         file: PathBuf,
@@ -66,7 +67,8 @@ pub enum SnapshotCommand {
         /// Only show what would be done
         #[arg(long)]
         dry_run: bool,
-        /// How long an object must have been unused; a short time endangers uploads of other data directories
+        /// How long an object must have been unused; a short time endangers uploads of other data
+        /// directories
         #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "24h")]
         grace: u64,
     },

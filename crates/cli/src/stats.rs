@@ -1,4 +1,5 @@
-//! `kip stats`: what procs use now, as docker's command of that name shows it. Asks what `kip ps` asks, so it wakes no proc.
+//! `kip stats`: what procs use now, as docker's command of that name shows it. Asks what `kip ps`
+//! asks, so it wakes no proc.
 
 use crate::names::{self, name};
 use crate::output::{print, print_json};

@@ -14,7 +14,8 @@ pub fn size() -> anyhow::Result<TerminalSize> {
     Ok(TerminalSize { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// Keys go to the program as they come, and the terminal shows nothing by itself. Undone when this is dropped.
+/// Keys go to the program as they come, and the terminal shows nothing by itself. Undone when this
+/// is dropped.
 #[derive(Debug)]
 pub struct Raw(Option<Termios>);
 

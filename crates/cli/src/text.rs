@@ -70,7 +70,8 @@ pub fn millis(ms: u64) -> String {
 /// `2025-11-21T21:33:45.123Z`, from milliseconds since the epoch.
 pub fn utc(at_ms: u64) -> String {
     let (days, ms) = (at_ms / 86_400_000, at_ms % 86_400_000);
-    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": days to a year that begins in March.
+    // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": days to a year that begins in
+    // March.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -94,7 +95,8 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A name for a command, or an image, to which the daemon adds a number: its base name in a name's alphabet.
+/// A name for a command, or an image, to which the daemon adds a number: its base name in a name's
+/// alphabet.
 pub fn stem(image: Option<&str>, command: &[String]) -> ProcName {
     /// Leaves room for the number.
     const LONGEST: usize = MAX_NAME - 20;

@@ -15,7 +15,8 @@ pub enum TokenCommand {
     Create {
         /// Name of the token
         name: ProcName,
-        /// read: see everything, logs included, except values of environments; write: do everything, as root could
+        /// read: see everything, logs included, except values of environments; write: do
+        /// everything, as root could
         #[arg(long, value_parser = parse_scope, default_value = "write")]
         scope: Scope,
         /// Expire the token after this time

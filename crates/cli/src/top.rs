@@ -1,8 +1,8 @@
 //! `kip top`: a screen of all procs, drawn anew every second.
 //!
 //! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`compare`] makes
-//! one picture of two answers, [`look`] knows what the user wants to see of it, [`layout`] makes lines of it, [`screen`] owns the terminal and gives
-//! it back however this ends.
+//! one picture of two answers, [`look`] knows what the user wants to see of it, [`layout`] makes
+//! lines of it, [`screen`] owns the terminal and gives it back however this ends.
 
 mod compare;
 mod layout;
@@ -105,7 +105,8 @@ async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
     }
 }
 
-/// How many keys were pressed; 0 when there will be none any more. Without a keyboard it never returns.
+/// How many keys were pressed; 0 when there will be none any more. Without a keyboard it never
+/// returns.
 async fn read(keys: &mut Option<tokio::io::Stdin>, pressed: &mut [u8]) -> usize {
     match keys {
         Some(keys) => keys.read(pressed).await.unwrap_or(0),

@@ -1,4 +1,5 @@
-//! `kip up`: the options of a daemon, which [`kip_daemon`] runs, and the line that says that clients can connect.
+//! `kip up`: the options of a daemon, which [`kip_daemon`] runs, and the line that says that
+//! clients can connect.
 
 use crate::output::{print, print_json};
 use crate::remote::ListenArgs;
@@ -17,41 +18,47 @@ pub struct UpArgs {
     /// Hibernate a proc after it has been idle for DUR, unless `kip run --idle` says otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub idle: Option<u64>,
-    /// Park a hibernated proc after DUR more idle time, unless `kip run --park-after` says otherwise
+    /// Park a hibernated proc after DUR more idle time, unless `kip run --park-after` says
+    /// otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Most memory for the working sets of all hibernated procs, page cache included; Kip keeps further sets on disk.
-    /// Default: an eighth of --memory, at most 256 MiB
+    /// Most memory for the working sets of all hibernated procs, page cache included; Kip keeps
+    /// further sets on disk. Default: an eighth of --memory, at most 256 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
-    /// Archive a proc DUR after it was parked, unless `kip run --archive-after` says otherwise. Default: 10 min to a bucket, never to a
-    /// directory, never with open connections
+    /// Archive a proc DUR after it was parked, unless `kip run --archive-after` says otherwise.
+    /// Default: 10 min to a bucket, never to a directory, never with open connections
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
-    /// Object store for archived procs: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`. Default: the store of the last
-    /// `kip up`, at first the directory `store` in the data directory
+    /// Object store for archived procs: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`.
+    /// Default: the store of the last `kip up`, at first the directory `store` in the data
+    /// directory
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// Collect the store so often (tests); about once an hour
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
     pub collect_every: Option<u64>,
-    /// Disk space for snapshots of parked procs; beyond it Kip archives the longest parked ones (needs --store elsewhere)
+    /// Disk space for snapshots of parked procs; beyond it Kip archives the longest parked ones
+    /// (needs --store elsewhere)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
-    /// Size of the local cache of archived data; 0 for none. Default: a tenth of the free disk space, at most 1G; none with a
-    /// directory store
+    /// Size of the local cache of archived data; 0 for none. Default: a tenth of the free disk
+    /// space, at most 1G; none with a directory store
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cache: Option<u64>,
-    /// Most memory that all procs may use together. Default: the memory of the machine less a reserve
+    /// Most memory that all procs may use together. Default: the memory of the machine less a
+    /// reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// Above this share of --memory Kip puts idle procs to sleep and refuses new procs (default: 90)
+    /// Above this share of --memory Kip puts idle procs to sleep and refuses new procs (default:
+    /// 90)
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub memory_high: Option<u8>,
     /// Stop putting procs to sleep below this share of --memory (default: --memory-high minus 10)
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub memory_low: Option<u8>,
-    /// Send a trace of each wake to this collector, by OTLP over HTTP, for example http://127.0.0.1:4318; the variables OTEL_EXPORTER_OTLP_* work too
+    /// Send a trace of each wake to this collector, by OTLP over HTTP, for example
+    /// http://127.0.0.1:4318; the variables OTEL_EXPORTER_OTLP_* work too
     #[cfg(feature = "otel")]
     #[arg(long, value_name = "URL")]
     pub traces: Option<String>,

@@ -25,7 +25,8 @@ pub struct WaitArgs {
     /// Names of procs
     #[arg(add = names::known(), required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Wait until the proc is ready instead of until it ends; a proc without --ready is ready when it runs
+    /// Wait until the proc is ready instead of until it ends; a proc without --ready is ready when
+    /// it runs
     #[arg(long)]
     pub ready: bool,
     /// Longest wait per proc; default 60s with --ready, else none
@@ -83,9 +84,11 @@ pub fn exit_code(exit: &str) -> Option<i32> {
 /// Between inspections of a proc whose end is awaited, whatever events say.
 const INSPECT_EVERY: Duration = Duration::from_secs(1);
 
-/// Until it is stopped. One that is started again by its restart policy has not ended. Nothing of it wakes the proc.
+/// Until it is stopped. One that is started again by its restart policy has not ended. Nothing of
+/// it wakes the proc.
 async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcView> {
-    // Before the first look, so that no end comes between that and the events. None that are kept: only what comes.
+    // Before the first look, so that no end comes between that and the events. None that are kept:
+    // only what comes.
     let mut events = client.events(&EventsRequest { follow: true, since: Some(u64::MAX) }).await?;
     loop {
         let view = client.inspect(name).await?;
@@ -111,7 +114,8 @@ async fn until_ended(client: &Client, name: &ProcName) -> anyhow::Result<ProcVie
     }
 }
 
-/// Until it is ready, or, without a check of its own, runs. Looks as often as it takes; nothing of it wakes the proc.
+/// Until it is ready, or, without a check of its own, runs. Looks as often as it takes; nothing of
+/// it wakes the proc.
 pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> anyhow::Result<ProcView> {
     let until = Instant::now() + Duration::from_millis(within_ms);
     loop {

@@ -1,4 +1,5 @@
-//! Moments on a command line: a duration back from now, `10m`, or a time, `2026-11-27T09:30:00Z` (RFC 3339).
+//! Moments on a command line: a duration back from now, `10m`, or a time, `2026-11-27T09:30:00Z`
+//! (RFC 3339).
 
 use crate::text::now_ms;
 use kip_types::spec::parse_duration_ms;
@@ -38,7 +39,8 @@ fn rfc3339(text: &str) -> Option<i64> {
     Some(days(year, month, day) * DAY_MS + time.map_or(Some(0), of_day)?)
 }
 
-/// Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": days since the epoch, from a year that begins in March.
+/// Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": days since the epoch, from a year
+/// that begins in March.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, year_of_era) = (year / 400, year % 400);

@@ -1,4 +1,5 @@
-//! The `kip` program itself, against an API before a worker in memory: what it prints, on which stream, and its exit codes.
+//! The `kip` program itself, against an API before a worker in memory: what it prints, on which
+//! stream, and its exit codes.
 #![forbid(unsafe_code)]
 
 #[path = "../../api/tests/fake/mod.rs"]

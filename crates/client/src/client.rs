@@ -1,4 +1,5 @@
-//! The calls about procs and about the daemon; those about images, keys, snapshots, tokens and volumes are beside this module.
+//! The calls about procs and about the daemon; those about images, keys, snapshots, tokens and
+//! volumes are beside this module.
 
 use crate::connect::{self, Sent, Way, collect};
 use crate::exec::{self, Exec};
@@ -38,8 +39,8 @@ impl Client {
         matches!(self.way, Way::Remote(_))
     }
 
-    /// Pid of the daemon as this process sees it; none if it is on another machine, or in a pid namespace that is not
-    /// visible from here.
+    /// Pid of the daemon as this process sees it; none if it is on another machine, or in a pid
+    /// namespace that is not visible from here.
     pub async fn daemon_pid(&self) -> Result<Option<i32>, CallError> {
         let Way::Local(data) = &self.way else { return Ok(None) };
         let stream = connect::local(data).await?;
@@ -121,7 +122,8 @@ impl Client {
         self.post(&format!("/v1/procs/{name}/sleep"), &how).await
     }
 
-    /// Wakes a proc; with `id` one that is in the store, of that id, which gets the name. Ids are hexadecimal digits.
+    /// Wakes a proc; with `id` one that is in the store, of that id, which gets the name. Ids are
+    /// hexadecimal digits.
     pub async fn wake(&self, name: &ProcName, id: Option<&str>) -> Result<Moved, CallError> {
         let query = id.map(|id| format!("?id={id}")).unwrap_or_default();
         self.post(&format!("/v1/procs/{name}/wake{query}"), &Nothing {}).await
@@ -211,7 +213,8 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CallError> {
     serde_json::from_slice(body).map_err(CallError::Foreign)
 }
 
-/// Adds the flat fields of `query` that are not null. They are numbers, booleans and names, so nothing needs escaping.
+/// Adds the flat fields of `query` that are not null. They are numbers, booleans and names, so
+/// nothing needs escaping.
 pub(crate) fn with_query(path: &str, query: &impl Serialize) -> String {
     let fields = serde_json::to_value(query).expect("the API's types are JSON");
     let fields = fields.as_object().expect("a query is a struct");

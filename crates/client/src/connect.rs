@@ -84,8 +84,8 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
     let (Some(dir), Some(file)) = (socket.parent(), socket.file_name()) else {
         return Err(io::ErrorKind::NotFound.into());
     };
-    // A socket's address holds 107 bytes (unix(7)) and data directories may lie deep: the way through the descriptor is
-    // always short.
+    // A socket's address holds 107 bytes (unix(7)) and data directories may lie deep: the way
+    // through the descriptor is always short.
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     UnixStream::connect(Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())).join(file)).await
 }

@@ -1,4 +1,5 @@
-//! The client's side of an exec: frames both ways on the connection that the daemon handed over with 101.
+//! The client's side of an exec: frames both ways on the connection that the daemon handed over
+//! with 101.
 
 use crate::CallError;
 use crate::connect::{Connection, Sent};

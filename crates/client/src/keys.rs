@@ -21,7 +21,8 @@ impl Client {
         self.post("/v1/keys/rotate", &Nothing {}).await
     }
 
-    /// Destroys a key, named by its id or the beginning of it: letters and digits only. Without `yes` it is refused, and told what that would cost.
+    /// Destroys a key, named by its id or the beginning of it: letters and digits only. Without
+    /// `yes` it is refused, and told what that would cost.
     pub async fn destroy_key(&self, key: &str, yes: bool) -> Result<DestroyedKeyView, CallError> {
         self.post(&format!("/v1/keys/{key}/destroy"), &DestroyKeyRequest { yes }).await
     }
@@ -31,7 +32,8 @@ impl Client {
         self.post("/v1/keys/export", &ExportKeysRequest { wrap }).await
     }
 
-    /// Writes all that the data directory keeps into a file of the daemon's machine. The last item is [`BackupProgress::End`].
+    /// Writes all that the data directory keeps into a file of the daemon's machine. The last item
+    /// is [`BackupProgress::End`].
     pub async fn backup(&self, request: &BackupRequest) -> Result<Feed<BackupProgress>, CallError> {
         Ok(Feed::new(self.send(Method::POST, "/v1/backup", json(request)).await?))
     }

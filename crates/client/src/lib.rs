@@ -1,8 +1,9 @@
 //! Rust client of a Kip daemon.
 //!
-//! Owns the way over the unix socket, or by TCP with TLS and a token: one connection per call, typed requests and answers, and errors whose one line can be
-//! shown to a person. Never retries: a call that changes something is carried out by the daemon even when its client
-//! goes away in the middle, so asking again is the caller's decision.
+//! Owns the way over the unix socket, or by TCP with TLS and a token: one connection per call,
+//! typed requests and answers, and errors whose one line can be shown to a person. Never retries: a
+//! call that changes something is carried out by the daemon even when its client goes away in the
+//! middle, so asking again is the caller's decision.
 #![forbid(unsafe_code)]
 
 mod client;

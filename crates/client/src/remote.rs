@@ -111,9 +111,9 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The daemon at `url`, `https://HOST:PORT`, whose certificate leads to one of those in the PEM file `ca` or, without
-    /// it, to one that this machine trusts. `http://` is without TLS and shows the token to all
-    /// that listen on the way.
+    /// The daemon at `url`, `https://HOST:PORT`, whose certificate leads to one of those in the PEM
+    /// file `ca` or, without it, to one that this machine trusts. `http://` is without TLS and
+    /// shows the token to all that listen on the way.
     pub fn new(url: &str, ca: Option<&Path>, token: &str) -> Result<Remote, RemoteError> {
         let bad = || RemoteError::BadHost { host: url.to_owned() };
         let (scheme, host) = url.split_once("://").ok_or_else(bad)?;

@@ -1,7 +1,8 @@
-//! A protobuf message as a list of fields, whatever they mean, so that an image can be edited without knowing all of
-//! its schema and nothing that a newer CRIU put there is lost.
+//! A protobuf message as a list of fields, whatever they mean, so that an image can be edited
+//! without knowing all of its schema and nothing that a newer CRIU put there is lost.
 //!
-//! Source: the protobuf encoding specification (wire types 0, 1, 2 and 5; groups are not used by CRIU).
+//! Source: the protobuf encoding specification (wire types 0, 1, 2 and 5; groups are not used by
+//! CRIU).
 
 /// One field's value on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,7 +123,8 @@ impl Message {
         self.varint(number).unwrap_or(0)
     }
 
-    /// Every varint of a repeated field, in order. CRIU writes one field each; the packed form, all in one, is as valid.
+    /// Every varint of a repeated field, in order. CRIU writes one field each; the packed form, all
+    /// in one, is as valid.
     pub fn varints(&self, number: u32) -> Result<Vec<u64>, Malformed> {
         let mut all = Vec::new();
         for (_, value) in self.0.iter().filter(|(n, _)| *n == number) {

@@ -9,9 +9,10 @@
 //! | `traces` | wakes as spans of OpenTelemetry (feature `otel`) |
 //! | [`restore`] | the data directory of a backup, before there is a daemon |
 //!
-//! Order: take the directory, open the worker (which finishes or undoes what a dead daemon left), listen, say `ready`.
-//! SIGTERM and SIGINT end the daemon only: procs run on and the next `kip up` adopts them. `kip down` ends both. SIGHUP has the
-//! certificate of the API read again. A crash at any step leaves what the next start recovers from.
+//! Order: take the directory, open the worker (which finishes or undoes what a dead daemon left),
+//! listen, say `ready`. SIGTERM and SIGINT end the daemon only: procs run on and the next `kip up`
+//! adopts them. `kip down` ends both. SIGHUP has the certificate of the API read again. A crash at
+//! any step leaves what the next start recovers from.
 //!
 //! Never parses a command line and never prints: both are the caller's.
 #![forbid(unsafe_code)]

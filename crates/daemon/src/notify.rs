@@ -1,4 +1,5 @@
-//! Tells a service manager how far the daemon is: sd_notify(3), a datagram to the socket that NOTIFY_SOCKET names.
+//! Tells a service manager how far the daemon is: sd_notify(3), a datagram to the socket that
+//! NOTIFY_SOCKET names.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +12,8 @@ pub const READY: &str = "READY=1\n";
 /// It ends; procs run on.
 pub const STOPPING: &str = "STOPPING=1\n";
 
-/// It has come a step further in taking up what is there, and is waited for so much longer if its time is over, microseconds.
+/// It has come a step further in taking up what is there, and is waited for so much longer if its
+/// time is over, microseconds.
 const GOES_ON: &str = "EXTEND_TIMEOUT_USEC=120000000\n";
 
 /// Tells that it goes on.
@@ -19,7 +21,8 @@ pub fn goes_on() {
     notify(GOES_ON);
 }
 
-/// Without $NOTIFY_SOCKET it does nothing. A manager that cannot be told is no reason to end, and is in the log.
+/// Without $NOTIFY_SOCKET it does nothing. A manager that cannot be told is no reason to end, and
+/// is in the log.
 pub fn notify(state: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, state)

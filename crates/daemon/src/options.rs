@@ -16,7 +16,8 @@ pub struct Options {
     pub timing: Timing,
     /// How much memory procs may use.
     pub memory: MemoryMarks,
-    /// What all working sets of hibernated procs may take in memory, bytes; none for a part of what procs may use.
+    /// What all working sets of hibernated procs may take in memory, bytes; none for a part of what
+    /// procs may use.
     pub set_memory: Option<u64>,
     /// URL of the object store, or `none`; without it that of the last time.
     pub store: Option<String>,

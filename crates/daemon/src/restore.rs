@@ -16,7 +16,8 @@ pub enum RestoreError {
     Restore(#[from] kip_worker::RestoreError),
 }
 
-/// Makes the data directory `data` of the backup in `file`. `report` hears how many bytes of the file were read.
+/// Makes the data directory `data` of the backup in `file`. `report` hears how many bytes of the
+/// file were read.
 ///
 /// # Errors
 /// See [`RestoreError`].

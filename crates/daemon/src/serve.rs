@@ -40,8 +40,8 @@ pub(crate) struct Doors {
     pub(crate) timing: Timing,
 }
 
-/// Serves `service` until `end` or `kip down`; `ready` tells when clients can connect, and where. The socket's file is gone when
-/// this returns.
+/// Serves `service` until `end` or `kip down`; `ready` tells when clients can connect, and where.
+/// The socket's file is gone when this returns.
 pub(crate) async fn serve<E: Display>(
     lock: &DataLock,
     service: Arc<dyn Service>,
@@ -54,7 +54,8 @@ pub(crate) async fn serve<E: Display>(
     let api = Api::new(service, timing, tokens);
     let url = remote.as_ref().map(Remote::url);
     let addresses = Addresses { socket: format!("unix:{}", socket.path().display()), url };
-    // The socket listens already: a program that reads this can connect. A reader that is gone is no reason to end.
+    // The socket listens already: a program that reads this can connect. A reader that is gone is
+    // no reason to end.
     if let Err(e) = ready(&addresses) {
         tracing::debug!(error = %e, "no program reads the ready line");
     }

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How long threads of a daemon that has ended are waited for. What still runs is a client that hangs on or a blocking call; the next
-/// daemon recovers from either.
+/// How long threads of a daemon that has ended are waited for. What still runs is a client that
+/// hangs on or a blocking call; the next daemon recovers from either.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A daemon cannot be started, or served to its end.
@@ -92,7 +92,8 @@ pub enum DaemonError {
     Serve(#[from] ServeError),
 }
 
-/// Runs the daemon to its end. To be called while the process has one thread; `ready` tells when clients can connect, and where.
+/// Runs the daemon to its end. To be called while the process has one thread; `ready` tells when
+/// clients can connect, and where.
 ///
 /// # Errors
 /// See [`DaemonError`].
@@ -104,8 +105,8 @@ pub fn run<E: Display>(options: Options, ready: impl FnOnce(&Addresses) -> Resul
     done
 }
 
-/// What has to be done while the process has one thread: the fault to inject, the lock, its own mount namespace. Returns the number of
-/// the group that may use the API, too.
+/// What has to be done while the process has one thread: the fault to inject, the lock, its own
+/// mount namespace. Returns the number of the group that may use the API, too.
 fn take(options: &Options) -> Result<(DataLock, Option<u32>), DaemonError> {
     if let Some(step) = options.fault_at.as_ref().filter(|step| !kip_sys::fault::arm(step)) {
         return Err(DaemonError::NoStep(step.clone()));

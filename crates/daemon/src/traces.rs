@@ -1,8 +1,10 @@
-//! Traces of wakes, by OTLP over HTTP: each wake is a trace of its own, with a span for each of its steps.
+//! Traces of wakes, by OTLP over HTTP: each wake is a trace of its own, with a span for each of its
+//! steps.
 //!
-//! Owns what is in a span and the way to the collector; queueing, encoding and the variables `OTEL_*` are the OpenTelemetry
-//! library's (<https://opentelemetry.io/docs/specs/otel/protocol/exporter>). A collector that does not answer costs no caller
-//! anything: spans are dropped, and one line says so.
+//! Owns what is in a span and the way to the collector; queueing, encoding and the variables
+//! `OTEL_*` are the OpenTelemetry library's
+//! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter>). A collector that does not answer
+//! costs no caller anything: spans are dropped, and one line says so.
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
@@ -56,7 +58,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// To the collector at `url`, or where the variables say; none if neither says. To be called in a runtime.
+    /// To the collector at `url`, or where the variables say; none if neither says. To be called in
+    /// a runtime.
     pub fn open(url: Option<&str>, data: &Path) -> Result<Option<Arc<Traces>>, TracesError> {
         let by_variable = || VARIABLES.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         if url.is_none() && !by_variable() {
@@ -142,7 +145,8 @@ impl WakeObserver for Traces {
     }
 }
 
-/// The way to the collector. The library asks from a thread of its own, the connection lives in the runtime.
+/// The way to the collector. The library asks from a thread of its own, the connection lives in the
+/// runtime.
 #[derive(Debug)]
 struct Wire {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,

@@ -1,4 +1,5 @@
-//! Prints the JSON Schema of `kip.toml`: `cargo run -p kip-describe --example schema > docs/kip-toml.schema.json`.
+//! Prints the JSON Schema of `kip.toml`: `cargo run -p kip-describe --example schema >
+//! docs/kip-toml.schema.json`.
 #![forbid(unsafe_code)]
 
 fn main() {

@@ -1,12 +1,14 @@
 //! Compose files (compose-spec.io): services as procs.
 //!
-//! A service's keys become those of a `kip.toml`. What Kip lacks is named with its place, why, and what happens instead, and is weighed: a
-//! program that would run as something else than was described is no matter for a warning. Keys that are in no version of the
-//! specification are mistakes; those that begin with `x-` are passed over, but `x-kip` has the
-//! times and ways of sleeping, for a service or, at the top, for all. Keys within others need not
-//! be listed anywhere: every key of a map that the reader has not asked for is reported.
+//! A service's keys become those of a `kip.toml`. What Kip lacks is named with its place, why, and
+//! what happens instead, and is weighed: a program that would run as something else than was
+//! described is no matter for a warning. Keys that are in no version of the specification are
+//! mistakes; those that begin with `x-` are passed over, but `x-kip` has the times and ways of
+//! sleeping, for a service or, at the top, for all. Keys within others need not be listed anywhere:
+//! every key of a map that the reader has not asked for is reported.
 //!
-//! A service's proc is called PROJECT-SERVICE, so that files do not get in each other's way; others of the file find it by SERVICE.
+//! A service's proc is called PROJECT-SERVICE, so that files do not get in each other's way; others
+//! of the file find it by SERVICE.
 
 mod context;
 mod lacking;

@@ -54,7 +54,8 @@ pub struct Reading<'a> {
     pub text: &'a str,
     /// The environment, for Compose files.
     pub lookup: Lookup<'a>,
-    /// What a Compose file's procs, volumes and network are named after, instead of what it says itself.
+    /// What a Compose file's procs, volumes and network are named after, instead of what it says
+    /// itself.
     pub project: Option<&'a str>,
     /// Compose services of these profiles are wanted too.
     pub profiles: &'a [String],

@@ -1,7 +1,8 @@
 //! Environment files, and variables in Compose files.
 //!
-//! One variable a line, `NAME=VALUE`; `NAME` alone takes the caller's own value. In a `kip.toml` values are taken as they stand, as by
-//! `kip run --env-file`; Compose takes quotes and comments off and replaces references to variables.
+//! One variable a line, `NAME=VALUE`; `NAME` alone takes the caller's own value. In a `kip.toml`
+//! values are taken as they stand, as by `kip run --env-file`; Compose takes quotes and comments
+//! off and replaces references to variables.
 
 use crate::document::Lookup;
 use std::path::Path;
@@ -33,8 +34,8 @@ pub enum EnvFileError {
     },
 }
 
-/// Reads `path`. With `expand`, quotes and comments are taken off and references in values replaced, except between single quotes.
-/// `unset` hears of variables that have no value anywhere.
+/// Reads `path`. With `expand`, quotes and comments are taken off and references in values
+/// replaced, except between single quotes. `unset` hears of variables that have no value anywhere.
 pub fn read(
     path: &Path,
     lookup: Lookup<'_>,
@@ -113,8 +114,9 @@ fn unquote(text: &str) -> Result<(String, bool), String> {
     Err(format!("the quote {quote} is not closed"))
 }
 
-/// Replaces `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?error}`, `${NAME?error}`, `${NAME:+other}` and
-/// `${NAME+other}`; `$$` is a dollar sign. `unset` hears of those for which nothing was put in because they have no value.
+/// Replaces `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?error}`,
+/// `${NAME?error}`, `${NAME:+other}` and `${NAME+other}`; `$$` is a dollar sign. `unset` hears of
+/// those for which nothing was put in because they have no value.
 pub fn interpolate(text: &str, lookup: &dyn Fn(&str) -> VariableValue, unset: &dyn Fn(&str)) -> Result<String, String> {
     let plain = |name: &str| {
         lookup(name).unwrap_or_else(|| {

@@ -1,7 +1,8 @@
 //! `kip.toml`: the text, what is wrong with it and where, and its schema.
 //!
-//! Every key of a proc is looked at by name first, so that all that are not known are told at once, then the table is read as a
-//! whole; procs are read one by one, so that the mistakes of one do not hide those of another.
+//! Every key of a proc is looked at by name first, so that all that are not known are told at once,
+//! then the table is read as a whole; procs are read one by one, so that the mistakes of one do not
+//! hide those of another.
 
 use crate::document::{Described, Document, Reading};
 use crate::environ;
@@ -24,7 +25,8 @@ use toml::de::{DeTable, DeValue};
 #[schemars(rename = "kip.toml")]
 #[allow(dead_code, reason = "the schema's; the text is read table by table")]
 struct KipFile {
-    /// What its procs are known by to belong together, for `kip apply --prune`; without it the file's own path.
+    /// What its procs are known by to belong together, for `kip apply --prune`; without it the
+    /// file's own path.
     project: Option<String>,
     /// The procs, by name.
     #[serde(default)]

@@ -1,9 +1,10 @@
-//! Files that describe procs: `kip.toml` and Compose files read into the requests that make procs, and requests written as
-//! `kip.toml` again.
+//! Files that describe procs: `kip.toml` and Compose files read into the requests that make procs,
+//! and requests written as `kip.toml` again.
 //!
-//! Owns the keys of these files, their schema, their errors with line and column, the order of starts, and what two descriptions
-//! differ in. Never asks a daemon, starts anything or decides what is replaced: that is `kip apply`. Reads no file but those that a
-//! description names (`env-file`, `.env`), and changes none.
+//! Owns the keys of these files, their schema, their errors with line and column, the order of
+//! starts, and what two descriptions differ in. Never asks a daemon, starts anything or decides
+//! what is replaced: that is `kip apply`. Reads no file but those that a description names
+//! (`env-file`, `.env`), and changes none.
 #![forbid(unsafe_code)]
 
 mod compose;

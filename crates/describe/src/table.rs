@@ -1,5 +1,6 @@
-//! A proc as a table of a `kip.toml`: keys are the long flags of `kip run`. From it a request is made, and from a request it is made
-//! again, so that what is exported, compared and read are the same keys.
+//! A proc as a table of a `kip.toml`: keys are the long flags of `kip run`. From it a request is
+//! made, and from a request it is made again, so that what is exported, compared and read are the
+//! same keys.
 
 use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Value, Volume, Words, normal};
 use kip_types::api::{InFile, LeftOpen, RunRequest};
@@ -24,10 +25,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct ProcTable {
-    /// Program and arguments; with an image, the arguments of its own program. A string is split as a shell does, but no shell runs.
+    /// Program and arguments; with an image, the arguments of its own program. A string is split as
+    /// a shell does, but no shell runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<Words>,
-    /// Image whose files the proc has instead of the host's: a name, `oci:PATH[:TAG]` or `docker-archive:FILE`, paths from the file's directory on.
+    /// Image whose files the proc has instead of the host's: a name, `oci:PATH[:TAG]` or
+    /// `docker-archive:FILE`, paths from the file's directory on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Tarball that lies over the host's files; a path from the file's directory on.
@@ -45,7 +48,8 @@ pub struct ProcTable {
     /// Publish every port that the image exposes, each by a host port of Kip's choice.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub publish_all: bool,
-    /// Published ports: `[ADDRESS:][HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
+    /// Published ports: `[ADDRESS:][HOST:]PORT[/udp][,wake=data]`, a number, or a table;
+    /// `PORT,private` for other procs only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub port: Vec<Port>,
     /// Name of a network: procs of the same network find each other by name.
@@ -72,7 +76,8 @@ pub struct ProcTable {
     /// Most processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
-    /// Limits of each process of the proc, getrlimit(2): `NAME=SOFT[:HARD]`, for example `nofile=1024:4096`.
+    /// Limits of each process of the proc, getrlimit(2): `NAME=SOFT[:HARD]`, for example
+    /// `nofile=1024:4096`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ulimit: Vec<Ulimit>,
     /// Most disk space of the proc's own files.
@@ -99,7 +104,8 @@ pub struct ProcTable {
     /// Restart the program when it ends: `no`, `on-failure[:MAX]` or `always`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
-    /// Check that the proc is ready: `tcp:PORT`, `http:PORT/PATH` or `exec:COMMAND`. Procs that depend on it are started after that.
+    /// Check that the proc is ready: `tcp:PORT`, `http:PORT/PATH` or `exec:COMMAND`. Procs that
+    /// depend on it are started after that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<Check>,
     /// Longest wait for `ready`; default 60s.
@@ -114,7 +120,8 @@ pub struct ProcTable {
     /// Longest run of each hook and of an `exec:` check; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
-    /// Ports of the host on which Kip serves the health of the proc, awake or asleep: `HOST_PORT=CHECK`, a check as in `ready`.
+    /// Ports of the host on which Kip serves the health of the proc, awake or asleep:
+    /// `HOST_PORT=CHECK`, a check as in `ready`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probe: Vec<Probe>,
     /// Time without activity after which the proc is hibernated.
@@ -126,7 +133,8 @@ pub struct ProcTable {
     /// Time that the proc stays parked before it is archived, if there is a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub archive_after: Option<Time>,
-    /// Timers and time-outs shorter than this do not count as activity and do not wake a parked proc.
+    /// Timers and time-outs shorter than this do not count as activity and do not wake a parked
+    /// proc.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick: Option<Time>,
     /// How CLOCK_MONOTONIC behaves while the proc is parked.
@@ -168,10 +176,12 @@ pub struct ProcTable {
     /// Procs of this file that are started before this one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<ProcName>,
-    /// Files with environment variables, one `NAME=VALUE` a line; paths from the file's directory on.
+    /// Files with environment variables, one `NAME=VALUE` a line; paths from the file's directory
+    /// on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env_file: Option<Texts>,
-    /// Files whose contents the proc has as `/run/secrets/NAME`, in memory; paths from the file's directory on.
+    /// Files whose contents the proc has as `/run/secrets/NAME`, in memory; paths from the file's
+    /// directory on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub secret: BTreeMap<String, PathBuf>,
     /// Labels for `kip ps --filter label=KEY[=VALUE]`.
@@ -183,8 +193,8 @@ pub struct ProcTable {
 }
 
 impl ProcTable {
-    /// The request that makes it. Paths count from `directory`; `env` is what its environment files say, `secrets` what its secrets
-    /// contain.
+    /// The request that makes it. Paths count from `directory`; `env` is what its environment files
+    /// say, `secrets` what its secrets contain.
     ///
     /// # Errors
     /// A volume that cannot be.
@@ -406,7 +416,8 @@ fn reference_in(reference: &str, directory: &Path) -> String {
 pub struct Difference {
     /// The key, as in a `kip.toml`.
     pub field: String,
-    /// What the proc has; null if nothing is said there. Values of environment variables are not shown.
+    /// What the proc has; null if nothing is said there. Values of environment variables are not
+    /// shown.
     pub is: Option<String>,
     /// What the file says; null if it says nothing.
     pub wanted: Option<String>,

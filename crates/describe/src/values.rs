@@ -1,4 +1,5 @@
-//! Values of a `kip.toml`: read from the forms that people write, by the parsers of the command line, and written in one of them.
+//! Values of a `kip.toml`: read from the forms that people write, by the parsers of the command
+//! line, and written in one of them.
 
 use kip_types::spec::{PortSpec, Protocol, WakeOn, parse_duration_ms, parse_host_addr, parse_signal, parse_size};
 use kip_types::volume::{BadVolume, VolumeSpec};
@@ -43,7 +44,8 @@ pub struct Value(pub String);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port(pub PortSpec);
 
-/// A volume: the string of `--volume`, or a table. A path that begins with a dot counts from the file's directory.
+/// A volume: the string of `--volume`, or a table. A path that begins with a dot counts from the
+/// file's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
     /// A path of the host or a name.
@@ -152,7 +154,8 @@ impl<'de> Visitor<'de> for Simple {
     }
 }
 
-/// Reads a simple value with a parser of the command line, writes its text, and describes it as what may be written.
+/// Reads a simple value with a parser of the command line, writes its text, and describes it as
+/// what may be written.
 macro_rules! simple {
     ($type:ident, $expected:literal, $schema:tt, $read:expr, $write:expr) => {
         impl<'de> Deserialize<'de> for $type {
@@ -303,7 +306,8 @@ fn tcp() -> Protocol {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct VolumeTable {
-    /// Absolute path of the host, one that begins with a dot and counts from the file's directory, or the name of a volume that Kip keeps.
+    /// Absolute path of the host, one that begins with a dot and counts from the file's directory,
+    /// or the name of a volume that Kip keeps.
     source: String,
     /// Absolute path inside.
     target: String,

@@ -1,4 +1,5 @@
-//! YAML as a tree that knows where everything stands. Anchors and merge keys are resolved; what a scalar means is for the reader.
+//! YAML as a tree that knows where everything stands. Anchors and merge keys are resolved; what a
+//! scalar means is for the reader.
 
 use crate::place::{Fault, SourcePosition};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};

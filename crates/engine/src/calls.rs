@@ -1,7 +1,8 @@
 //! System calls that have a time-out, of x86-64.
 
-/// Calls of x86-64 whose time-out is milliseconds in a register, and in which one; and calls that point to a timespec, which
-/// is the program's memory and not looked at. The number is that of the argument, from 0.
+/// Calls of x86-64 whose time-out is milliseconds in a register, and in which one; and calls that
+/// point to a timespec, which is the program's memory and not looked at. The number is that of the
+/// argument, from 0.
 pub const IN_MS: [(u64, &str, usize); 3] = [(7, "poll", 2), (232, "epoll_wait", 3), (281, "epoll_pwait", 3)];
 /// See [`IN_MS`].
 pub const POINTED: [(u64, &str, usize); 8] = [

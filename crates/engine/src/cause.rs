@@ -1,4 +1,5 @@
-//! What a proc is woken by: one type from the event to the working set, the meters and what people read.
+//! What a proc is woken by: one type from the event to the working set, the meters and what people
+//! read.
 
 use kip_checkpoint::clocks::Source;
 use kip_net::custody::Kind;
@@ -6,12 +7,14 @@ use kip_net::wake::{Trigger, WakeEvent};
 use kip_pager::protocol::Purpose;
 use std::fmt;
 
-/// What a proc is woken by. Displayed as `tcp 0.0.0.0:80 (connection)`, `timer (timerfd)`, `kip wake`.
+/// What a proc is woken by. Displayed as `tcp 0.0.0.0:80 (connection)`, `timer (timerfd)`,
+/// `kip wake`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeCause {
     /// Something at one of its descriptors.
     Descriptor(Kind, Trigger),
-    /// Something at one of its descriptors, which another daemon had handed to the pager: it is not known which.
+    /// Something at one of its descriptors, which another daemon had handed to the pager: it is not
+    /// known which.
     SomeDescriptor,
     /// The program touched its memory: no client has to know which of the program's calls ended.
     Touch,
@@ -72,8 +75,9 @@ impl WakeCause {
         matches!(self, WakeCause::Descriptor(Kind::Inotify, _))
     }
 
-    /// What the daemon tells the pager that the wake is for. Each port has a working set of its own; so have timers, changed files,
-    /// requests, and the work that a program was at when it was frozen.
+    /// What the daemon tells the pager that the wake is for. Each port has a working set of its
+    /// own; so have timers, changed files, requests, and the work that a program was at when it was
+    /// frozen.
     pub fn purpose(&self) -> Purpose {
         let set = match (self.port(), self) {
             (Some((protocol, port)), _) => format!("{protocol} {port}"),

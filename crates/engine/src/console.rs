@@ -1,8 +1,10 @@
-//! What a proc's program writes to a terminal of its own, for the log and for the clients that are attached.
+//! What a proc's program writes to a terminal of its own, for the log and for the clients that are
+//! attached.
 //!
-//! One task of the daemon reads the terminal ([`Console::follow`]). Daemon and keeper hold the client's side of it as long as the proc is
-//! not stopped ([`crate::input`]), so a client that goes, or a daemon that is killed, hangs nothing up; and the terminal outlives a sleep as
-//! all do. Never speaks to a client itself.
+//! One task of the daemon reads the terminal ([`Console::follow`]). Daemon and keeper hold the
+//! client's side of it as long as the proc is not stopped ([`crate::input`]), so a client that
+//! goes, or a daemon that is killed, hangs nothing up; and the terminal outlives a sleep as all do.
+//! Never speaks to a client itself.
 
 use crate::descriptors::watched;
 use crate::pty::{read, read_now, resize};
@@ -82,13 +84,15 @@ impl Console {
         self.clients.subscribe()
     }
 
-    /// Forgets what an earlier run has written; a new terminal has the size that the last client of an earlier one gave.
+    /// Forgets what an earlier run has written; a new terminal has the size that the last client of
+    /// an earlier one gave.
     pub(crate) fn begin(&self, master: impl AsFd) -> io::Result<()> {
         self.output.lock().recent.clear();
         resize(master, *self.size.lock())
     }
 
-    /// A client's terminal has another size: the program's gets it too, and each that comes after it.
+    /// A client's terminal has another size: the program's gets it too, and each that comes after
+    /// it.
     ///
     /// # Errors
     /// ioctl(2).
@@ -97,7 +101,8 @@ impl Console {
         resize(master, size)
     }
 
-    /// Reads the terminal whose client's side is `master` from now on, and writes its lines to `log`, a pipe. To be called in a runtime.
+    /// Reads the terminal whose client's side is `master` from now on, and writes its lines to
+    /// `log`, a pipe. To be called in a runtime.
     ///
     /// # Errors
     /// Neither can be watched.
@@ -173,7 +178,8 @@ async fn relay(
             read = read(&terminal) => {
                 let Some(bytes) = read else { break None };
                 output.lock().add(&bytes);
-                // The pump takes it out as fast as the disk does; a program that is not read waits meanwhile, as on a pipe.
+                // The pump takes it out as fast as the disk does; a program that is not read waits
+                // meanwhile, as on a pipe.
                 let _ = log.write_all(&lines.of(&bytes)).await;
             }
             done = &mut end => break done.ok(),

@@ -1,4 +1,5 @@
-//! Open files of a proc's processes: where they are, duplicates of them, and the keys by which CRIU knows them.
+//! Open files of a proc's processes: where they are, duplicates of them, and the keys by which CRIU
+//! knows them.
 
 use crate::tree::{self, Tree};
 use kip_net::custody;
@@ -25,7 +26,8 @@ pub fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
 
 /// The descriptor for the event loop.
 pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to call.
+    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to
+    // call.
     #[allow(deprecated)]
     AsyncFd::new(fd)
 }
@@ -36,8 +38,8 @@ pub fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
     pidfd_getfd(pidfd.as_fd(), number)
 }
 
-/// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot
-/// run any more.
+/// What the program has seen of a socket, of which it was offered `before` while it ran and
+/// `frozen` since it cannot run any more.
 pub fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
     custody::Seen {
         // If there is less it has taken some, and what is left may be new.

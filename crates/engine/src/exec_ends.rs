@@ -1,4 +1,5 @@
-//! Ends of programs under exec, between the launcher, which tells of them, and the clients that wait for them.
+//! Ends of programs under exec, between the launcher, which tells of them, and the clients that
+//! wait for them.
 
 use kip_sandbox::launcher::{ExecEnded, ExecId};
 use kip_types::lifecycle::Exit;

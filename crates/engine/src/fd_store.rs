@@ -3,7 +3,8 @@
 //! parked proc sockets, namespaces and mounts. There are thousands of procs, so nothing is here
 //! that lives on without it.
 //!
-//! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
+//! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets
+//! a descriptor.
 
 use kip_keeper::{Keeper, KeeperError};
 use kip_types::ProcName;

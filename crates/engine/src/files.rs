@@ -1,8 +1,10 @@
-//! A proc's files as a tree to copy from and to, in every tier that has them on this machine, without a wake.
+//! A proc's files as a tree to copy from and to, in every tier that has them on this machine,
+//! without a wake.
 //!
-//! Of a proc that runs or is hibernated they are seen through its mount namespace, which touches no process. Of a parked one they are
-//! the mounts that are held for its wake; of a stopped one, and of a parked one whose mounts are not held, new ones, which must be
-//! gone before it starts or wakes.
+//! Of a proc that runs or is hibernated they are seen through its mount namespace, which touches no
+//! process. Of a parked one they are the mounts that are held for its wake; of a stopped one, and
+//! of a parked one whose mounts are not held, new ones, which must be gone before it starts or
+//! wakes.
 
 use crate::host::Proc;
 use crate::{pins, volumes};

@@ -1,9 +1,11 @@
-//! Hibernates a running proc: what is looked up before its threads stand still, and the order to the pager.
+//! Hibernates a running proc: what is looked up before its threads stand still, and the order to
+//! the pager.
 //!
-//! Two ways (`kip run --hibernate`). Blocked: the threads wait in their own system calls, and the first page that one of
-//! them touches is the wake; nothing has to be watched. A program that ticks goes on ticking: the pager tells what its
-//! ticks touch from a wake. Held: the threads are stopped; the daemon holds duplicates of its sockets and knows its
-//! timers. The duplicates are gone before the program runs again, so that its close is a close.
+//! Two ways (`kip run --hibernate`). Blocked: the threads wait in their own system calls, and the
+//! first page that one of them touches is the wake; nothing has to be watched. A program that ticks
+//! goes on ticking: the pager tells what its ticks touch from a wake. Held: the threads are
+//! stopped; the daemon holds duplicates of its sockets and knows its timers. The duplicates are
+//! gone before the program runs again, so that its close is a close.
 
 use crate::cause::WakeCause;
 use crate::host::Proc;
@@ -38,7 +40,8 @@ pub struct Done {
     pub ticks: bool,
     /// The thread that ticks most often, if one shows that it does, in words.
     pub ticker: Option<String>,
-    /// When the first wait ends that a park must not be in the way of, nanoseconds of CLOCK_MONOTONIC.
+    /// When the first wait ends that a park must not be in the way of, nanoseconds of
+    /// CLOCK_MONOTONIC.
     pub first_due_ns: Option<i64>,
 }
 
@@ -81,7 +84,8 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
         Hibernate::Auto => wakes_on_data(proc) && !ticks,
     };
     let sockets = if hold { sockets_before(&tree) } else { Vec::new() };
-    // The pager itself watches those that have nothing to offer yet, which is the fastest way; we have the others.
+    // The pager itself watches those that have nothing to offer yet, which is the fastest way; we
+    // have the others.
     let quiet = |(_, saved): &(OwnedFd, SavedOptions)| {
         saved.seen == custody::Seen::default() && crate::watches::wakes_at_once(proc, &saved.kind)
     };
@@ -142,8 +146,9 @@ fn first_seldom(dues: &[Due]) -> Option<i64> {
     dues.iter().filter(|due| due.every_ns.is_none_or(|ns| ns >= SELDOM_NS)).map(|due| due.at_ns).min()
 }
 
-/// After how long the first wait of a running program ends that a sleep can be put off for, or its first timer is due. Its threads are
-/// stopped for a moment, for no other process can ask for POSIX and interval timers.
+/// After how long the first wait of a running program ends that a sleep can be put off for, or its
+/// first timer is due. Its threads are stopped for a moment, for no other process can ask for POSIX
+/// and interval timers.
 pub fn first_due_in(proc: &Proc) -> Option<Duration> {
     let tree = Tree::read(&proc.cgroup.pids().ok()?);
     // First, for while threads are on their way back into their calls they show no waits.
@@ -154,16 +159,17 @@ pub fn first_due_in(proc: &Proc) -> Option<Duration> {
     Some(Duration::from_nanos((at_ns - now.monotonic_ns).max(0) as u64))
 }
 
-/// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:
-/// not to be asked of one whose first touch is its wake. `ticked`: see [`find_ticks`].
+/// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of
+/// the program: not to be asked of one whose first touch is its wake. `ticked`: see [`find_ticks`].
 pub fn ticks(proc: &Proc, ticked: bool) -> bool {
     let Ok(pids) = proc.cgroup.pids() else { return true };
     find_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms, ticked).0
 }
 
-/// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it is looked at until all
-/// sleep; a program whose threads never do all at once is taken to tick. `ticked`: the program is known to have ticked; a
-/// wait that goes on since then shows no time-out once a stop has interrupted it, and is taken for a tick as well.
+/// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it
+/// is looked at until all sleep; a program whose threads never do all at once is taken to tick.
+/// `ticked`: the program is known to have ticked; a wait that goes on since then shows no time-out
+/// once a stop has interrupted it, and is taken for a tick as well.
 fn find_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
     /// restart_syscall(2), on x86-64.
     const RESTARTED: u64 = 219;
@@ -238,7 +244,8 @@ pub fn wakes_on_data(proc: &Proc) -> bool {
     proc.spec.ports.iter().any(|port| port.wake_on == WakeOn::Data)
 }
 
-/// The thread whose waits are the shortest, if one waits less than `tick_ms` at a time: its number inside, its name, the call.
+/// The thread whose waits are the shortest, if one waits less than `tick_ms` at a time: its number
+/// inside, its name, the call.
 fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
     let (now, ahead_ns) = (Now::read(), tree.ahead_ns());
     let tick = |(inside, waiting): (&u32, &Waiting)| {
@@ -292,8 +299,9 @@ fn timerfd(text: &str, now: Now) -> Option<Due> {
     (left > 0).then_some(Due { source: Source::Timerfd, at_ns, every_ns, monotonic })
 }
 
-/// The INET sockets and inotify instances of a proc, with what it has been offered on each so far. That counts as seen only if every thread
-/// slept all the while: one that runs may be about to look, and will not have done so when it is stopped.
+/// The INET sockets and inotify instances of a proc, with what it has been offered on each so far.
+/// That counts as seen only if every thread slept all the while: one that runs may be about to
+/// look, and will not have done so when it is stopped.
 fn sockets_before(tree: &Tree) -> Vec<(OwnedFd, SavedOptions)> {
     let asleep = tree.asleep();
     let take = |(pid, number)| {

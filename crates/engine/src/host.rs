@@ -1,6 +1,8 @@
-//! What the procs of a data directory have of their machine, and what never changes of each of them.
+//! What the procs of a data directory have of their machine, and what never changes of each of
+//! them.
 //!
-//! Owns slots, pools and the connections to keeper, pager and launcher. Has no state of any proc, and knows nothing of tasks.
+//! Owns slots, pools and the connections to keeper, pager and launcher. Has no state of any proc,
+//! and knows nothing of tasks.
 
 pub mod measured;
 pub mod names;
@@ -64,8 +66,8 @@ pub struct Host {
     pub keeper: Arc<Keeper>,
     /// Takes memory out, and brings it back.
     pub pager: Pager,
-    /// Held for reading while a proc falls asleep or wakes by way of the pager, which is not replaced
-    /// meanwhile.
+    /// Held for reading while a proc falls asleep or wakes by way of the pager, which is not
+    /// replaced meanwhile.
     pub pager_stays: tokio::sync::RwLock<()>,
     /// All procs are parked because the daemon is about to end: none begins or wakes any more.
     pub resting: AtomicBool,
@@ -81,7 +83,8 @@ pub struct Host {
     pub launcher: Mutex<Arc<Launcher>>,
     /// `kip-restore`, to be executed by descriptor.
     pub restorer: OwnedFd,
-    /// Wakes are CRIU's alone: asked for, or because this kernel cannot make the sandbox of a rebuild.
+    /// Wakes are CRIU's alone: asked for, or because this kernel cannot make the sandbox of a
+    /// rebuild.
     pub only_criu: AtomicBool,
     /// Network links of procs.
     pub pool: Arc<NetPool>,
@@ -111,7 +114,8 @@ pub struct Host {
     pub wake_plane: Arc<WakePoll<Slot>>,
     /// What is recorded of procs.
     pub records: Records,
-    /// How long the last wake of each proc took from moving its timers in the images until they were armed, nanoseconds.
+    /// How long the last wake of each proc took from moving its timers in the images until they
+    /// were armed, nanoseconds.
     pub leads: Mutex<HashMap<Slot, i64>>,
     /// Procs that exist.
     pub procs: Mutex<HashMap<Slot, Arc<Proc>>>,
@@ -241,8 +245,8 @@ impl Host {
         format!("kip-{}/{name}", self.instance.number())
     }
 
-    /// Which of our procs, those of `apart` aside, has published a host port that is in the way of that
-    /// one.
+    /// Which of our procs, those of `apart` aside, has published a host port that is in the way of
+    /// that one.
     pub fn owner_of_port(&self, wanted: &PortSpec, port: u16, apart: &[ProcName]) -> Option<ProcName> {
         let same = |v: &PortView| {
             (v.proto, v.host_port) == (wanted.proto, Some(port)) && addresses_meet(v.only_at(), wanted.host_addr)

@@ -1,5 +1,6 @@
-//! The inotify instances of a parked proc: held, so that watches and queue live on, and polled, so that a file that changes wakes it
-//! as it would have woken the program. See [`kip_checkpoint::inotify`].
+//! The inotify instances of a parked proc: held, so that watches and queue live on, and polled, so
+//! that a file that changes wakes it as it would have woken the program. See
+//! [`kip_checkpoint::inotify`].
 
 use crate::descriptors::duplicate;
 use crate::descriptors::seen;
@@ -40,7 +41,8 @@ pub fn key_of(id: u64) -> String {
     format!("{}{id}", key::INOTIFY)
 }
 
-/// Where each inotify instance of the tree is open, as (host pid, descriptor); one may be in several places.
+/// Where each inotify instance of the tree is open, as (host pid, descriptor); one may be in
+/// several places.
 pub fn places(tree: &Tree) -> Vec<(u32, i32)> {
     let of =
         |pid: u32| tree::descriptors(pid).unwrap_or_default().into_iter().map(move |(fd, target)| (pid, fd, target));
@@ -57,7 +59,8 @@ pub fn events(tree: &Tree) -> Events {
     places(tree).into_iter().filter_map(queued).collect()
 }
 
-/// The inotify instances and, with their keys, their descriptors. One that cannot be had is CRIU's to make anew.
+/// The inotify instances and, with their keys, their descriptors. One that cannot be had is CRIU's
+/// to make anew.
 pub fn take(tree: &Tree, images: &Images, before: &Events) -> Result<Taken, ImageError> {
     let mut taken = (Vec::new(), Vec::new());
     for Instance { object, sees_sleep } in kip_checkpoint::inotify::instances(images)? {

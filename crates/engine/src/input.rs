@@ -1,6 +1,8 @@
-//! What a proc's program has for its standard input: nothing, a pipe that stays open, or a terminal of its own.
+//! What a proc's program has for its standard input: nothing, a pipe that stays open, or a terminal
+//! of its own.
 //!
-//! The other side is held like its output is, by daemon and keeper, as long as the proc is not stopped.
+//! The other side is held like its output is, by daemon and keeper, as long as the proc is not
+//! stopped.
 
 use crate::descriptors::reopen;
 use crate::fd_store::key;
@@ -38,7 +40,8 @@ impl Input {
     }
 }
 
-/// Makes what the spec asks for and holds it. `devpts` is the file system of the sandbox's terminals, `owner` the host's user of the program.
+/// Makes what the spec asks for and holds it. `devpts` is the file system of the sandbox's
+/// terminals, `owner` the host's user of the program.
 pub(crate) fn make(proc: &Proc, devpts: BorrowedFd<'_>, owner: u32) -> io::Result<Input> {
     if proc.spec.terminal {
         let Terminal { master, slave } = terminals::open_in(devpts, owner)?;

@@ -1,4 +1,5 @@
-//! The engine: what is done to one proc on this machine, each as one step that another crate has decided on.
+//! The engine: what is done to one proc on this machine, each as one step that another crate has
+//! decided on.
 //!
 //! | module | owns |
 //! | --- | --- |

@@ -1,11 +1,13 @@
-//! Limits that processes have used up, lifted while CRIU makes calls in them, and what the images say of them.
+//! Limits that processes have used up, lifted while CRIU makes calls in them, and what the images
+//! say of them.
 
 use crate::tree::Tree;
 use kip_checkpoint::set_limits;
 use kip_criu_images::{ImageError, Images};
 use kip_stop::limits::Lifted;
 
-/// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do without.
+/// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do
+/// without.
 pub fn lift(tree: &Tree) -> Vec<(u32, Lifted)> {
     let lift = |pid: &u32| match Lifted::of(*pid, None) {
         Ok(lifted) => Some((*pid, lifted?)),

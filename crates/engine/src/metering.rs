@@ -1,4 +1,5 @@
-//! The meter of a proc, kept with the proc's record and read from its control group and its network.
+//! The meter of a proc, kept with the proc's record and read from its control group and its
+//! network.
 
 use crate::host::Proc;
 use kip_journal::meter::{Kept, marks};

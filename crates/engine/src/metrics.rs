@@ -215,8 +215,8 @@ impl Metrics {
     }
 }
 
-/// OpenMetrics as the text format 0.0.4 has it, which every scraper and promtool read: it names a counter in full, with `_total`,
-/// where it says what it is, too.
+/// OpenMetrics as the text format 0.0.4 has it, which every scraper and promtool read: it names a
+/// counter in full, with `_total`, where it says what it is, too.
 fn classic(text: &str) -> String {
     let mut to = String::with_capacity(text.len() + 1024);
     let mut lines = text.lines().peekable();

@@ -1,5 +1,5 @@
-//! Observers that hear of every wake, besides events and metrics: traces. None of them is on a wake's
-//! way.
+//! Observers that hear of every wake, besides events and metrics: traces. None of them is on a
+//! wake's way.
 
 use kip_types::api::WakeView;
 use kip_types::{ProcName, Tier};

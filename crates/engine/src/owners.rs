@@ -1,4 +1,5 @@
-//! Owners of a sleeper's open files, fcntl(2) F_SETOWN: set again at a wake, and sent the signal for what came meanwhile.
+//! Owners of a sleeper's open files, fcntl(2) F_SETOWN: set again at a wake, and sent the signal
+//! for what came meanwhile.
 
 use crate::descriptors::take;
 use crate::host::Proc;
@@ -12,7 +13,8 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Sets all owners; the processes are there and stopped, and the sockets not yet let go. What cannot be set is logged.
+/// Sets all owners; the processes are there and stopped, and the sockets not yet let go. What
+/// cannot be set is logged.
 pub fn give(proc: &Proc, body: &Body) {
     if body.owned.is_empty() {
         return;
@@ -70,7 +72,8 @@ fn group_of(tree: &Tree, inside: u32) -> io::Result<u32> {
     found.map(|(host, _)| host).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The process group of a process, as the host numbers it and as it is numbered inside: proc_pid_status(5).
+/// The process group of a process, as the host numbers it and as it is numbered inside:
+/// proc_pid_status(5).
 fn group_ids(pid: u32) -> Option<(u32, u32)> {
     let status = Status::read(pid).ok()?;
     let mut all = status.field("NSpgid:")?.split_whitespace().filter_map(|n| n.parse().ok());

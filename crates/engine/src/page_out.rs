@@ -1,6 +1,6 @@
 //! What is left where the pager cannot take out a program's memory, for example because another
-//! process traces the program: its private memory is given to the kernel's own swap. The memory comes
-//! back by itself, page by page, and the proc stays in the tier hot.
+//! process traces the program: its private memory is given to the kernel's own swap. The memory
+//! comes back by itself, page by page, and the proc stays in the tier hot.
 
 use kip_sys::process::{advise, pidfd_open};
 use std::fmt;
@@ -16,7 +16,8 @@ const PAGEOUT: i32 = 21;
 pub enum PagedOut {
     /// So many bytes more are in the kernel's swap.
     Bytes(u64),
-    /// There is no swap, or it is full. That is not why the pager could not take it out, so it is not told.
+    /// There is no swap, or it is full. That is not why the pager could not take it out, so it is
+    /// not told.
     NoSwap,
 }
 
@@ -29,7 +30,8 @@ impl fmt::Display for PagedOut {
     }
 }
 
-/// Gives the private memory of processes to the kernel's swap, program text and other files' pages excepted.
+/// Gives the private memory of processes to the kernel's swap, program text and other files' pages
+/// excepted.
 pub fn page_out(pids: &[u32]) -> PagedOut {
     if field("/proc/meminfo", "SwapFree:") == 0 {
         return PagedOut::NoSwap;

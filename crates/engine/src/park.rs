@@ -1,4 +1,5 @@
-//! Parks a running proc: one pass from a frozen tree to a recorded generation, or back to the tree running on.
+//! Parks a running proc: one pass from a frozen tree to a recorded generation, or back to the tree
+//! running on.
 //!
 //! Steps, each of which a crash may follow:
 //!
@@ -7,8 +8,9 @@
 //!   -> seal (sync, read back, rename) -> keeper holds the sockets -> record Parked -> CRIU kills the tree
 //! ```
 //!
-//! Until "record Parked" the tree runs on whatever happens, the daemon's death included: CRIU resumes it when its
-//! socket closes. A tree found running under a recorded Parked is newer than the snapshot and wins (recovery).
+//! Until "record Parked" the tree runs on whatever happens, the daemon's death included: CRIU
+//! resumes it when its socket closes. A tree found running under a recorded Parked is newer than
+//! the snapshot and wins (recovery).
 
 mod error;
 
@@ -63,8 +65,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is. One that ticks is seldom awake, but
-/// where others want the processors its ticks wait for them, too.
+/// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is.
+/// One that ticks is seldom awake, but where others want the processors its ticks wait for them,
+/// too.
 const QUIESCENT_WITHIN: Duration = Duration::from_millis(200);
 /// Between two looks.
 const BETWEEN_SAMPLES: Duration = Duration::from_millis(2);
@@ -143,8 +146,9 @@ pub struct ParkDone {
     pub pages: PageMap,
 }
 
-/// Parks. `paged_out`: the pager has memory of the proc, and is ready for that. `once`: a client asks for this one sleep. `record` is called when the generation is complete and must write
-/// the state Parked durably.
+/// Parks. `paged_out`: the pager has memory of the proc, and is ready for that. `once`: a client
+/// asks for this one sleep. `record` is called when the generation is complete and must write the
+/// state Parked durably.
 pub fn park(
     proc: &Proc,
     pids: &[u32],
@@ -387,7 +391,8 @@ fn finalize(
     Ok(Finalized { body, bytes, image_bytes, images, pages })
 }
 
-/// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few trees come here.
+/// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few
+/// trees come here.
 fn check_native_only(proc: &Proc, images: &Images, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
     if !has_all {
         return Err("what the kernel keeps of it could not be held".to_owned());
@@ -407,7 +412,8 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
     Ok(Home { first_id: proc.first_id(), boot: Boot::read()?, pipes, machine: proc.shared.name.clone() })
 }
 
-/// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
+/// Where the memory of all processes lies: what CRIU has written, and what they never brought back
+/// from where it was.
 fn pages(
     proc: &Proc,
     images: &Images,
@@ -440,10 +446,11 @@ fn pages(
     Ok(map)
 }
 
-/// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
-/// something that the program has never seen. What is there already counts as seen only if every thread slept all the
-/// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
-/// something is given a moment to become quiescent.
+/// Options and queues while the program still runs: the dump changes options, and what arrives from
+/// now on may be something that the program has never seen. What is there already counts as seen
+/// only if every thread slept all the while: one that runs may be about to look, and will not have
+/// done so when it is frozen. A program that has just done something is given a moment to become
+/// quiescent.
 fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
     // A process that has ended or begun since then counts as it is now.
     let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));

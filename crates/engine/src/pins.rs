@@ -1,8 +1,10 @@
-//! Base files that a sleeper has mapped or open are pinned: kept as they are, whatever the host's packages do.
+//! Base files that a sleeper has mapped or open are pinned: kept as they are, whatever the host's
+//! packages do.
 //!
-//! A pin is a hard link (where the file system allows, else a copy) in `pins/usr/..` of the proc's directory. A wake
-//! mounts the pins above the base only when the base has changed, so that an unchanged machine keeps the same layers.
-//! Crash: a pin too many is harmless and replaced at the next sleep.
+//! A pin is a hard link (where the file system allows, else a copy) in `pins/usr/..` of the proc's
+//! directory. A wake mounts the pins above the base only when the base has changed, so that an
+//! unchanged machine keeps the same layers. Crash: a pin too many is harmless and replaced at the
+//! next sleep.
 
 use kip_records::body::{Pin, PinId};
 use kip_sandbox::init;
@@ -49,7 +51,8 @@ fn identity(path: &Path) -> io::Result<PinId> {
     Ok(PinId { dev: m.dev(), ino: m.ino(), size: m.size(), stamp })
 }
 
-/// Pins those of `paths` that come from the host's /usr, that is, are in none of `above` (directories that lie over /usr).
+/// Pins those of `paths` that come from the host's /usr, that is, are in none of `above`
+/// (directories that lie over /usr).
 pub fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Vec<Pin>, PinError> {
     let in_use = are_in_use(pins);
     // Both layers must be there, whatever is in them.
@@ -95,7 +98,8 @@ fn init_id(init: &[u8]) -> PinId {
     PinId { dev: 0, ino: 0, size: init.len() as u64, stamp: crc32fast::hash(init).into() }
 }
 
-/// Pins the sandbox's init, which pid 1 has mapped: another Kip has another. `base` is what the proc has below its own files.
+/// Pins the sandbox's init, which pid 1 has mapped: another Kip has another. `base` is what the
+/// proc has below its own files.
 pub fn pin_init(base: &Path, pins: &Path) -> Result<Pin, PinError> {
     let inside = init::PATH.trim_start_matches('/');
     let (own, target) = (base.join(inside), pins.join("root").join(inside));

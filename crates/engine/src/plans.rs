@@ -1,4 +1,5 @@
-//! The plan of a proc's next wake by our own restorer, made ahead of it; and custody of its sockets until then.
+//! The plan of a proc's next wake by our own restorer, made ahead of it; and custody of its sockets
+//! until then.
 
 use crate::fd_store::key;
 use crate::host::Proc;
@@ -10,11 +11,12 @@ use kip_snapshot::pages::PageMap;
 use kip_types::{Generation, Lazy, chain};
 use std::sync::atomic::Ordering;
 
-/// So much memory that can come later is not read before the program runs, bytes: reading it takes longer than the pager needs
-/// to take it up.
+/// So much memory that can come later is not read before the program runs, bytes: reading it takes
+/// longer than the pager needs to take it up.
 const LAZY_FROM: u64 = 8 << 20;
 
-/// Makes the plan of the next wake, ahead of it, of a generation on disk. Without one CRIU does the wake.
+/// Makes the plan of the next wake, ahead of it, of a generation on disk. Without one CRIU does the
+/// wake.
 pub fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
     if let Some(plan) = compile_plan(proc, generation, body) {
         save_plan(proc, generation, &plan);

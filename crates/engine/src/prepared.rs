@@ -88,7 +88,8 @@ impl PreparedNetworks {
         self.inner.state.lock().used.remove(&slot);
     }
 
-    /// Makes no more, and lets go those that wait; returns their slots, whose links are to be removed.
+    /// Makes no more, and lets go those that wait; returns their slots, whose links are to be
+    /// removed.
     pub fn close(&self) -> Vec<Slot> {
         let mut state = self.inner.state.lock();
         state.closed = true;

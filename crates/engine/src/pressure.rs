@@ -1,4 +1,5 @@
-//! Memory: how much may be used, how much is, and when a wake may begin. What sleeps for lack of it: `kip_supervisor::relief`.
+//! Memory: how much may be used, how much is, and when a wake may begin. What sleeps for lack of
+//! it: `kip_supervisor::relief`.
 //!
 //! | part | owns |
 //! | --- | --- |
@@ -6,14 +7,15 @@
 //! | [`ledger`] | what was measured, and what wakes under way have been promised |
 //! | [`admission`] | the order in which wakes begin; the refusal of new procs |
 //!
-//! Knows of no state of a proc but what it publishes, and changes none: a victim's own task puts it to sleep, if it still
-//! agrees. No task that waits here for room holds anything that relief needs, for relief waits for no
-//! wake. Nothing is written down: a daemon that starts measures anew, and a wake that waited is asked
-//! for again by its socket.
+//! Knows of no state of a proc but what it publishes, and changes none: a victim's own task puts it
+//! to sleep, if it still agrees. No task that waits here for room holds anything that relief needs,
+//! for relief waits for no wake. Nothing is written down: a daemon that starts measures anew, and a
+//! wake that waited is asked for again by its socket.
 //!
-//! What the pager keeps in memory for hibernated procs counts with what procs hold. A proc that touches a
-//! page that is out, or has a connection that the pager watches, is awake before the daemon hears of it:
-//! such a wake is counted when the pager tells of it, and relief makes the room afterwards.
+//! What the pager keeps in memory for hibernated procs counts with what procs hold. A proc that
+//! touches a page that is out, or has a connection that the pager watches, is awake before the
+//! daemon hears of it: such a wake is counted when the pager tells of it, and relief makes the room
+//! afterwards.
 //!
 //! ```text
 //! wake: one of 2 x cores --> its turn --> fits below high? --yes--> reserved, begins
@@ -53,7 +55,8 @@ pub enum Relieved {
 pub const QUIET: Duration = Duration::from_secs(1);
 /// So often at most is measured for one figure: in a storm wakes end all the time.
 const MEASURES: u32 = 3;
-/// What procs use may be behind by this part of the limit; were it by more, each proc's own figure is read instead.
+/// What procs use may be behind by this part of the limit; were it by more, each proc's own figure
+/// is read instead.
 const LAG_PART: u64 = 64;
 
 /// What relief found at its last look.
@@ -67,14 +70,16 @@ pub struct Pass {
     pub hopeless: bool,
 }
 
-/// What was promised, and whose memory shows how much of it has arrived: the rest of what was there before.
+/// What was promised, and whose memory shows how much of it has arrived: the rest of what was there
+/// before.
 #[derive(Debug, Default)]
 struct Books {
     ledger: Ledger,
     waking: HashMap<u64, (Cgroup, u64)>,
 }
 
-/// Working sets of a hibernated proc, which the pager has in memory. They count until this is dropped.
+/// Working sets of a hibernated proc, which the pager has in memory. They count until this is
+/// dropped.
 #[derive(Debug)]
 pub struct Sets {
     pressure: Arc<Pressure>,
@@ -149,8 +154,8 @@ impl Pressure {
         Sets { pressure: Arc::clone(self), bytes }
     }
 
-    /// Counts what has come with a wake that began without a grant. Relief looks at once if that may be
-    /// too much.
+    /// Counts what has come with a wake that began without a grant. Relief looks at once if that
+    /// may be too much.
     pub fn count(&self, bytes: u64) {
         let mut books = self.books();
         books.ledger.took(bytes, Instant::now());
@@ -163,8 +168,8 @@ impl Pressure {
         self.books.lock()
     }
 
-    /// Measures; returns what is used and what wakes under way will use beyond that, bytes. Takes well below a
-    /// millisecond.
+    /// Measures; returns what is used and what wakes under way will use beyond that, bytes. Takes
+    /// well below a millisecond.
     pub fn measure(&self) -> u64 {
         self.measure_by(|| self.procs.held_within(self.lag_bytes()))
     }
@@ -174,8 +179,8 @@ impl Pressure {
         self.marks.limit_bytes / LAG_PART
     }
 
-    /// What `held` reads may or may not have what a wake took that ended meanwhile, which is then counted beside it. That
-    /// is seldom; it is measured anew.
+    /// What `held` reads may or may not have what a wake took that ended meanwhile, which is then
+    /// counted beside it. That is seldom; it is measured anew.
     fn measure_by(&self, held: impl Fn() -> u64) -> u64 {
         let _alone = self.measuring.lock();
         let mut tries = 1;
@@ -184,7 +189,8 @@ impl Pressure {
                 let books = self.books();
                 (books.ledger.ended(Instant::now()), books.waking.clone())
             };
-            // Before the sum: what arrives in between is counted twice for a moment rather than not at all.
+            // Before the sum: what arrives in between is counted twice for a moment rather than not
+            // at all.
             let came = |(group, there): &(Cgroup, u64)| group.held_bytes().saturating_sub(*there);
             let arrived: HashMap<u64, u64> = waking.iter().map(|(id, waking)| (*id, came(waking))).collect();
             let used = self.marks.used(held() + self.sets.load(Ordering::SeqCst));
@@ -198,7 +204,8 @@ impl Pressure {
         }
     }
 
-    /// As [`Pressure::measure`], but so near to the high mark that it matters it is not deceived by figures that lag.
+    /// As [`Pressure::measure`], but so near to the high mark that it matters it is not deceived by
+    /// figures that lag.
     fn measure_for_new(&self) -> u64 {
         let (used, high) = (self.measure(), self.marks.high_bytes());
         let near = used <= high && high - used < self.lag_bytes();

@@ -1,9 +1,11 @@
-//! Makes anew what a sleeper held, where all of it is lost: after a reboot, when daemon and keeper died at once, or in
-//! another data directory. Network and namespaces, pipes, and every INET socket; listeners listen where they did.
+//! Makes anew what a sleeper held, where all of it is lost: after a reboot, when daemon and keeper
+//! died at once, or in another data directory. Network and namespaces, pipes, and every INET
+//! socket; listeners listen where they did.
 //!
-//! Connections cannot come back: they are sockets that their peer has reset, and the program is told so. Everything else that the
-//! kernel kept of it, CRIU makes from the images, which therefore does the next wake. Steps may be repeated: a crash leaves
-//! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
+//! Connections cannot come back: they are sockets that their peer has reset, and the program is
+//! told so. Everything else that the kernel kept of it, CRIU makes from the images, which therefore
+//! does the next wake. Steps may be repeated: a crash leaves descriptors with the keeper, and the
+//! next start of the daemon takes those, or makes all of them again.
 
 use crate::descriptors::pipe_key;
 use crate::fd_store::key;
@@ -49,7 +51,8 @@ pub fn is_lost(proc: &Proc) -> bool {
     proc.fd_store.get(key::NET).is_none() || proc.held_user().is_err()
 }
 
-/// Makes it. `ports`: those that it has on the host; others are taken where they are not to be had any more.
+/// Makes it. `ports`: those that it has on the host; others are taken where they are not to be had
+/// any more.
 pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortView>, RenewError> {
     let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
     let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
@@ -85,7 +88,8 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     Ok(reserved.iter().map(|port| start::view(port, addresses.v4)).collect())
 }
 
-/// Whether what it holds was made anew since its generation was sealed: then there is not all that a plan counts on.
+/// Whether what it holds was made anew since its generation was sealed: then there is not all that
+/// a plan counts on.
 pub fn is_renewed(proc: &Proc, body: &Body) -> bool {
     let is_other = |(key, was): (&String, &String)| {
         let held = proc.fd_store.get(key);

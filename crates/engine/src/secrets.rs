@@ -1,8 +1,10 @@
-//! A proc's secrets: files below /run/secrets that are in memory while it runs, and on the disk only sealed.
+//! A proc's secrets: files below /run/secrets that are in memory while it runs, and on the disk
+//! only sealed.
 //!
-//! `DIR/procs/NAME/secrets` is what [`kip_archive::secrets`] seals. Each start and each wake opens it and makes a file system in
-//! memory of it, which is a volume of the proc like others: no generation has its contents, neither here nor in a store.
-//! Crash: the file is there before the proc has its name, and goes with it.
+//! `DIR/procs/NAME/secrets` is what [`kip_archive::secrets`] seals. Each start and each wake opens
+//! it and makes a file system in memory of it, which is a volume of the proc like others: no
+//! generation has its contents, neither here nor in a store. Crash: the file is there before the
+//! proc has its name, and goes with it.
 
 use crate::host::Host;
 use crate::host::Proc;
@@ -63,7 +65,8 @@ fn ring(machine: &Host) -> Result<Arc<Keyring>, KeyFileError> {
     Ok(Arc::new(ring))
 }
 
-/// What is to be kept of a new proc's secrets, and the volume by which it gets them; none without secrets.
+/// What is to be kept of a new proc's secrets, and the volume by which it gets them; none without
+/// secrets.
 pub fn seal(machine: &Host, spec: &mut Spec, secrets: BTreeMap<String, Hex>) -> Result<Option<Vec<u8>>, SecretsLost> {
     if secrets.is_empty() {
         return Ok(None);

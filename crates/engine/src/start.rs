@@ -1,4 +1,5 @@
-//! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
+//! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a
+//! step fails.
 
 use crate::descriptors::reopen;
 use crate::exits::read_record;
@@ -285,8 +286,8 @@ pub struct Pipes {
     err: OwnedFd,
 }
 
-/// Makes the three pipes and holds them. One descriptor is open at both ends: it reads, and it keeps the pipe from ending when
-/// a program is parked.
+/// Makes the three pipes and holds them. One descriptor is open at both ends: it reads, and it
+/// keeps the pipe from ending when a program is parked.
 pub fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
     let failed = |e: io::Error| refuse(Code::Exhausted, proc, "its pipes", &e);
     let first = proc.first_id();

@@ -1,4 +1,5 @@
-//! Ends a proc and lets go what it used. Every step may be repeated: recovery calls the same functions.
+//! Ends a proc and lets go what it used. Every step may be repeated: recovery calls the same
+//! functions.
 
 use crate::blocking::blocking;
 use crate::exits::reported_exit;
@@ -27,8 +28,8 @@ pub enum Network {
     Removed,
     /// They are removed, but its ports on the host stay its own: it is to be started again.
     Reserved,
-    /// Many procs end: the caller removes their rules and links together, [`remove_networks`]. One by
-    /// one each removal waits for the kernel's other processors several times, and for all other
+    /// Many procs end: the caller removes their rules and links together, [`remove_networks`]. One
+    /// by one each removal waits for the kernel's other processors several times, and for all other
     /// removals.
     Left,
 }
@@ -62,8 +63,8 @@ impl Proc {
     }
 }
 
-/// Ends the program: SIGTERM or what its spec has instead, then, after `grace`, SIGKILL to everything. Returns how it
-/// ended, by itself perhaps; none if it was not running.
+/// Ends the program: SIGTERM or what its spec has instead, then, after `grace`, SIGKILL to
+/// everything. Returns how it ended, by itself perhaps; none if it was not running.
 pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit> {
     let proc = Arc::clone(proc);
     blocking(move || {
@@ -74,7 +75,8 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
         let signal = asked.unwrap_or(Signal::TERM.as_raw());
         if !grace.is_zero() {
             let host = tree.threads.get(&program).copied();
-            // A shell that is typed at ignores SIGTERM, but not that its terminal is hung up: systemd has SendSIGHUP for it.
+            // A shell that is typed at ignores SIGTERM, but not that its terminal is hung up:
+            // systemd has SendSIGHUP for it.
             let ignores =
                 |host: u32| Status::read(host).is_ok_and(|status| status.signals("SigIgn:") >> (signal - 1) & 1 == 1);
             let hang_up = (proc.spec.terminal && host.is_some_and(ignores)).then_some(Signal::HUP.as_raw());

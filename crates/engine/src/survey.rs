@@ -1,13 +1,15 @@
-//! What no other process can see of the waits and timers of a program that runs: the pager stops its threads for a moment and finds out.
+//! What no other process can see of the waits and timers of a program that runs: the pager stops
+//! its threads for a moment and finds out.
 //!
-//! The pager, for a daemon that is killed in that moment would leave calls broken off. Without an answer a sleep is as safe; its
-//! time-outs may begin anew.
+//! The pager, for a daemon that is killed in that moment would leave calls broken off. Without an
+//! answer a sleep is as safe; its time-outs may begin anew.
 
 use crate::host::Proc;
 use crate::tree::Tree;
 use kip_pager::protocol::{Survey, Timer};
 
-/// Makes sure that the end of each thread's wait can be told: a wait of which it cannot begins anew.
+/// Makes sure that the end of each thread's wait can be told: a wait of which it cannot begins
+/// anew.
 pub fn find_ends(proc: &Proc, tree: &Tree) {
     if tree.has_undated() {
         ask(proc, Survey::Ends);

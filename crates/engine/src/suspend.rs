@@ -1,8 +1,10 @@
-//! Whether the own clock of a proc, CLOCK_MONOTONIC, stands while the proc is parked, and by which word.
+//! Whether the own clock of a proc, CLOCK_MONOTONIC, stands while the proc is parked, and by which
+//! word.
 //!
-//! The owner's word (`--clock`, or the request to sleep) counts always; without one a profile ([`kip_types::profile`]) counts
-//! where every process is the profile's and no connection is open, for a peer may wait for a timer. Reads only; what is read here
-//! of a program that runs may be another a moment later: the park asks again with the program frozen.
+//! The owner's word (`--clock`, or the request to sleep) counts always; without one a profile
+//! ([`kip_types::profile`]) counts where every process is the profile's and no connection is open,
+//! for a peer may wait for a timer. Reads only; what is read here of a program that runs may be
+//! another a moment later: the park asks again with the program frozen.
 
 use crate::host::Proc;
 use crate::tree;
@@ -34,8 +36,9 @@ impl fmt::Display for Word {
     }
 }
 
-/// The word for a sleep of a proc with these processes (host ids, pid 1 of the sandbox first), by its own `clock`. `once`: its owner asks
-/// for this sleep, and may say what its clock does. `connected` tells whether a connection is open.
+/// The word for a sleep of a proc with these processes (host ids, pid 1 of the sandbox first), by
+/// its own `clock`. `once`: its owner asks for this sleep, and may say what its clock does.
+/// `connected` tells whether a connection is open.
 pub fn word(clock: Clock, once: Option<Option<Clock>>, pids: &[u32], connected: impl FnOnce() -> bool) -> Option<Word> {
     match (once, clock) {
         (Some(Some(Clock::Suspend)), _) | (Some(None), Clock::Auto) => Some(Word::Once),
@@ -45,7 +48,8 @@ pub fn word(clock: Clock, once: Option<Option<Clock>>, pids: &[u32], connected: 
     }
 }
 
-/// The word for a proc that runs or is hibernated, were it parked now. Reads files of its processes: not for a task's own thread.
+/// The word for a proc that runs or is hibernated, were it parked now. Reads files of its
+/// processes: not for a task's own thread.
 pub fn suspends(proc: &Proc) -> Option<Word> {
     let pids = tree::inside(&proc.cgroup.pids().ok()?);
     word(proc.spec.timing.clock, None, &pids, || is_connected(&pids))

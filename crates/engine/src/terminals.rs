@@ -1,6 +1,8 @@
-//! Terminals of a proc over a sleep: which are open, which sessions have them, and their file system at the wake.
+//! Terminals of a proc over a sleep: which are open, which sessions have them, and their file
+//! system at the wake.
 //!
-//! The terminals themselves are held as other objects are ([`crate::park`]), each with what is in its queues. Never speaks to a client.
+//! The terminals themselves are held as other objects are ([`crate::park`]), each with what is in
+//! its queues. Never speaks to a client.
 
 use crate::host::Proc;
 use crate::tree::{self, Tree, inner_id};
@@ -30,8 +32,8 @@ pub(crate) fn outside(tree: &Tree) -> BTreeSet<String> {
     devices.filter_map(|meta| terminals::external(meta.rdev(), meta.dev())).collect()
 }
 
-/// Whether a file may be a terminal, by the target of its link in /proc: `/dev/pts/3`, `/3` where its mount is held only, `/dev/tty`,
-/// `/dev/pts/ptmx`, each of them deleted or not.
+/// Whether a file may be a terminal, by the target of its link in /proc: `/dev/pts/3`, `/3` where
+/// its mount is held only, `/dev/tty`, `/dev/pts/ptmx`, each of them deleted or not.
 fn may_be(target: &str) -> bool {
     let path = target.strip_suffix(" (deleted)").unwrap_or(target);
     let name = path.rsplit('/').next().unwrap_or_default();
@@ -58,7 +60,8 @@ pub(crate) fn controlled(tree: &Tree) -> Vec<Controlled> {
     all.iter().filter_map(one).collect()
 }
 
-/// The file system of a sleeper's terminals: that which is held, where some are open, else a new one.
+/// The file system of a sleeper's terminals: that which is held, where some are open, else a new
+/// one.
 pub(crate) fn for_wake(proc: &Proc, body: &Body, held: Option<OwnedFd>) -> io::Result<Option<Volume>> {
     match (&body.terminals, held) {
         (None, _) => Ok(None),

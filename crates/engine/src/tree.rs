@@ -1,6 +1,8 @@
-//! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since when each thread waits.
+//! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since
+//! when each thread waits.
 //!
-//! Only reads /proc; what that does not say the pager finds out ([`crate::survey`]). A process that ends while it is looked at is left out.
+//! Only reads /proc; what that does not say the pager finds out ([`crate::survey`]). A process that
+//! ends while it is looked at is left out.
 
 use kip_checkpoint::Registers;
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
@@ -22,7 +24,8 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// All processes in `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours.
+    /// All processes in `pids` (of the proc's cgroup) that live in a pid namespace of their own
+    /// below ours.
     pub fn read(pids: &[u32]) -> Tree {
         let mut tree = Tree { pids: inside(pids), threads: BTreeMap::new() };
         for pid in &tree.pids {
@@ -49,7 +52,8 @@ impl Tree {
         self.pids.first().copied().filter(|pid| inner_id(*pid) == Some(1))
     }
 
-    /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds: all processes share one.
+    /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds: all processes
+    /// share one.
     pub fn ahead_ns(&self) -> i64 {
         // One that has ended has no time that could be wrong.
         self.pids.first().and_then(|pid| timens::monotonic_ahead_of(*pid).ok()).unwrap_or(0)
@@ -61,7 +65,8 @@ impl Tree {
         self.pids.iter().any(|pid| maps(*pid).contains(" /SYSV"))
     }
 
-    /// A process whose first thread has ended while others of it go on: its number inside, and its name.
+    /// A process whose first thread has ended while others of it go on: its number inside, and its
+    /// name.
     pub fn without_first_thread(&self) -> Option<(u32, String)> {
         self.pids.iter().find_map(|pid| {
             let status = Status::read(*pid).ok()?;
@@ -71,12 +76,13 @@ impl Tree {
         })
     }
 
-    /// In which call, and since when, each thread (by id inside) waits. Threads that run are left out. To be read just
-    /// before a freeze, which counts as running.
+    /// In which call, and since when, each thread (by id inside) waits. Threads that run are left
+    /// out. To be read just before a freeze, which counts as running.
     pub fn waiting(&self) -> Since {
         let mut clocks = CpuClocks::default();
         let wait = |(inside, tid): (&u32, &u32)| {
-            // The call first: a thread that goes on between the two is then found in another one, or later in the same.
+            // The call first: a thread that goes on between the two is then found in another one,
+            // or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
             Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
         };
@@ -88,7 +94,8 @@ impl Tree {
         self.threads.values().any(|tid| is_undated(*tid))
     }
 
-    /// Whether a thread waits of which `since` does not know since when: its processor is being changed.
+    /// Whether a thread waits of which `since` does not know since when: its processor is being
+    /// changed.
     pub fn has_unknown(&self, since: &Since) -> bool {
         self.threads.iter().any(|(inside, tid)| !since.contains_key(inside) && waits_in(*tid).is_some())
     }
@@ -112,9 +119,9 @@ impl Tree {
         self.threads.iter().filter_map(signals).collect()
     }
 
-    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): a
-    /// thread blocked on a page from the pager counts as running. If two calls give the same, every
-    /// thread has slept from the one to the other.
+    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or
+    /// are stopped, signal(7): a thread blocked on a page from the pager counts as running. If two
+    /// calls give the same, every thread has slept from the one to the other.
     pub fn asleep(&self) -> Option<Vec<u64>> {
         let switches_of = |tid: &u32| {
             let status = Status::read(*tid).ok()?;
@@ -142,7 +149,8 @@ fn is_unreported(pid: u32) -> bool {
     stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")
 }
 
-/// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, pid 1 first.
+/// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, pid
+/// 1 first.
 pub fn inside(pids: &[u32]) -> Vec<u32> {
     let mut found = Vec::new();
     for &pid in pids {
@@ -155,7 +163,8 @@ pub fn inside(pids: &[u32]) -> Vec<u32> {
     found
 }
 
-/// The call in which a thread waits: number, arguments and stack pointer of proc_pid_syscall(5); none for one that runs.
+/// The call in which a thread waits: number, arguments and stack pointer of proc_pid_syscall(5);
+/// none for one that runs.
 pub fn waits_in(tid: u32) -> Option<[u64; 8]> {
     call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)
 }
@@ -190,7 +199,8 @@ fn call_of(text: &str) -> Option<[u64; 8]> {
     Some(call)
 }
 
-/// What the tree's descriptors refer to: target of the /proc link, by (host pid, descriptor number).
+/// What the tree's descriptors refer to: target of the /proc link, by (host pid, descriptor
+/// number).
 pub fn descriptors(pid: u32) -> io::Result<Vec<(i32, String)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -215,7 +225,8 @@ pub struct Memory {
     pub resident: u64,
     /// Proportional set.
     pub proportional: u64,
-    /// Of the proportional set anonymous and shared memory: all but pages of files, which the kernel keeps by itself.
+    /// Of the proportional set anonymous and shared memory: all but pages of files, which the
+    /// kernel keeps by itself.
     pub own: u64,
     /// Swapped by the kernel.
     pub swapped: u64,

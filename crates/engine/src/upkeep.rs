@@ -1,4 +1,5 @@
-//! What the machine itself needs while procs live on it: a keeper that lives, rules that lead to ports, and all of it gone at the end.
+//! What the machine itself needs while procs live on it: a keeper that lives, rules that lead to
+//! ports, and all of it gone at the end.
 
 use crate::blocking::blocking;
 use crate::host::Host;
@@ -70,8 +71,9 @@ impl Host {
         std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
     }
 
-    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached. And forwards from
-    /// interfaces that have come since the start: until then what arrives by one reaches no proc.
+    /// Puts the rules back that a flush of the machine's took away: until then no published port is
+    /// reached. And forwards from interfaces that have come since the start: until then what
+    /// arrives by one reaches no proc.
     pub fn watch_rules(self: &Arc<Host>) {
         let machine = Arc::downgrade(self);
         tokio::spawn(async move {

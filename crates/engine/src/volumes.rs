@@ -1,9 +1,10 @@
 //! Volumes of procs: which files of the host they are, and those that Kip keeps under a name.
 //!
-//! `DATA/volumes/NAME` is a named volume: a directory that is made when the first proc asks for it and stays until it is
-//! removed by its name. What a proc had of its volumes when it fell asleep, and whether that is still there, is [`sleep`]'s.
-//! Nothing of a volume is ever part of a generation. Crash: a volume that was being removed is under a name that no volume can
-//! have, and the next start of the daemon removes the rest.
+//! `DATA/volumes/NAME` is a named volume: a directory that is made when the first proc asks for it
+//! and stays until it is removed by its name. What a proc had of its volumes when it fell asleep,
+//! and whether that is still there, is [`sleep`]'s. Nothing of a volume is ever part of a
+//! generation. Crash: a volume that was being removed is under a name that no volume can have, and
+//! the next start of the daemon removes the rest.
 
 pub mod fill;
 pub mod sleep;

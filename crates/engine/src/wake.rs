@@ -1,9 +1,10 @@
 //! Brings a parked proc back: from a wake event to the program's first instruction.
 //!
-//! The generation is checked while CRIU restores it, on another core; the result is awaited before the program may
-//! run. Until then everything can be taken back: held sockets stay held, and what was restored is killed. In the last
-//! step, with every task stopped, time-outs are filled in, the sockets get their own options back, and our duplicates
-//! of them are let go, so that the program's close is a close.
+//! The generation is checked while CRIU restores it, on another core; the result is awaited before
+//! the program may run. Until then everything can be taken back: held sockets stay held, and what
+//! was restored is killed. In the last step, with every task stopped, time-outs are filled in, the
+//! sockets get their own options back, and our duplicates of them are let go, so that the program's
+//! close is a close.
 
 mod rebuild;
 mod reopen;
@@ -98,7 +99,8 @@ pub enum WakeError {
 }
 
 impl WakeError {
-    /// Nothing is wrong with the generation: what it needs is in a store that does not give it, or not yet, or a newer Kip has made it.
+    /// Nothing is wrong with the generation: what it needs is in a store that does not give it, or
+    /// not yet, or a newer Kip has made it.
     pub fn is_the_stores(&self) -> bool {
         match self {
             WakeError::NoStore | WakeError::Snapshot(SnapshotError::Newer { .. }) => true,
@@ -141,8 +143,9 @@ impl Steps {
     }
 }
 
-/// While CRIU works in a proc's cgroup the proc's own limits are off: they are for the program, which had filled them
-/// maybe to the last process or page, and a share of a core would make the wake as slow as the program.
+/// While CRIU works in a proc's cgroup the proc's own limits are off: they are for the program,
+/// which had filled them maybe to the last process or page, and a share of a core would make the
+/// wake as slow as the program.
 struct Lifted<'a>(Option<&'a Proc>);
 
 impl<'a> Lifted<'a> {
@@ -198,7 +201,8 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let mut manifest: Manifest<Body> = kip_snapshot::open(&directory)?;
     let now = Now::read();
     manifest.body.clocks = manifest.body.clocks_now().resumed(now);
-    // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client for one that was silent meanwhile.
+    // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client
+    // for one that was silent meanwhile.
     let is_packet = cause.is_packet() && !manifest.body.clocks.stands;
     manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
     let body = &manifest.body;
@@ -343,7 +347,8 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     woken
 }
 
-/// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error the whole tree is ended.
+/// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error
+/// the whole tree is ended.
 fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut Steps) -> Result<(), WakeError> {
     fault::reach("wake-held");
     let tree = proc.cgroup.pids().map(|pids| Tree::read(&pids)).map_err(io::Error::other);
@@ -363,8 +368,8 @@ fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut 
     Ok(())
 }
 
-/// The time namespace that processes are to be born in whose CLOCK_MONOTONIC is that far ahead of the machine's; none for the
-/// machine's own.
+/// The time namespace that processes are to be born in whose CLOCK_MONOTONIC is that far ahead of
+/// the machine's; none for the machine's own.
 fn time_namespace(ahead_ns: i64) -> Result<Option<OwnedFd>, WakeError> {
     (ahead_ns != 0).then(|| timens::new_time(ahead_ns)).transpose().map_err(WakeError::Time)
 }
@@ -411,7 +416,8 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
     Ok(list)
 }
 
-/// The inotify instances that are held and see the files with which it wakes, by their ids. CRIU makes the others anew.
+/// The inotify instances that are held and see the files with which it wakes, by their ids. CRIU
+/// makes the others anew.
 fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<OwnedFd>> {
     if proc.held_mounts(with_pins).is_none() {
         return BTreeMap::new();
@@ -419,9 +425,9 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
     body.inotify.iter().filter_map(|known| Some((known.id, crate::inotify::held(known, proc)?))).collect()
 }
 
-/// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one
-/// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing in an orphaned
-/// process group, where no shell could end the stop.
+/// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU
+/// itself sends the process one signal: of several threads all but one would run for a moment, and
+/// SIGTSTP does nothing in an orphaned process group, where no shell could end the stop.
 fn keep_stopped(proc: &Proc, images: &Images) -> Result<(), WakeError> {
     let stopped = stopped_threads(images)?;
     if stopped.is_empty() {
@@ -435,7 +441,8 @@ fn keep_stopped(proc: &Proc, images: &Images) -> Result<(), WakeError> {
     Ok(())
 }
 
-/// An empty directory for the files that CRIU restores from: the generation stays as it was recorded.
+/// An empty directory for the files that CRIU restores from: the generation stays as it was
+/// recorded.
 fn scratch(proc: &Proc) -> Result<PathBuf, WakeError> {
     let scratch = proc.dir.join("wake");
     let removed = match fs::remove_dir_all(&scratch) {
@@ -446,8 +453,9 @@ fn scratch(proc: &Proc) -> Result<PathBuf, WakeError> {
     made.map(|()| scratch.clone()).map_err(|source| WakeError::Prepare { path: scratch, source })
 }
 
-/// Changes images for a restore by CRIU: timers and ids are moved, inotify instances given back, pages that lie in files of which CRIU
-/// knows nothing are put into files of its own in `scratch`. Returns what those timers missed.
+/// Changes images for a restore by CRIU: timers and ids are moved, inotify instances given back,
+/// pages that lie in files of which CRIU knows nothing are put into files of its own in `scratch`.
+/// Returns what those timers missed.
 fn advance(
     proc: &Proc,
     images: &mut Images,
@@ -473,8 +481,8 @@ fn advance(
     Ok(missed)
 }
 
-/// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run. `clocks` is what of the body's has to be
-/// set.
+/// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run.
+/// `clocks` is what of the body's has to be set.
 fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
     let shortened = timers::set(proc, clocks, missed, traced);
     owners::give(proc, body);

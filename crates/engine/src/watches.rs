@@ -18,8 +18,9 @@ pub fn watch(proc: &Proc, body: &Body) {
     }
 }
 
-/// Polls its held sockets only: a wake that failed has touched its files. What was polled before is polled no longer, for a wake
-/// that failed, or a fall-back to an older generation, may have begun that already.
+/// Polls its held sockets only: a wake that failed has touched its files. What was polled before is
+/// polled no longer, for a wake that failed, or a fall-back to an older generation, may have begun
+/// that already.
 pub fn watch_sockets(proc: &Proc, body: &Body) {
     unwatch_sockets(proc);
     for socket in &body.sockets {

@@ -6,9 +6,10 @@
 //! | [`mod@pack`] | what is at a path as a tar stream |
 //! | [`mod@unpack`] | a tar stream into a directory, with the rules of `docker cp` |
 //!
-//! Links and names in a tree are its program's to choose, and those of an archive its sender's: neither is trusted. No path
-//! is given to the kernel whole; each part is opened below the directory before it, and no link is followed but by this code,
-//! which stays below the root. Knows no procs and no API, and never decides which files are to be copied.
+//! Links and names in a tree are its program's to choose, and those of an archive its sender's:
+//! neither is trusted. No path is given to the kernel whole; each part is opened below the
+//! directory before it, and no link is followed but by this code, which stays below the root. Knows
+//! no procs and no API, and never decides which files are to be copied.
 #![forbid(unsafe_code)]
 
 pub mod error;

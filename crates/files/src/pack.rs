@@ -1,7 +1,7 @@
 //! What is at a path as a tar stream: files, directories, links by either kind; modes and times.
 //!
-//! Sockets, pipes and devices are left out, and of what the kernel makes up there is an empty directory. A file that shrinks while
-//! it is read ends with zeros.
+//! Sockets, pipes and devices are left out, and of what the kernel makes up there is an empty
+//! directory. A file that shrinks while it is read ends with zeros.
 
 use crate::error::FilesError;
 use crate::tree::{Place, Tree, is_directory, reopen};

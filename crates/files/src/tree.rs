@@ -1,7 +1,8 @@
 //! A tree of files below a root, whose paths are resolved part by part.
 //!
-//! The root of a proc that runs is one directory, and the kernel crosses its mounts. That of a sleeper is a mount that is
-//! attached nowhere, and what lies on it are others: [`Tree::cover`] says where, and the walk crosses over itself.
+//! The root of a proc that runs is one directory, and the kernel crosses its mounts. That of a
+//! sleeper is a mount that is attached nowhere, and what lies on it are others: [`Tree::cover`]
+//! says where, and the walk crosses over itself.
 
 use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, fstatfs, statx};
 use rustix::io::{Errno, Result};
@@ -60,7 +61,8 @@ pub type Dirs = Vec<Rc<OwnedFd>>;
 pub struct Place {
     /// The directory that has it, and those above.
     pub dirs: Dirs,
-    /// Its name there; none of a path that ends with `.` or `..`, or is the root: then the last of `dirs` is what it leads to.
+    /// Its name there; none of a path that ends with `.` or `..`, or is the root: then the last of
+    /// `dirs` is what it leads to.
     pub name: Option<OsString>,
     /// What is there, open by path, if anything is.
     pub file: Option<OwnedFd>,
@@ -221,7 +223,8 @@ pub(crate) fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// Opens once more what is open by path: a file or directory, which no other can have taken the place of.
+/// Opens once more what is open by path: a file or directory, which no other can have taken the
+/// place of.
 pub(crate) fn reopen(file: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

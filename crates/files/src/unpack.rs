@@ -1,11 +1,13 @@
 //! A tar stream into a directory of a tree, with the rules of `docker cp`.
 //!
-//! Every file is written under a name of its own and renamed when it is whole: an open file of that name stays what it is, and no
-//! link is written through. What a file takes the place of is a file or a link, never a directory, a pipe, a socket, a device or
-//! a mount. Files belong to the ids of the calling thread; setuid and setgid bits are dropped. A directory that was there
-//! stays as it is but for what is put into it.
+//! Every file is written under a name of its own and renamed when it is whole: an open file of that
+//! name stays what it is, and no link is written through. What a file takes the place of is a file
+//! or a link, never a directory, a pipe, a socket, a device or a mount. Files belong to the ids of
+//! the calling thread; setuid and setgid bits are dropped. A directory that was there stays as it
+//! is but for what is put into it.
 //!
-//! An entry that is refused ends it. What came before stays; a crash leaves at most one file `.kip-cp-*` beside its place.
+//! An entry that is refused ends it. What came before stays; a crash leaves at most one file
+//! `.kip-cp-*` beside its place.
 
 use crate::error::FilesError;
 use crate::tree::{Dirs, Id, Place, Tree, is_directory};
@@ -41,9 +43,11 @@ impl Default for Limits {
 pub struct Request<'a> {
     /// A path of the tree.
     pub to: &'a Path,
-    /// The archive's first entry, with all that is below it, may get another name: if `to` is no directory, its last part is that.
+    /// The archive's first entry, with all that is below it, may get another name: if `to` is no
+    /// directory, its last part is that.
     pub rename: bool,
-    /// Links in the names of entries are followed, seen from the tree's root; else they are refused.
+    /// Links in the names of entries are followed, seen from the tree's root; else they are
+    /// refused.
     pub follow: bool,
     /// Names that must stay what they are, see [`name_of`].
     pub busy: &'a HashSet<Name>,

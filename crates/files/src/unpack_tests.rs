@@ -1,4 +1,5 @@
-//! Tests of archives, friendly and hostile, that are unpacked below a root in a temporary directory.
+//! Tests of archives, friendly and hostile, that are unpacked below a root in a temporary
+//! directory.
 
 use super::*;
 use crate::pack::Source;
@@ -75,7 +76,8 @@ fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
     all
 }
 
-// promise K14: `kip cp`: no archive writes outside of the proc's root, by links, `..` or absolute names, nor makes devices
+// promise K14: `kip cp`: no archive writes outside of the proc's root, by links, `..` or absolute
+//   names, nor makes devices
 // held by: this, `kip_files::unpack::tests::links_lead_nowhere_but_inside`
 #[test]
 fn a_hostile_archive_is_refused() {

@@ -9,7 +9,8 @@ use std::fs;
 use std::path::Path;
 
 impl Images {
-    /// Removes a name, and with it the layers that neither another name nor `used` leads to. An id stands for all its names.
+    /// Removes a name, and with it the layers that neither another name nor `used` leads to. An id
+    /// stands for all its names.
     ///
     /// # Errors
     /// There is no such name; images are being pulled; a file cannot be removed.
@@ -21,8 +22,8 @@ impl Images {
         self.sweep(&gone, used, false, false)
     }
 
-    /// Removes what no name and nothing in `used` leads to: layers, partial blobs, manifests. With `all` names that nothing in
-    /// `used` belongs to go as well.
+    /// Removes what no name and nothing in `used` leads to: layers, partial blobs, manifests. With
+    /// `all` names that nothing in `used` belongs to go as well.
     ///
     /// # Errors
     /// Images are being pulled; a file cannot be removed.

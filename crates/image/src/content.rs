@@ -1,4 +1,5 @@
-//! What manifests, indexes and configurations say: the parts of them that matter here, of OCI's kind and of Docker's.
+//! What manifests, indexes and configurations say: the parts of them that matter here, of OCI's
+//! kind and of Docker's.
 
 use crate::digest::Digest;
 use crate::error::ImageError;

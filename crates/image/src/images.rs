@@ -26,8 +26,8 @@ pub struct ImageRecord {
     pub digest: Digest,
     /// Of its configuration.
     pub id: Digest,
-    /// Its layers by the digest of what they are unpacked from, lowest first; maybe with one of ours on top, see
-    /// [`crate::parents`].
+    /// Its layers by the digest of what they are unpacked from, lowest first; maybe with one of
+    /// ours on top, see [`crate::parents`].
     pub layers: Vec<Digest>,
     /// When it came, milliseconds since the epoch.
     pub at_ms: u64,
@@ -148,8 +148,8 @@ impl Images {
         layers.iter().filter(|layer| !self.layer_dir(layer).is_dir()).cloned().collect()
     }
 
-    /// Where layers are unpacked, topmost first, as an overlay takes them: each once, where it is topmost, for there it hides all
-    /// that it says below.
+    /// Where layers are unpacked, topmost first, as an overlay takes them: each once, where it is
+    /// topmost, for there it hides all that it says below.
     pub fn layer_dirs(&self, layers: &[Digest]) -> Vec<PathBuf> {
         let mut seen = BTreeSet::new();
         layers.iter().rev().filter(|l| seen.insert(*l)).map(|l| self.layer_dir(l).join("files")).collect()
@@ -227,7 +227,8 @@ impl Images {
     }
 }
 
-/// Host, repository and tag or digest of what a person wrote: `redis` is `docker.io/library/redis:latest`.
+/// Host, repository and tag or digest of what a person wrote: `redis` is
+/// `docker.io/library/redis:latest`.
 ///
 /// # Errors
 /// It cannot be a name.

@@ -1,4 +1,5 @@
-//! Images: from a registry, an OCI layout or what `docker save` wrote, into layers that procs share.
+//! Images: from a registry, an OCI layout or what `docker save` wrote, into layers that procs
+//! share.
 //!
 //! Owns `DIR/images/`:
 //!
@@ -22,9 +23,10 @@
 //!
 //! Never runs anything and never knows of procs: which layers are needed it is told.
 //!
-//! Nothing is trusted: every blob is compared with the digest that led to it, every layer also with the digest of its
-//! contents, and unpacking is `kip-sandbox`'s. Everything has its name only when it is complete and synced; a crash
-//! leaves names that end in `.new` or `.gone`, which the next start removes, and partial blobs, which are of use.
+//! Nothing is trusted: every blob is compared with the digest that led to it, every layer also with
+//! the digest of its contents, and unpacking is `kip-sandbox`'s. Everything has its name only when
+//! it is complete and synced; a crash leaves names that end in `.new` or `.gone`, which the next
+//! start removes, and partial blobs, which are of use.
 #![forbid(unsafe_code)]
 
 mod collect;

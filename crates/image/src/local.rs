@@ -1,4 +1,5 @@
-//! Images in files: an OCI layout (a directory or a tar of one) and what `docker save` writes. Reads, never writes.
+//! Images in files: an OCI layout (a directory or a tar of one) and what `docker save` writes.
+//! Reads, never writes.
 
 use crate::content::{self, Blob, Descriptor, MOST_JSON, ResolvedImage, Top};
 use crate::digest::{Digest, Hasher};
@@ -178,7 +179,8 @@ impl Local {
         Ok(ResolvedImage { name, top: Some(top), config, layers: layers.into_iter().map(Blob::Named).collect() })
     }
 
-    /// A layer's packed bytes: what they are called and they. Those that have a digest are compared with it first.
+    /// A layer's packed bytes: what they are called and they. Those that have a digest are compared
+    /// with it first.
     pub(crate) fn layer(
         &self,
         blob: &Blob,
@@ -229,7 +231,8 @@ fn plain(path: &Path) -> Option<PathBuf> {
     Some(plain)
 }
 
-/// Where in a tar its files are. Links, by which older `docker save` writes a layer once, lead to them.
+/// Where in a tar its files are. Links, by which older `docker save` writes a layer once, lead to
+/// them.
 fn index(file: File) -> io::Result<HashMap<PathBuf, (u64, u64)>> {
     let mut archive = tar::Archive::new(BufReader::new(file));
     let (mut files, mut links) = (HashMap::new(), Vec::new());

@@ -1,9 +1,12 @@
-//! Directories of which a layer does not say how they are: it has files in them and no entry of their own.
+//! Directories of which a layer does not say how they are: it has files in them and no entry of
+//! their own.
 //!
-//! Unpacked alone, such a layer has them as directories of root's, which would lie over those of the layers below with their owners
-//! and modes. What is right depends on the layers below, and layers are shared. So an image gets one more layer on top, made
-//! here, with only these directories as they ought to be. It is made from a tar like any other and named by its digest:
-//! the same layers give the same one on every machine. Builders of images hardly ever leave such an entry out.
+//! Unpacked alone, such a layer has them as directories of root's, which would lie over those of
+//! the layers below with their owners and modes. What is right depends on the layers below, and
+//! layers are shared. So an image gets one more layer on top, made here, with only these
+//! directories as they ought to be. It is made from a tar like any other and named by its digest:
+//! the same layers give the same one on every machine. Builders of images hardly ever leave such an
+//! entry out.
 
 use crate::digest::Digest;
 use crate::error::ImageError;

@@ -1,7 +1,7 @@
 //! The steps of a pull: find, bring what is not here, name.
 //!
-//! The name comes last, when all that it means is here and synced. Until then a pull leaves layers that may be of use to another,
-//! and nothing that counts.
+//! The name comes last, when all that it means is here and synced. Until then a pull leaves layers
+//! that may be of use to another, and nothing that counts.
 
 use crate::content::{Blob, Config, Descriptor};
 use crate::digest::Digest;

@@ -167,7 +167,8 @@ impl Registry {
             match piece {
                 Ok(piece) if bytes.len() + piece.len() <= MOST_JSON as usize => bytes.extend_from_slice(&piece),
                 Ok(_) => return Err(self.broken("its configuration does not end".to_owned())),
-                // Its own comparison of digests comes as an error of the stream's end; ours has better words.
+                // Its own comparison of digests comes as an error of the stream's end; ours has
+                // better words.
                 Err(_) if bytes.len() as u64 >= config.size => break,
                 Err(e) => return Err(self.broken(innermost(&e))),
             }

@@ -13,7 +13,8 @@ pub struct Pull {
     pub login: Option<(String, String)>,
     /// Without TLS, wherever the registry is.
     pub plain_http: bool,
-    /// Certificates, PEM, of authorities that are trusted to vouch for a registry, beside those of the machine.
+    /// Certificates, PEM, of authorities that are trusted to vouch for a registry, beside those of
+    /// the machine.
     pub ca_pem: Option<String>,
 }
 

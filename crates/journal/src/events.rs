@@ -1,8 +1,9 @@
-//! What happened, for `kip events`: a ring of the newest, a channel for clients that follow, and a file from which the next
-//! daemon has them again.
+//! What happened, for `kip events`: a ring of the newest, a channel for clients that follow, and a
+//! file from which the next daemon has them again.
 //!
-//! [`file`] owns the file. An event reaches it by a thread of its own: no proc waits for the disk. A crash of the daemon loses
-//! those of the last moment, one of the machine what the kernel had not written.
+//! [`file`] owns the file. An event reaches it by a thread of its own: no proc waits for the disk.
+//! A crash of the daemon loses those of the last moment, one of the machine what the kernel had not
+//! written.
 
 mod file;
 
@@ -36,14 +37,15 @@ impl Default for Events {
 }
 
 impl Events {
-    /// With those that earlier daemons of a data directory left there. What cannot be read or written is logged: events are
-    /// never a reason not to run.
+    /// With those that earlier daemons of a data directory left there. What cannot be read or
+    /// written is logged: events are never a reason not to run.
     pub fn open(data: &Path) -> Events {
         Events::after(file::read(data, KEPT), Writer::start(data))
     }
 
     fn after(kept: VecDeque<Event>, writer: Option<Writer>) -> Events {
-        // Larger also if the clock went back, or if there were more than a thousand each millisecond.
+        // Larger also if the clock went back, or if there were more than a thousand each
+        // millisecond.
         let first_id = kept.back().map_or(0, |newest| newest.id + 1).max(now_ms() * 1000);
         Events { kept: Mutex::new(kept), first_id, live: broadcast::Sender::new(1024), writer }
     }
@@ -74,7 +76,8 @@ impl Events {
         }
     }
 
-    /// Whether this daemon emitted it: what an earlier one said may be of another proc of that name.
+    /// Whether this daemon emitted it: what an earlier one said may be of another proc of that
+    /// name.
     fn is_own(&self, event: &Event) -> bool {
         event.id >= self.first_id
     }
@@ -86,8 +89,8 @@ impl Events {
         kept.iter().rev().find(same).map(|e| e.detail.clone())
     }
 
-    /// How many of `kind` this daemon emitted in the minute before `now_ms`. If a full ring does not reach back that far: as many
-    /// as there would have been at its pace.
+    /// How many of `kind` this daemon emitted in the minute before `now_ms`. If a full ring does
+    /// not reach back that far: as many as there would have been at its pace.
     pub fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {
         const MINUTE_MS: u64 = 60_000;
         let kept = self.kept.lock();
@@ -98,7 +101,8 @@ impl Events {
         if span >= MINUTE_MS { count } else { count * MINUTE_MS / span.max(1) }
     }
 
-    /// Those that are kept and come after the one with id `since`, and a receiver of all that follow.
+    /// Those that are kept and come after the one with id `since`, and a receiver of all that
+    /// follow.
     pub fn subscribe(&self, since: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let kept = self.kept.lock();
         (kept.iter().filter(|event| event.id > since).cloned().collect(), self.live.subscribe())

@@ -1,16 +1,18 @@
 //! What a proc has used, by tier: time, memory, CPU time, connections, wakes.
 //!
-//! Memory of a running proc is what its cgroup holds, looked at whenever its task looks anyway (once a second) and taken to change
-//! evenly in between; of a sleeper it is what was left when it fell asleep, which does not change. So nothing is ever measured, and
-//! no proc wakes, for the meter's sake alone. CPU time and connections are the kernel's own counters of
-//! its cgroup and its network namespace, which outlive sleeps; a counter that went back is that of
-//! another. They are read when a proc changes its tier, so that each tier has its own: what was used in
-//! it, the work of the wake that ended it, and connections that came to a sleeper, for those woke it.
+//! Memory of a running proc is what its cgroup holds, looked at whenever its task looks anyway
+//! (once a second) and taken to change evenly in between; of a sleeper it is what was left when it
+//! fell asleep, which does not change. So nothing is ever measured, and no proc wakes, for the
+//! meter's sake alone. CPU time and connections are the kernel's own counters of its cgroup and its
+//! network namespace, which outlive sleeps; a counter that went back is that of another. They are
+//! read when a proc changes its tier, so that each tier has its own: what was used in it, the work
+//! of the wake that ended it, and connections that came to a sleeper, for those woke it.
 //! Connections that Kip itself makes, to see whether a proc is ready or well, are left out.
 //!
-//! It is written with each state of the record, and once a minute while the proc runs. What a daemon that is killed had not written is
-//! counted by the next: the tier is the recorded one, the counters are the kernel's. Lost are, of a proc that is gone by then, its time
-//! and memory since the last writing and what it used of the CPU since; and how memory changed meanwhile.
+//! It is written with each state of the record, and once a minute while the proc runs. What a
+//! daemon that is killed had not written is counted by the next: the tier is the recorded one, the
+//! counters are the kernel's. Lost are, of a proc that is gone by then, its time and memory since
+//! the last writing and what it used of the CPU since; and how memory changed meanwhile.
 
 use kip_net::activity::Activity as Traffic;
 use kip_types::Tier;
@@ -86,7 +88,8 @@ pub struct Kept {
     /// What it holds in this tier, bytes; none before the first look in it.
     level: Option<u64>,
     tiers: BTreeMap<Tier, InTier>,
-    /// The deepest that it has slept in since the last look at its connections; none if it only ran.
+    /// The deepest that it has slept in since the last look at its connections; none if it only
+    /// ran.
     slept_in: Option<Tier>,
     cpu_ns: Grown,
     /// Processes that were killed for want of memory.
@@ -125,8 +128,8 @@ impl Live {
         let in_tier = kept.tiers.entry(tier).or_default();
         in_tier.us += passed.as_micros() as u64;
         match (kept.level, level) {
-            // A running proc's level changes evenly from look to look, a sleeper's not at all until a new
-            // one is given.
+            // A running proc's level changes evenly from look to look, a sleeper's not at all until
+            // a new one is given.
             (Some(was), Some(is)) if tier == Tier::Hot => {
                 in_tier.byte_seconds += (was as f64 + is as f64) / 2.0 * passed.as_secs_f64();
             }
@@ -140,7 +143,8 @@ impl Live {
         kept.level = level.or(kept.level);
     }
 
-    /// Takes what the counters of its network namespace show: connections made to it and from within, datagrams that came.
+    /// Takes what the counters of its network namespace show: connections made to it and from
+    /// within, datagrams that came.
     fn came(&mut self, accepted: u64, outward: u64, datagrams: u64) {
         let Live { kept, own, .. } = self;
         let mut came = kept.connections.grow_to(accepted);
@@ -148,7 +152,8 @@ impl Live {
         let datagrams = kept.datagrams.grow_to(datagrams);
         let mut nobodys = 0;
         if std::mem::take(&mut kept.engine) {
-            // To find out about the kernel CRIU connects to itself there; so do reset connections that are made anew.
+            // To find out about the kernel CRIU connects to itself there; so do reset connections
+            // that are made anew.
             nobodys = outward.min(came);
         }
         let ours = (*own).min(came - nobodys);
@@ -230,8 +235,8 @@ impl Meter {
         }
     }
 
-    /// Takes what its cgroup's counter shows. It is read under the meter's lock: an older figure after a
-    /// newer one would pass for another counter's.
+    /// Takes what its cgroup's counter shows. It is read under the meter's lock: an older figure
+    /// after a newer one would pass for another counter's.
     pub fn cpu(&self, read: impl FnOnce() -> Option<u64>) -> Option<u64> {
         let mut live = self.live();
         let ns = read()?;
@@ -275,7 +280,8 @@ impl Meter {
         (kept.connections.seen, kept.outward.seen, kept.datagrams.seen) = (0, 0, 0);
     }
 
-    /// A connection of our own is about to be made to it, which does not count. To be told when it is.
+    /// A connection of our own is about to be made to it, which does not count. To be told when it
+    /// is.
     pub fn own_connection(&self) -> OwnConnection<'_> {
         self.live().own += 1;
         OwnConnection { meter: self, made: false }

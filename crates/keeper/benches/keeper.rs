@@ -1,4 +1,5 @@
-//! What the keeper's calls cost: `cargo bench -p kip-keeper`. Prints microseconds, p50 and p99 of each call's samples.
+//! What the keeper's calls cost: `cargo bench -p kip-keeper`. Prints microseconds, p50 and p99 of
+//! each call's samples.
 
 use kip_keeper::Keeper;
 use std::fs::File;

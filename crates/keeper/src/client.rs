@@ -1,5 +1,6 @@
-//! The daemon's side of the keeper: [`Keeper`], a connection that may be used from any thread. Calls block, for some
-//! tens of microseconds each; in an async task use `spawn_blocking` or `block_in_place` for large ones.
+//! The daemon's side of the keeper: [`Keeper`], a connection that may be used from any thread.
+//! Calls block, for some tens of microseconds each; in an async task use `spawn_blocking` or
+//! `block_in_place` for large ones.
 //!
 //! When the keeper has died every call returns [`KeeperError::Gone`] until [`Keeper::respawn`]; the
 //! new keeper is empty, and the program that holds the duplicates must put them again.
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 pub const KIND: &str = "keeper";
 /// How long one answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a keeper may take to be there, which includes a dying predecessor's letting go of the lock.
+/// How long a keeper may take to be there, which includes a dying predecessor's letting go of the
+/// lock.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const START_RETRY: Duration = Duration::from_millis(5);
 /// Between tries to find a keeper for what no other process holds.
@@ -62,7 +64,8 @@ pub enum StartError {
     },
 }
 
-/// Why the keeper did not do it. Nothing was changed, except that after `Gone`, `Stuck` and `Answer` it is not known.
+/// Why the keeper did not do it. Nothing was changed, except that after `Gone`, `Stuck` and
+/// `Answer` it is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {
     /// It has died. [`Keeper::respawn`], then put everything again.
@@ -72,7 +75,8 @@ pub enum KeeperError {
         #[source]
         source: io::Error,
     },
-    /// It lives but does not answer. The connection was given up; [`Keeper::respawn`] makes a new one.
+    /// It lives but does not answer. The connection was given up; [`Keeper::respawn`] makes a new
+    /// one.
     #[error("the keeper did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
     Stuck,
     /// It holds as many descriptors as it can.
@@ -99,8 +103,9 @@ pub enum KeeperError {
         /// The name.
         name: String,
     },
-    /// The request could not be sent, the answer not received or not understood, for example because this process has no
-    /// room for more open files. The connection was given up; [`Keeper::respawn`] makes a new one.
+    /// The request could not be sent, the answer not received or not understood, for example
+    /// because this process has no room for more open files. The connection was given up;
+    /// [`Keeper::respawn`] makes a new one.
     #[error("cannot talk to the keeper")]
     Answer {
         /// Why.
@@ -220,7 +225,8 @@ impl Keeper {
         self.lock().pid
     }
 
-    /// A pidfd of the keeper: becomes readable the moment it dies. After [`Keeper::respawn`] ask again.
+    /// A pidfd of the keeper: becomes readable the moment it dies. After [`Keeper::respawn`] ask
+    /// again.
     ///
     /// # Errors
     /// EMFILE.
@@ -228,8 +234,8 @@ impl Keeper {
         self.lock().pidfd.try_clone()
     }
 
-    /// Connects anew after [`KeeperError::Gone`], and starts another keeper when there is none. With
-    /// [`Presence::Started`] it is empty and everything has to be put again.
+    /// Connects anew after [`KeeperError::Gone`], and starts another keeper when there is none.
+    /// With [`Presence::Started`] it is empty and everything has to be put again.
     ///
     /// # Errors
     /// [`StartError`].
@@ -240,7 +246,8 @@ impl Keeper {
         let (new, found) = establish(&self.binary, &self.dir)?;
         let replaced = new.pid != connection.pid;
         *connection = new;
-        // Another thread's or process's call may have started it: what counts is whether it is the one we filled.
+        // Another thread's or process's call may have started it: what counts is whether it is the
+        // one we filled.
         Ok(if replaced { Presence::Started } else { found })
     }
 
@@ -263,7 +270,8 @@ impl Keeper {
         self.put_many(fds.iter().map(|fd| (name, *fd)))
     }
 
-    /// Holds all of these, each name in place of what was there, all at once or none; equal names hold several.
+    /// Holds all of these, each name in place of what was there, all at once or none; equal names
+    /// hold several.
     ///
     /// # Errors
     /// [`KeeperError`].
@@ -322,7 +330,8 @@ impl Keeper {
         Ok(entries.into_iter().map(|(_, fd)| fd).collect())
     }
 
-    /// Duplicates of all whose names start with the prefix, as of one moment, in the order of names; none is no error.
+    /// Duplicates of all whose names start with the prefix, as of one moment, in the order of
+    /// names; none is no error.
     ///
     /// # Errors
     /// [`KeeperError`].
@@ -352,7 +361,8 @@ impl Keeper {
         }
     }
 
-    /// Lets go of the name. Returns whether it was held; the last duplicate anywhere closes the thing itself.
+    /// Lets go of the name. Returns whether it was held; the last duplicate anywhere closes the
+    /// thing itself.
     ///
     /// # Errors
     /// [`KeeperError`].
@@ -369,7 +379,8 @@ impl Keeper {
         self.lock().done(&Request::Drop { select: Select::Prefix(prefix.to_owned()) }, &[])
     }
 
-    /// Replaces the prefix `from` of all names that have it by `to`, at once. Returns how many that were.
+    /// Replaces the prefix `from` of all names that have it by `to`, at once. Returns how many that
+    /// were.
     ///
     /// # Errors
     /// [`KeeperError::Taken`] when one of the new names is in use.
@@ -400,8 +411,8 @@ impl Keeper {
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        // A thread that panicked in the middle of a call leaves a connection that is at worst out of step, which the
-        // next call notices by the kind of the answer.
+        // A thread that panicked in the middle of a call leaves a connection that is at worst out
+        // of step, which the next call notices by the kind of the answer.
         self.connection.lock()
     }
 }
@@ -542,8 +553,9 @@ fn meet_any(place: &RunDirectory) -> Result<Option<(Connection, Status)>, StartE
     }
 }
 
-/// The successor's part: takes all that the keeper there holds, and ends it then. One that does not end by itself is killed: what it
-/// had is here by then. It needs of the other only what no protocol may change: see [`crate::protocol`].
+/// The successor's part: takes all that the keeper there holds, and ends it then. One that does not
+/// end by itself is killed: what it had is here by then. It needs of the other only what no
+/// protocol may change: see [`crate::protocol`].
 ///
 /// # Errors
 /// [`StartError`]; the other is as it was.
@@ -566,7 +578,8 @@ fn meet(place: &RunDirectory, socket: OwnedFd) -> Result<(Connection, Status), S
     let failed = |source: io::Error| StartError::Connect { path: path.clone(), source };
     let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|e| failed(e.into()))?;
     let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
-    // The pidfd is of the right process: had it died before, and its id gone to another, the ping would fail.
+    // The pidfd is of the right process: had it died before, and its id gone to another, the ping
+    // would fail.
     let gone = |source| StartError::Ping { path: path.clone(), source: KeeperError::Gone { source } };
     let pidfd = pidfd_open(pid).map_err(gone)?;
     let mut connection = Connection { socket: Some(socket), pidfd, pid };

@@ -1,9 +1,11 @@
-//! The keeper: a tiny process that holds descriptors under names and hands duplicates of them out again.
+//! The keeper: a tiny process that holds descriptors under names and hands duplicates of them out
+//! again.
 //!
-//! It has no other job, so that it need not be restarted when anything else is. The daemon holds duplicates of the same
-//! descriptors: either may be killed at any moment, and what they refer to (sockets, namespaces, pipes) lives on in
-//! the other. The daemon sees the keeper's death at once ([`Keeper::watch_fd`]), starts another and puts everything
-//! again; a restarted daemon takes everything from the keeper.
+//! It has no other job, so that it need not be restarted when anything else is. The daemon holds
+//! duplicates of the same descriptors: either may be killed at any moment, and what they refer to
+//! (sockets, namespaces, pipes) lives on in the other. The daemon sees the keeper's death at once
+//! ([`Keeper::watch_fd`]), starts another and puts everything again; a restarted daemon takes
+//! everything from the keeper.
 //!
 //! | module | owns |
 //! | --- | --- |

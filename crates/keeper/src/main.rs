@@ -1,7 +1,7 @@
-//! `kip-keeper DIR` makes sure that a keeper runs for the data directory, and returns when it can be connected to.
-//! `kip-keeper DIR --serve` is that keeper; only the former starts it, so that it is no other
-//! program's child. With `--in-place` it puts a keeper in the place of the one that runs: the new
-//! one has everything before the old one ends.
+//! `kip-keeper DIR` makes sure that a keeper runs for the data directory, and returns when it can
+//! be connected to. `kip-keeper DIR --serve` is that keeper; only the former starts it, so that it
+//! is no other program's child. With `--in-place` it puts a keeper in the place of the one that
+//! runs: the new one has everything before the old one ends.
 #![forbid(unsafe_code)]
 
 use anyhow::Context;

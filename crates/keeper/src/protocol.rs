@@ -1,13 +1,15 @@
-//! The messages between keeper and clients: JSON, one SEQPACKET message each, descriptors beside it as SCM_RIGHTS.
+//! The messages between keeper and clients: JSON, one SEQPACKET message each, descriptors beside it
+//! as SCM_RIGHTS.
 //!
-//! Every request has exactly one answer. What does not fit in one message goes in several: a put is staged by the
-//! keeper until its last part (`more` is false) and takes effect at once then; a get is a snapshot whose further
-//! parts are asked for with [`Request::Next`]. A keeper outlives upgrades of its clients, so fields are only ever
-//! added, with defaults.
+//! Every request has exactly one answer. What does not fit in one message goes in several: a put is
+//! staged by the keeper until its last part (`more` is false) and takes effect at once then; a get
+//! is a snapshot whose further parts are asked for with [`Request::Next`]. A keeper outlives
+//! upgrades of its clients, so fields are only ever added, with defaults.
 //!
-//! What has to be changed otherwise gets another [`PROTOCOL`]. For good, in every protocol, stay as they are: [`Request::Ping`] with `pid`
-//! and `protocol` of its [`Status`], [`Request::Get`] of a prefix with [`Request::Next`], and [`Request::Quit`]: by these a daemon of any
-//! other version takes everything over ([`crate::Keeper::supersede`]).
+//! What has to be changed otherwise gets another [`PROTOCOL`]. For good, in every protocol, stay as
+//! they are: [`Request::Ping`] with `pid` and `protocol` of its [`Status`], [`Request::Get`] of a
+//! prefix with [`Request::Next`], and [`Request::Quit`]: by these a daemon of any other version
+//! takes everything over ([`crate::Keeper::supersede`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -64,9 +66,9 @@ impl Select {
 pub enum Request {
     /// How it is. Answer: [`Answer::Status`].
     Ping,
-    /// Hold the descriptors of this message under `names`, one each; equal names hold several, in order. With the last
-    /// part all of it takes effect at once: first what `clear` selects is dropped, then each name is replaced.
-    /// Answer: [`Answer::Done`].
+    /// Hold the descriptors of this message under `names`, one each; equal names hold several, in
+    /// order. With the last part all of it takes effect at once: first what `clear` selects is
+    /// dropped, then each name is replaced. Answer: [`Answer::Done`].
     Put {
         /// Names, as many as descriptors.
         names: Vec<String>,

@@ -1,9 +1,10 @@
 //! A program of ours that serves a data directory and is no other program's child, so that it
 //! outlives the one that needed it first.
 //!
-//! `PROGRAM DIR` makes sure that one runs and returns when it can be connected to; `PROGRAM DIR --serve` is that one, and
-//! only the former starts it. With `--in-place` it takes the place of one that runs, and before that ends all that it has. Owns this
-//! dance, and leaving the starter's session and fate; the files are [`RunDirectory`]'s.
+//! `PROGRAM DIR` makes sure that one runs and returns when it can be connected to;
+//! `PROGRAM DIR --serve` is that one, and only the former starts it. With `--in-place` it takes the
+//! place of one that runs, and before that ends all that it has. Owns this dance, and leaving the
+//! starter's session and fate; the files are [`RunDirectory`]'s.
 
 use crate::run_directory::RunDirectory;
 use anyhow::{Context, bail};
@@ -24,7 +25,8 @@ const READY: &str = "ready";
 /// What it says when another serves already.
 const RUNNING: &str = "running";
 
-/// All that ends a process by default, may be sent by a person, a terminal or a service manager, and must not end this one.
+/// All that ends a process by default, may be sent by a person, a terminal or a service manager,
+/// and must not end this one.
 const IGNORED: [Signal; 8] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2, Signal::ALARM, Signal::TSTP];
 
@@ -106,7 +108,8 @@ impl Seat {
 /// How one begins to serve a data directory.
 pub type Serve = fn(&Path) -> anyhow::Result<()>;
 
-/// The `main` of a resident program: starts one, or calls `serve`; or `succeed`, if it can take another's place.
+/// The `main` of a resident program: starts one, or calls `serve`; or `succeed`, if it can take
+/// another's place.
 pub fn main(kind: &'static str, serve: Serve, succeed: Option<Serve>) -> ExitCode {
     // First of all: nothing of the daemon's may stay open in here.
     if let Err(e) = kip_sys::process::close_inherited() {
@@ -189,8 +192,8 @@ pub fn sit<T>(
     Ok(Some((Seat { place, _lock: lock }, listener, prepared)))
 }
 
-/// Becomes the one that serves in the place of another. Our turn comes as the standard input. `take` is to take what the other
-/// has, and then to end it.
+/// Becomes the one that serves in the place of another. Our turn comes as the standard input.
+/// `take` is to take what the other has, and then to end it.
 ///
 /// # Errors
 /// The kernel's or the file system's; those of `take`.

@@ -1,5 +1,5 @@
-//! The files of a resident program KIND, such as the keeper: `DIR/run/KIND.sock`, `KIND.lock` (its pid, locked as long as
-//! it lives) and `KIND.log`.
+//! The files of a resident program KIND, such as the keeper: `DIR/run/KIND.sock`, `KIND.lock` (its
+//! pid, locked as long as it lives) and `KIND.log`.
 //!
 //! Only the process that holds the lock may bind, so two of a kind never run on one data directory.
 //! A crash leaves a socket that refuses connections and a lock that no process holds; the next
@@ -71,7 +71,8 @@ impl RunDirectory {
         RunDirectoryError { what, path: self.path.join(self.file(extension)), source }
     }
 
-    /// The socket's address by way of the open directory: unix(7) allows 107 bytes, and data directories may be deep.
+    /// The socket's address by way of the open directory: unix(7) allows 107 bytes, and data
+    /// directories may be deep.
     fn address(&self) -> io::Result<SocketAddrUnix> {
         Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{}", self.directory.as_raw_fd(), self.file("sock")))?)
     }

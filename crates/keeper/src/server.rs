@@ -1,8 +1,9 @@
 //! The keeper's process: one thread, one poll loop, one message at a time.
 //!
-//! Invariants: a request takes effect wholly or not at all; nothing a client sends ends the process but a quit; a client
-//! that does not read its answers is cut off rather than waited for; closing a descriptor never blocks the loop.
-//! A crash leaves nothing but what `place` describes: everything held is closed by the kernel.
+//! Invariants: a request takes effect wholly or not at all; nothing a client sends ends the process
+//! but a quit; a client that does not read its answers is cut off rather than waited for; closing a
+//! descriptor never blocks the loop. A crash leaves nothing but what `place` describes: everything
+//! held is closed by the kernel.
 
 use crate::protocol::{Answer, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
 use crate::store::{Entry, RenameError, Store};
@@ -15,8 +16,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// Writes a line to standard error, the keeper's log. Unlike `eprintln!` it does not panic on a full disk: everything held
-/// would be lost for a log line.
+/// Writes a line to standard error, the keeper's log. Unlike `eprintln!` it does not panic on a
+/// full disk: everything held would be lost for a log line.
 #[macro_export]
 macro_rules! say {
     ($($argument:tt)*) => {{
@@ -28,14 +29,16 @@ macro_rules! say {
 /// Most clients at a time; one more is cut off at once.
 pub const MAX_CLIENTS: usize = 32;
 
-/// Descriptors that are not for holding: clients, the listener, the lock, standard streams, one being accepted.
+/// Descriptors that are not for holding: clients, the listener, the lock, standard streams, one
+/// being accepted.
 const RESERVED: usize = MAX_CLIENTS + 16;
 
 const CLOSER_STACK_BYTES: usize = 64 * 1024;
 const CLOSE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// A descriptor that is held. Closing the last duplicate of a socket with SO_LINGER (socket(7)) waits for the peer, for
-/// as long as the program that set it liked; that happens on a thread of its own.
+/// A descriptor that is held. Closing the last duplicate of a socket with SO_LINGER (socket(7))
+/// waits for the peer, for as long as the program that set it liked; that happens on a thread of
+/// its own.
 #[derive(Debug)]
 struct Held(Option<OwnedFd>);
 
@@ -54,8 +57,9 @@ impl Drop for Held {
                 drop(fd);
                 let _ = done.send(());
             };
-            // When no thread can be had the closure is dropped here, and closes here. Where others have the socket too,
-            // as after a wake, the close takes microseconds and has happened before the client hears that it has.
+            // When no thread can be had the closure is dropped here, and closes here. Where others
+            // have the socket too, as after a wake, the close takes microseconds and has happened
+            // before the client hears that it has.
             let _ = std::thread::Builder::new().stack_size(CLOSER_STACK_BYTES).spawn(close);
             let _ = closed.recv_timeout(CLOSE_PATIENCE);
         }
@@ -145,7 +149,8 @@ impl Server {
         }
     }
 
-    /// Waits until something can be read: whether there is a connection to accept, and the indices of clients.
+    /// Waits until something can be read: whether there is a connection to accept, and the indices
+    /// of clients.
     fn wait(&self) -> io::Result<(bool, Vec<usize>)> {
         let mut fds = Vec::with_capacity(1 + self.clients.len());
         fds.push(PollFd::new(&self.listener, PollFlags::IN));
@@ -166,7 +171,8 @@ impl Server {
             }
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
             Err(e) => {
-                // Out of descriptors or memory for the moment: the listener stays readable, so do not spin.
+                // Out of descriptors or memory for the moment: the listener stays readable, so do
+                // not spin.
                 say!("cannot accept a client: {e}");
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -1,5 +1,5 @@
-//! What is held, under which names: a map whose every change is all or nothing. Does no I/O and knows nothing of
-//! descriptors, which are handles of any type here.
+//! What is held, under which names: a map whose every change is all or nothing. Does no I/O and
+//! knows nothing of descriptors, which are handles of any type here.
 //!
 //! A handle is shared: it lives until the name is dropped and the last snapshot taken of it is.
 
@@ -46,7 +46,8 @@ impl<H> Store<H> {
         self.handles
     }
 
-    /// Drops what `clear` selects, then sets each name of `entries` to its handles there. Returns how many names were set.
+    /// Drops what `clear` selects, then sets each name of `entries` to its handles there. Returns
+    /// how many names were set.
     pub fn put(&mut self, clear: Option<&Select>, entries: Vec<(String, H)>) -> usize {
         if let Some(select) = clear {
             self.remove(select);
@@ -74,8 +75,8 @@ impl<H> Store<H> {
         self.range(select).flat_map(entries).collect()
     }
 
-    /// Up to `most` names that start with `prefix` and come after `after`, with how many handles each holds, and
-    /// whether there are more.
+    /// Up to `most` names that start with `prefix` and come after `after`, with how many handles
+    /// each holds, and whether there are more.
     pub fn list(&self, prefix: &str, after: Option<&str>, most: usize) -> (Vec<(String, usize)>, bool) {
         let from = match after {
             Some(after) if after >= prefix => Bound::Excluded(after),
@@ -101,7 +102,8 @@ impl<H> Store<H> {
         names.len()
     }
 
-    /// Replaces the prefix `from` of all names that have it by `to`. Returns how many names that were.
+    /// Replaces the prefix `from` of all names that have it by `to`. Returns how many names that
+    /// were.
     ///
     /// # Errors
     /// [`RenameError`], and nothing is changed.

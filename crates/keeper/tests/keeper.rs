@@ -352,7 +352,8 @@ fn a_lingering_socket_does_not_hold_it_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
-    // Fill both buffers: the peer does not read, so a close with SO_LINGER waits for all of its time.
+    // Fill both buffers: the peer does not read, so a close with SO_LINGER waits for all of its
+    // time.
     client.set_nonblocking(true).unwrap();
     while (&client).write(&[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::from_secs(60))).unwrap();

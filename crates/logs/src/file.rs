@@ -1,7 +1,9 @@
-//! Writing a log: whole records are appended to `current`, which is renamed to `current.1` and so on when it is full.
+//! Writing a log: whole records are appended to `current`, which is renamed to `current.1` and so
+//! on when it is full.
 //!
-//! No descriptor is kept, for there are thousands of procs and most are asleep. After a failed write the file is cut
-//! back to its last whole record. A crash may leave a record without its end, which [`LogFile::open`] mends.
+//! No descriptor is kept, for there are thousands of procs and most are asleep. After a failed
+//! write the file is cut back to its last whole record. A crash may leave a record without its end,
+//! which [`LogFile::open`] mends.
 
 use super::record::{MAX_FILES, MAX_RECORD, Stream, encode, file_name, parse};
 use kip_types::Limits;
@@ -61,7 +63,8 @@ impl LogFile {
         Ok(log)
     }
 
-    /// Appends records. What cannot be written is counted; the log says so before the next that can.
+    /// Appends records. What cannot be written is counted; the log says so before the next that
+    /// can.
     pub(super) fn append(&mut self, records: &[u8]) {
         if records.is_empty() {
             return;
@@ -88,7 +91,8 @@ impl LogFile {
         lost.why = error.to_string();
     }
 
-    /// Writes the batch, or fails with how much of it is in the file all the same, which is always whole records.
+    /// Writes the batch, or fails with how much of it is in the file all the same, which is always
+    /// whole records.
     fn write(&self, batch: &[u8]) -> Result<(), (usize, io::Error)> {
         let none = |e| (0, e);
         let mut file = self.current().map_err(none)?;
@@ -110,7 +114,8 @@ impl LogFile {
                 Err(e) => e,
             };
             let whole = batch[..written].iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-            // Shortening needs no space. Should it fail all the same, readers step over the torn record.
+            // Shortening needs no space. Should it fail all the same, readers step over the torn
+            // record.
             let _ = file.set_len(size + whole as u64);
             return Err((whole, error));
         }

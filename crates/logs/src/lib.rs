@@ -1,17 +1,20 @@
-//! The log pump: one thread that reads the standard output and error of every proc of the machine and writes them, line
-//! by line, to `DIR/procs/NAME/logs/current`.
+//! The log pump: one thread that reads the standard output and error of every proc of the machine
+//! and writes them, line by line, to `DIR/procs/NAME/logs/current`.
 //!
-//! Owns the log files (`file`) and their reading (`reader`). Never blocks a program for longer than a write to disk
-//! takes, never ends the daemon: what cannot be written is counted and said in the log as soon as that works again.
+//! Owns the log files (`file`) and their reading (`reader`). Never blocks a program for longer than
+//! a write to disk takes, never ends the daemon: what cannot be written is counted and said in the
+//! log as soon as that works again.
 //!
-//! Invariants: output is looked at with tee(2), written, and only then taken out of the pipe. Daemon and keeper hold the
-//! pipes, each open at both ends, so a killed daemon loses nothing; what it had written but not taken yet, one batch of at most
-//! 64 KiB, is written again by the next. A line without its end is left in the pipe for [`HOLD_BACK`] at most and then
-//! written as it is. One pump at a time reads a pipe and writes a directory.
+//! Invariants: output is looked at with tee(2), written, and only then taken out of the pipe.
+//! Daemon and keeper hold the pipes, each open at both ends, so a killed daemon loses nothing; what
+//! it had written but not taken yet, one batch of at most 64 KiB, is written again by the next. A
+//! line without its end is left in the pipe for [`HOLD_BACK`] at most and then written as it is.
+//! One pump at a time reads a pipe and writes a directory.
 //!
-//! A record is `<unix ms> <stream> <text>\n`, where the stream is `o` or `e`, `O` or `E` for a piece whose line goes on in
-//! the next record of that stream, and `k` for a remark of Kip's own. Joining the texts of a stream, with a newline after
-//! each small letter, gives the program's bytes.
+//! A record is `<unix ms> <stream> <text>\n`, where the stream is `o` or `e`, `O` or `E` for a
+//! piece whose line goes on in the next record of that stream, and `k` for a remark of Kip's own.
+//! Joining the texts of a stream, with a newline after each small letter, gives the program's
+//! bytes.
 #![forbid(unsafe_code)]
 
 mod file;
@@ -36,7 +39,8 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longest text of one record, bytes; longer lines are split, and those longer than half of it may be.
+/// Longest text of one record, bytes; longer lines are split, and those longer than half of it may
+/// be.
 pub const MAX_TEXT: usize = 64 * 1024;
 
 /// How long a line may wait for its end.
@@ -44,7 +48,8 @@ pub const HOLD_BACK: Duration = Duration::from_millis(200);
 
 /// Most bytes looked at at once. The scratch pipe of tee(2) has room for as many (pipe(7)).
 const BATCH_BYTES: usize = MAX_TEXT;
-/// A line that has filled this much of its pipe is not waited for, or the program would be throttled.
+/// A line that has filled this much of its pipe is not waited for, or the program would be
+/// throttled.
 const CROWDED_BYTES: usize = BATCH_BYTES / 2;
 const EVENTS: usize = 64;
 /// The epoll token of the command queue; inputs have smaller ones.
@@ -99,8 +104,8 @@ enum Command {
     Stop,
 }
 
-/// The pump. Its calls wait for the thread, which may be busy with one write to disk. Dropped, it leaves what it has not
-/// written in the pipes.
+/// The pump. Its calls wait for the thread, which may be busy with one write to disk. Dropped, it
+/// leaves what it has not written in the pipes.
 #[derive(Debug)]
 pub struct LogPump {
     commands: Sender<Command>,
@@ -128,7 +133,8 @@ impl LogPump {
         started().map_err(LogError::Start)
     }
 
-    /// Reads a proc's pipes (anything else is refused) from now on. A proc of that name that the pump has already is removed first.
+    /// Reads a proc's pipes (anything else is refused) from now on. A proc of that name that the
+    /// pump has already is removed first.
     ///
     /// # Errors
     /// [`LogError`]; the descriptors are let go then.
@@ -147,7 +153,8 @@ impl LogPump {
         self.call(|reply| Command::Add(adding, reply))
     }
 
-    /// Waits until all that the proc has written so far is in its log: for a program that has ended.
+    /// Waits until all that the proc has written so far is in its log: for a program that has
+    /// ended.
     ///
     /// # Errors
     /// [`LogError::Unknown`], [`LogError::Ended`].
@@ -209,7 +216,8 @@ impl Input {
     }
 }
 
-/// Cuts output into records. An unfinished last line is left unless `all` are wanted. Returns how many bytes were used.
+/// Cuts output into records. An unfinished last line is left unless `all` are wanted. Returns how
+/// many bytes were used.
 fn cut(bytes: &[u8], all: bool, now_ms: u64, stream: Stream, records: &mut Vec<u8>) -> usize {
     let lines = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
     let used = if all { bytes.len() } else { lines };
@@ -345,7 +353,8 @@ impl Pump {
         Ok(epoll::add(&self.epoll, &input.fd, epoll::EventData::new_u64(token), flags)?)
     }
 
-    /// Must precede every close: the keeper holds the same open files, and an epoll registration lives as long as those.
+    /// Must precede every close: the keeper holds the same open files, and an epoll registration
+    /// lives as long as those.
     fn unwatch(&self, inputs: &[Input]) {
         for input in inputs.iter().filter(|i| !i.ended) {
             if let Err(e) = epoll::delete(&self.epoll, &input.fd) {
@@ -450,8 +459,8 @@ impl Pump {
         used
     }
 
-    /// A line of which `left` bytes are in the pipe has until its deadline, which is a new one when another was taken out
-    /// before it.
+    /// A line of which `left` bytes are in the pipe has until its deadline, which is a new one when
+    /// another was taken out before it.
     fn set_deadline(&mut self, token: u64, used: usize, left: usize) {
         let Some(input) = self.input(token) else { return };
         let keep = left > 0 && used == 0 && input.deadline.is_some();
@@ -477,7 +486,8 @@ impl Pump {
     }
 }
 
-/// Copies what is in the pipe without taking it out, tee(2). None when there is nothing, zero at the end.
+/// Copies what is in the pipe without taking it out, tee(2). None when there is nothing, zero at
+/// the end.
 fn peek(pipe: &OwnedFd, scratch: &(OwnedFd, OwnedFd), buffer: &mut [u8]) -> io::Result<Option<usize>> {
     use rustix::pipe::{SpliceFlags, tee};
     let copied = match rustix::io::retry_on_intr(|| tee(pipe, &scratch.1, buffer.len(), SpliceFlags::NONBLOCK)) {

@@ -1,7 +1,8 @@
-//! Reading a log, across its files, once or as it grows. Needs neither the pump nor the daemon that wrote it.
+//! Reading a log, across its files, once or as it grows. Needs neither the pump nor the daemon that
+//! wrote it.
 //!
-//! A reader holds its files open, so rotation cannot take them away under it. It keeps its place at the end of a whole
-//! record, because the writer may cut off a torn one.
+//! A reader holds its files open, so rotation cannot take them away under it. It keeps its place at
+//! the end of a whole record, because the writer may cut off a torn one.
 
 use super::record::{LogLine, MAX_FILES, MAX_RECORD, Stream, file_name, parse};
 use std::collections::VecDeque;
@@ -79,8 +80,8 @@ impl LogReader {
         Ok(reader)
     }
 
-    /// The next lines that are there, up to about 256 KiB of them. Empty at the end; a follower asks again after
-    /// [`FOLLOW_POLL`].
+    /// The next lines that are there, up to about 256 KiB of them. Empty at the end; a follower
+    /// asks again after [`FOLLOW_POLL`].
     ///
     /// # Errors
     /// [`ReadError`].
@@ -99,7 +100,8 @@ impl LogReader {
                 self.offset = 0;
                 continue;
             }
-            // A newer file means that this one is complete now: the next turn reads what came to it last.
+            // A newer file means that this one is complete now: the next turn reads what came to it
+            // last.
             let known = self.parts.front().map(|part| part.inode);
             let (newer, gap) = self.newer_than(known)?;
             if newer.is_empty() {
@@ -115,7 +117,8 @@ impl LogReader {
         }
     }
 
-    /// Whether there is something after this place that was not read, if only a part of a line. Does not wait for the disk.
+    /// Whether there is something after this place that was not read, if only a part of a line.
+    /// Does not wait for the disk.
     pub fn has_grown(&self) -> bool {
         let current = std::fs::symlink_metadata(self.directory.join(file_name(0)));
         match (current, self.parts.front()) {
@@ -168,10 +171,11 @@ impl LogReader {
         Ok(lines)
     }
 
-    /// The files that are newer than the known one, oldest first, and whether the known one is no longer among them.
+    /// The files that are newer than the known one, oldest first, and whether the known one is no
+    /// longer among them.
     ///
-    /// The newest is opened first: while a rotation renames them one by one, a file may then be met twice but none is
-    /// missed.
+    /// The newest is opened first: while a rotation renames them one by one, a file may then be met
+    /// twice but none is missed.
     fn newer_than(&self, known: Option<(u64, u64)>) -> Result<(VecDeque<Part>, bool), ReadError> {
         let mut parts: VecDeque<Part> = VecDeque::new();
         for age in 0..MAX_FILES {

@@ -1,5 +1,5 @@
-//! Tests of the log pump on real pipes. A killed daemon is a child process; a full disk is a real one, in a mount
-//! namespace of a child process.
+//! Tests of the log pump on real pipes. A killed daemon is a child process; a full disk is a real
+//! one, in a mount namespace of a child process.
 
 use super::*;
 use std::io::Write;
@@ -409,7 +409,8 @@ fn a_killed_daemon_loses_nothing() {
     let lines = scratch.all();
     let mut expected = 0_u64;
     let mut repeated = 0_u64;
-    // A write that SIGKILL cuts off ends anywhere; what there is of its last record is ended when it is mended, and all of it comes again.
+    // A write that SIGKILL cuts off ends anywhere; what there is of its last record is ended when
+    // it is mended, and all of it comes again.
     let (whole, torn): (Vec<_>, Vec<_>) = lines.iter().filter(|l| l.complete).partition(|l| l.text.len() == 8);
     assert!(torn.len() <= 6 && torn.iter().all(|l| l.text.len() < 8), "{torn:?}");
     for line in whole {

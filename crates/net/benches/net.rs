@@ -1,7 +1,8 @@
-//! What a proc's network costs: making a namespace, taking it from the pool, publishing ports, removing all of it.
+//! What a proc's network costs: making a namespace, taking it from the pool, publishing ports,
+//! removing all of it.
 //!
-//! Runs in a network namespace of its own, as root: `cargo bench -p kip-net`. Prints one JSON line per step: microseconds,
-//! sorted raw samples included.
+//! Runs in a network namespace of its own, as root: `cargo bench -p kip-net`. Prints one JSON line
+//! per step: microseconds, sorted raw samples included.
 
 use kip_net::nat::{Forward, Network, Published};
 use kip_net::{Instance, Nat, NetPool, Slot};

@@ -1,11 +1,12 @@
 //! Whether any peer talks to a running proc, judged by the counters of its network namespace.
 //!
-//! Only payload counts. A health check that connects and closes moves segments but no data, and must not keep a proc
-//! awake. The kernel has no counter of payload, so it is judged in two ways, and either suffices. (1) It counts segments
-//! sent with new data (`TCPOrigDataSent`), a FIN among them; more of those than connections that ended are data. (2) Bytes
-//! of IP, less what as many packets without data would have taken (RFC 793, RFC 7323: 20 bytes of TCP header and 12
-//! of time stamps; 8 more in a SYN). Peers without time stamps make the second estimate low: from such a one a request
-//! below about 50 bytes that gets no answer at all goes unnoticed.
+//! Only payload counts. A health check that connects and closes moves segments but no data, and
+//! must not keep a proc awake. The kernel has no counter of payload, so it is judged in two ways,
+//! and either suffices. (1) It counts segments sent with new data (`TCPOrigDataSent`), a FIN among
+//! them; more of those than connections that ended are data. (2) Bytes of IP, less what as many
+//! packets without data would have taken (RFC 793, RFC 7323: 20 bytes of TCP header and 12 of time
+//! stamps; 8 more in a SYN). Peers without time stamps make the second estimate low: from such a
+//! one a request below about 50 bytes that gets no answer at all goes unnoticed.
 
 use std::fs;
 use std::io;
@@ -137,8 +138,8 @@ impl Activity {
     }
 }
 
-/// Whether payload moved between two moments, the earlier one first. Counters that went back are those of another
-/// namespace, which counts as activity.
+/// Whether payload moved between two moments, the earlier one first. Counters that went back are
+/// those of another namespace, which counts as activity.
 pub fn activity_between(a: &Activity, b: &Activity) -> bool {
     let grown = |b: u64, a: u64| i128::from(b) - i128::from(a);
     let opened = grown(b.opened, a.opened);
@@ -161,7 +162,8 @@ pub fn activity_between(a: &Activity, b: &Activity) -> bool {
     })
 }
 
-/// A file of counters as it was read: with hundreds of them, of which few are wanted, it is searched and not taken apart.
+/// A file of counters as it was read: with hundreds of them, of which few are wanted, it is
+/// searched and not taken apart.
 struct Table {
     path: PathBuf,
     text: String,
@@ -177,7 +179,8 @@ impl Table {
         }
     }
 
-    /// A counter of a file of pairs of lines, names and then values, both after the same prefix: `prefix.name`.
+    /// A counter of a file of pairs of lines, names and then values, both after the same prefix:
+    /// `prefix.name`.
     fn get(&self, name: &'static str) -> Result<u64, ActivityError> {
         let found = || {
             let (prefix, name) = name.split_once('.')?;

@@ -1,8 +1,9 @@
 //! Which addresses and interface names belong to which proc. Pure.
 //!
-//! An instance owns 10.213.(8·I).0/21 and fd6b:6970:0:I::/64; a slot owns one address of each. The address ending
-//! in .255 of the instance's first /24, and ::ffff, are the host's own side (the gateway). Slots whose low byte is
-//! 0 or 255 do not exist, so no slot ever has an address that old software takes for a network or a broadcast.
+//! An instance owns 10.213.(8·I).0/21 and fd6b:6970:0:I::/64; a slot owns one address of each. The
+//! address ending in .255 of the instance's first /24, and ::ffff, are the host's own side (the
+//! gateway). Slots whose low byte is 0 or 255 do not exist, so no slot ever has an address that old
+//! software takes for a network or a broadcast.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -105,7 +106,8 @@ pub struct Addresses {
     pub v4: Ipv4Addr,
     /// IPv6, a /128.
     pub v6: Ipv6Addr,
-    /// Of both ends of the link: each end sends to "itself", so no ARP or neighbour discovery is needed.
+    /// Of both ends of the link: each end sends to "itself", so no ARP or neighbour discovery is
+    /// needed.
     pub mac: [u8; 6],
 }
 

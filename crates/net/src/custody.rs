@@ -1,18 +1,19 @@
 //! Sockets while their program does not exist.
 //!
 //! A parked proc's sockets stay alive as duplicates that we hold. In between they have to bear more
-//! than the program asked for: every client that comes while the program sleeps, and peers that would
-//! be forgotten by a network on the way. What is changed for that, and what the checkpoint itself
-//! changes (`SO_REUSEADDR`, TCP repair), is put back to the value at the end exactly as it was.
+//! than the program asked for: every client that comes while the program sleeps, and peers that
+//! would be forgotten by a network on the way. What is changed for that, and what the checkpoint
+//! itself changes (`SO_REUSEADDR`, TCP repair), is put back to the value at the end exactly as it
+//! was.
 //!
 //! ```text
 //! program frozen --snapshot_options--> dump --hold--> no program --release--> program again
 //! ```
 //!
-//! [`SavedOptions`] is all that is needed for the way back and belongs into the proc's durable record. Calls can be
-//! repeated; a crash in the middle leaves sockets that the next [`hold`] or [`release`] brings to the same values.
-//! Listeners keep their receive buffer and keepalive, because a connection inherits those from its listener when it is
-//! made, and would keep ours.
+//! [`SavedOptions`] is all that is needed for the way back and belongs into the proc's durable
+//! record. Calls can be repeated; a crash in the middle leaves sockets that the next [`hold`] or
+//! [`release`] brings to the same values. Listeners keep their receive buffer and keepalive,
+//! because a connection inherits those from its listener when it is made, and would keep ours.
 
 use kip_sys::sock::{self, IntOption};
 use rustix::net::{getpeername, getsockname};
@@ -27,7 +28,8 @@ use std::sync::Arc;
 pub const BACKLOG: i32 = 4096;
 /// Receive buffer in custody, bytes.
 pub const RECEIVE_BUFFER: i32 = 4 << 20;
-/// Seconds without traffic until a peer is probed: below the 350 s after which some networks forget a connection.
+/// Seconds without traffic until a peer is probed: below the 350 s after which some networks forget
+/// a connection.
 pub const KEEPALIVE_S: i32 = 120;
 /// Seconds for which a listener that wakes on data keeps silent connections to itself.
 const DEFER_ACCEPT_S: i32 = 3600;
@@ -62,17 +64,20 @@ pub enum Kind {
         /// Where.
         local: SocketAddr,
     },
-    /// No socket: an inotify instance, which reports what happens to files. It is held and watched, and nothing is changed.
+    /// No socket: an inotify instance, which reports what happens to files. It is held and watched,
+    /// and nothing is changed.
     Inotify,
-    /// Anything else, a TCP socket that is not connected among them. It is held and watched, and nothing is changed.
+    /// Anything else, a TCP socket that is not connected among them. It is held and watched, and
+    /// nothing is changed.
     Other,
 }
 
-/// What the program had in front of it when it was frozen. Only what is more than that wakes it: it has been idle with
-/// the rest.
+/// What the program had in front of it when it was frozen. Only what is more than that wakes it: it
+/// has been idle with the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Connections to accept, bytes to read (of inotify, of events) or, for UDP, bytes of memory of unread datagrams.
+    /// Connections to accept, bytes to read (of inotify, of events) or, for UDP, bytes of memory of
+    /// unread datagrams.
     pub queued: u32,
     /// The peer has closed.
     pub ended: bool,
@@ -101,7 +106,8 @@ pub struct SavedOptions {
 /// A socket in custody.
 #[derive(Debug, Clone)]
 pub struct Held {
-    /// The duplicate. Every clone must be dropped before the program runs again, or its close would not be one.
+    /// The duplicate. Every clone must be dropped before the program runs again, or its close would
+    /// not be one.
     pub fd: Arc<OwnedFd>,
     /// How it was.
     pub saved: SavedOptions,
@@ -117,7 +123,8 @@ pub struct CustodyError {
     source: io::Error,
 }
 
-/// Notes everything that custody or the dump will change. To be called while the program is frozen and before the dump.
+/// Notes everything that custody or the dump will change. To be called while the program is frozen
+/// and before the dump.
 pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError> {
     let wrong = |doing| move |source| CustodyError { doing, socket: "to be held".to_owned(), source };
     let kind = kind_of(fd).map_err(wrong("learn the kind"))?;
@@ -137,7 +144,8 @@ pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError
     })
 }
 
-/// An inotify instance, which has no options. `queued`: as many bytes of events does the program know of.
+/// An inotify instance, which has no options. `queued`: as many bytes of events does the program
+/// know of.
 pub fn inotify(queued: u32) -> SavedOptions {
     SavedOptions {
         kind: Kind::Inotify,
@@ -158,14 +166,15 @@ pub fn queued_events(inotify: BorrowedFd<'_>) -> io::Result<u32> {
     sock::unread_bytes(inotify)
 }
 
-/// Makes a socket fit for custody: out of repair without a sound, its address reusable as before, room
-/// for the clients that come.
+/// Makes a socket fit for custody: out of repair without a sound, its address reusable as before,
+/// room for the clients that come.
 pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
     fit(fd.as_fd(), saved)?;
     Ok(Held { fd: Arc::new(fd), saved: *saved })
 }
 
-/// Puts every option back. To be called before the program runs again; the duplicate is dropped after that.
+/// Puts every option back. To be called before the program runs again; the duplicate is dropped
+/// after that.
 pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
     let set = Setter { fd, saved };
     match saved.kind {
@@ -187,13 +196,14 @@ pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyEr
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
 }
 
-/// Lets a listener announce connections only once they have brought something: their data, or their end.
+/// Lets a listener announce connections only once they have brought something: their data, or their
+/// end.
 pub(crate) fn defer_accept(held: &Held) -> io::Result<()> {
     sock::set_int(held.fd.as_fd(), IntOption::DeferAccept, DEFER_ACCEPT_S.max(held.saved.defer_accept_s))
 }
 
-/// Whether nothing will ever come of a socket that the program has not seen: a TCP socket that had no
-/// peer when it was frozen, and has none still. A poll would find it ready for ever.
+/// Whether nothing will ever come of a socket that the program has not seen: a TCP socket that had
+/// no peer when it was frozen, and has none still. A poll would find it ready for ever.
 pub(crate) fn is_dead(held: &Held) -> bool {
     let closed = || sock::tcp_info(held.fd.as_fd()).is_ok_and(|info| info.state == STATE_CLOSED);
     held.saved.kind == Kind::Other && !held.saved.seen.full && closed()
@@ -296,8 +306,8 @@ impl Setter<'_> {
         sock::set_int(self.fd, option, value).map_err(|source| self.wrong(doing, source))
     }
 
-    /// The checkpoint puts every TCP socket that has a peer's address into repair, in whatever state it is, and only a TCP
-    /// socket knows of it. In repair reads fail with EPERM.
+    /// The checkpoint puts every TCP socket that has a peer's address into repair, in whatever
+    /// state it is, and only a TCP socket knows of it. In repair reads fail with EPERM.
     fn out_of_repair(&self) -> Result<(), CustodyError> {
         if is_tcp(self.fd).map_err(|source| self.wrong("learn the kind", source))? {
             sock::leave_tcp_repair(self.fd).map_err(|source| self.wrong("end the repair", source))?;

@@ -1,8 +1,9 @@
 //! What the kernel knows of the sockets of a namespace: sock_diag(7).
 //!
-//! Only reads, and never touches a socket itself, so it cannot be held up by a program that is stuck in a system call
-//! with its socket locked. The messages are read by hand: the packet crate for them needs another version of its core
-//! than the rtnetlink one, and all we want is one fixed structure (`struct inet_diag_msg`).
+//! Only reads, and never touches a socket itself, so it cannot be held up by a program that is
+//! stuck in a system call with its socket locked. The messages are read by hand: the packet crate
+//! for them needs another version of its core than the rtnetlink one, and all we want is one fixed
+//! structure (`struct inet_diag_msg`).
 
 mod unix;
 
@@ -35,7 +36,8 @@ pub struct DiagError {
     source: io::Error,
 }
 
-/// States of TCP sockets, numbered as in net/tcp_states.h. A UDP socket is `Established` when connected, else `Closed`.
+/// States of TCP sockets, numbered as in net/tcp_states.h. A UDP socket is `Established` when
+/// connected, else `Closed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TcpState {
@@ -182,9 +184,9 @@ impl Diag {
     }
 
     /// What waits to be accepted at a listener with this address. A socket that the program has not
-    /// accepted has no inode, and no other open socket lacks one. A peer's FIN counts as one byte of
-    /// the queue, which is not data; a peer that closed without having sent any data is not counted
-    /// at all.
+    /// accepted has no inode, and no other open socket lacks one. A peer's FIN counts as one byte
+    /// of the queue, which is not data; a peer that closed without having sent any data is not
+    /// counted at all.
     pub fn unaccepted(&self, listener: SocketAddr) -> Result<Unaccepted, DiagError> {
         let mut found = Unaccepted::default();
         for s in self.list(Protocol::Tcp, &[TcpState::Established, TcpState::CloseWait], Some(listener.port()))? {

@@ -1,22 +1,27 @@
-//! How packets find procs: port forwarding, masquerading, and which procs and machines may talk to which.
+//! How packets find procs: port forwarding, masquerading, and which procs and machines may talk to
+//! which.
 //!
-//! Owns the table `inet kip_I` and the forwarding switches of the interfaces the outside comes by. The rules are in
-//! [`ruleset`](self); they promise:
+//! Owns the table `inet kip_I` and the forwarding switches of the interfaces the outside comes by.
+//! The rules are in [`ruleset`](self); they promise:
 //!
-//! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and ::1 included, and from
-//!   every proc by the host's addresses.
-//! * One that is published at one address is reached by that address and no other; at a loopback address, by the host alone.
-//! * A declared port, published or not, is reached by its proc's own address from the procs of its network. A proc without a network has
-//!   none beside it.
-//! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
-//!   listens on the host's loopback.
-//! * A proc reaches no link-local address and no address where clouds tell machines their secrets ([`NEVER`](ruleset)), but for DNS.
+//! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and
+//!   ::1 included, and from every proc by the host's addresses.
+//! * One that is published at one address is reached by that address and no other; at a loopback
+//!   address, by the host alone.
+//! * A declared port, published or not, is reached by its proc's own address from the procs of its
+//!   network. A proc without a network has none beside it.
+//! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and
+//!   ICMP; never what listens on the host's loopback.
+//! * A proc reaches no link-local address and no address where clouds tell machines their secrets
+//!   ([`NEVER`](ruleset)), but for DNS.
 //! * A proc cannot send from an address that is not its own.
-//! * A proc that is published alone reaches nothing but itself and is reached by the host only, by its own address.
+//! * A proc that is published alone reaches nothing but itself and is reached by the host only, by
+//!   its own address.
 //!
-//! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted, in one transaction, so
-//! that nothing published is ever unreachable in between. The only thing outside the table are the interfaces' groups,
-//! by which the rules know networks; they are read back, so that a network keeps its number across restarts.
+//! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted,
+//! in one transaction, so that nothing published is ever unreachable in between. The only thing
+//! outside the table are the interfaces' groups, by which the rules know networks; they are read
+//! back, so that a network keeps its number across restarts.
 
 mod conntrack;
 mod elements;
@@ -163,9 +168,10 @@ struct NatState {
 }
 
 impl Nat {
-    /// Puts the rules in force, with these procs published, in place of whatever an earlier daemon left, and switches
-    /// forwarding on. `memory` is a file that remembers the machine's forwarding settings, one for all instances;
-    /// `uplinks` are interfaces the outside comes by, in addition to those of the default routes.
+    /// Puts the rules in force, with these procs published, in place of whatever an earlier daemon
+    /// left, and switches forwarding on. `memory` is a file that remembers the machine's forwarding
+    /// settings, one for all instances; `uplinks` are interfaces the outside comes by, in addition
+    /// to those of the default routes.
     pub fn open(instance: Instance, memory: &Path, uplinks: &[String], desired: &[Published]) -> Result<Nat, NatError> {
         let rtnl = Rtnl::open().map_err(NatError::Links)?;
         let table = instance.table();
@@ -214,8 +220,8 @@ impl Nat {
         Ok(())
     }
 
-    /// Publishes a proc, in place of what it had published before. Its link must exist ([`crate::NetPool::take`]). Costs about
-    /// 0.1 ms, with UDP ports 15 ms.
+    /// Publishes a proc, in place of what it had published before. Its link must exist
+    /// ([`crate::NetPool::take`]). Costs about 0.1 ms, with UDP ports 15 ms.
     pub fn publish(&self, published: Published) -> Result<(), NatError> {
         let mut state = self.state.lock();
         let slot = published.slot;
@@ -238,7 +244,8 @@ impl Nat {
         Ok(())
     }
 
-    /// Ends the publication of these procs, and with it the flows that lead to them. Those that are not published are fine.
+    /// Ends the publication of these procs, and with it the flows that lead to them. Those that are
+    /// not published are fine.
     pub fn unpublish(&self, slots: &[Slot]) -> Result<(), NatError> {
         let mut state = self.state.lock();
         let old = slots.iter().flat_map(|s| state.elements_of(self.instance, *s)).collect();
@@ -286,12 +293,14 @@ impl Nat {
         self.state.lock().over = true;
     }
 
-    /// Removes the rules and ends this instance's need of forwarding; the last instance puts the machine's settings back.
+    /// Removes the rules and ends this instance's need of forwarding; the last instance puts the
+    /// machine's settings back.
     pub fn remove_all(self) -> Result<(), NatError> {
         Nat::remove(self.instance, &self.memory)
     }
 
-    /// The same for an instance whose rules are not open, such as one whose daemon has died. There may be none.
+    /// The same for an instance whose rules are not open, such as one whose daemon has died. There
+    /// may be none.
     pub fn remove(instance: Instance, memory: &Path) -> Result<(), NatError> {
         run_nft(instance, &ruleset::none(instance))?;
         forwarding::disable(instance, memory)?;
@@ -302,8 +311,8 @@ impl Nat {
         run_nft(self.instance, text)
     }
 
-    /// A program that flushed the machine's whole rule set removed ours with it: then all of ours is put
-    /// back.
+    /// A program that flushed the machine's whole rule set removed ours with it: then all of ours
+    /// is put back.
     fn replace(&self, state: &mut NatState, old: Vec<Element>, new: Vec<Element>) -> Result<(), NatError> {
         let removed = old.iter().filter(|e| !new.contains(e)).cloned().map(Change::Remove);
         let added = new.iter().filter(|e| !old.contains(e)).cloned().map(Change::Add);

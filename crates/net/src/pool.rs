@@ -1,15 +1,15 @@
 //! Network namespaces of procs, made ahead of need.
 //!
-//! One thread of its own makes namespaces, because unshare(2) moves the thread that calls it; it always comes back
-//! to the host's namespace, so that it keeps none alive. Since addresses belong to slots, a namespace is made for one
-//! slot: the caller that hands out slots says early which ones come next ([`NetPool::prefill`]), and
-//! [`NetPool::take`] then costs microseconds; a slot that was not announced is made while the caller
-//! waits.
+//! One thread of its own makes namespaces, because unshare(2) moves the thread that calls it; it
+//! always comes back to the host's namespace, so that it keeps none alive. Since addresses belong
+//! to slots, a namespace is made for one slot: the caller that hands out slots says early which
+//! ones come next ([`NetPool::prefill`]), and [`NetPool::take`] then costs microseconds; a slot
+//! that was not announced is made while the caller waits.
 //!
 //! A namespace belongs to the initial user namespace and lives as long as a process holds its
-//! descriptor. Its link dies with it, or earlier by [`NetPool::release`]. A crash leaves links behind
-//! only of namespaces that another process (the keeper) holds; [`NetPool::sweep`] removes the links
-//! that the daemon does not want to keep, and [`NetPool::remove_all`] everything.
+//! descriptor. Its link dies with it, or earlier by [`NetPool::release`]. A crash leaves links
+//! behind only of namespaces that another process (the keeper) holds; [`NetPool::sweep`] removes
+//! the links that the daemon does not want to keep, and [`NetPool::remove_all`] everything.
 
 mod namespace;
 
@@ -109,7 +109,8 @@ struct PoolState {
 }
 
 impl NetPool {
-    /// Gives the host its gateway addresses on `lo` and starts the thread. Can be repeated after a crash.
+    /// Gives the host its gateway addresses on `lo` and starts the thread. Can be repeated after a
+    /// crash.
     pub fn new(instance: Instance) -> Result<NetPool, NetNsError> {
         let mut host = Rtnl::open().map_err(NetNsError::Instance)?;
         let ipv6 = sysctl::has_ipv6();
@@ -140,7 +141,8 @@ impl NetPool {
         self.shared.state.lock().ready.len()
     }
 
-    /// The namespace of a free slot: at once if it was announced in time, else after it has been made (about 1 ms).
+    /// The namespace of a free slot: at once if it was announced in time, else after it has been
+    /// made (about 1 ms).
     pub fn take(&self, slot: Slot) -> Result<NetNs, NetNsError> {
         let mut state = self.shared.state.lock();
         loop {
@@ -162,15 +164,16 @@ impl NetPool {
         }
     }
 
-    /// Removes the links of these slots in one go, and with them their addresses and routes. Links that are gone
-    /// already are fine. The namespaces themselves go with their last descriptor.
+    /// Removes the links of these slots in one go, and with them their addresses and routes. Links
+    /// that are gone already are fine. The namespaces themselves go with their last descriptor.
     pub fn release(&self, slots: &[Slot]) -> Result<(), NetNsError> {
         self.forget(|slot| slots.contains(&slot));
         let names: Vec<_> = slots.iter().map(|s| self.instance.interface(*s)).collect();
         self.delete(&names)
     }
 
-    /// Removes the links of all slots but these; tells how many there were. For a daemon that has just started.
+    /// Removes the links of all slots but these; tells how many there were. For a daemon that has
+    /// just started.
     pub fn sweep(&self, keep: &[Slot]) -> Result<usize, NetNsError> {
         self.forget(|slot| !keep.contains(&slot));
         let keep: HashSet<_> = keep.iter().map(|s| self.instance.interface(*s)).collect();
@@ -188,7 +191,8 @@ impl NetPool {
         self.clear()
     }
 
-    /// Removes every link of the instance and the gateway addresses; nothing may be taken from the pool after that.
+    /// Removes every link of the instance and the gateway addresses; nothing may be taken from the
+    /// pool after that.
     pub fn clear(&self) -> Result<(), NetNsError> {
         self.sweep(&[])?;
         let mut host = self.host.lock();
@@ -256,8 +260,8 @@ impl PoolState {
     }
 }
 
-/// Interface groups (netdevice group ids) of an instance: 4096 numbers, of which the last marks links for removal and
-/// the others stand for networks.
+/// Interface groups (netdevice group ids) of an instance: 4096 numbers, of which the last marks
+/// links for removal and the others stand for networks.
 pub(crate) fn group_base(instance: Instance) -> u32 {
     0x4b70_0000 | u32::from(instance.number()) << 12
 }

@@ -1,12 +1,14 @@
-//! Sockets made anew where those that were held are gone: after a reboot, or in another data directory.
+//! Sockets made anew where those that were held are gone: after a reboot, or in another data
+//! directory.
 //!
-//! A [`Recipe`] is noted when a program is frozen, beside [`SavedOptions`]. [`make`] makes of it: a listener that listens
-//! where it did, a UDP socket that is bound and connected as before, and for a TCP connection, which cannot come back, one
-//! that its peer has reset, so that a program that reads or writes it gets the error at once. What was
-//! queued is lost. Addresses of the namespace that a socket was in become those of its new one.
+//! A [`Recipe`] is noted when a program is frozen, beside [`SavedOptions`]. [`make`] makes of it: a
+//! listener that listens where it did, a UDP socket that is bound and connected as before, and for
+//! a TCP connection, which cannot come back, one that its peer has reset, so that a program that
+//! reads or writes it gets the error at once. What was queued is lost. Addresses of the namespace
+//! that a socket was in become those of its new one.
 //!
-//! Not made anew: memberships of multicast groups, attached filters and options that are in no list here. A crash leaves
-//! nothing: sockets that no process holds are gone.
+//! Not made anew: memberships of multicast groups, attached filters and options that are in no list
+//! here. A crash leaves nothing: sockets that no process holds are gone.
 
 use crate::addr::Addresses;
 use crate::custody::{BACKLOG, Kind, SavedOptions};
@@ -138,7 +140,8 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Resul
     let fd = made.as_fd();
     for (name, option) in KEPT {
         if let Some(value) = recipe.options.get(name) {
-            // As they were read; what the kernel does not take where nothing was asked for is the default anyway.
+            // As they were read; what the kernel does not take where nothing was asked for is the
+            // default anyway.
             let set = sock::set_int(fd, option, *value);
             set.or_else(|e| if *value == 0 { Ok(()) } else { Err(e) }).map_err(failed("its options"))?;
         }

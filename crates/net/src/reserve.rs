@@ -1,9 +1,9 @@
 //! Reservation of host ports.
 //!
-//! Packets to a published port are translated before any socket sees them, so nothing would keep a service of the host
-//! from listening on the same port and never hearing of any client. A socket that is bound (and
-//! never listens) takes the port as far as bind(2) is concerned. The reservation lasts as long as a
-//! process holds the descriptor.
+//! Packets to a published port are translated before any socket sees them, so nothing would keep a
+//! service of the host from listening on the same port and never hearing of any client. A socket
+//! that is bound (and never listens) takes the port as far as bind(2) is concerned. The reservation
+//! lasts as long as a process holds the descriptor.
 
 use crate::diag::{Diag, SocketInfo, TcpState};
 use kip_types::Protocol;
@@ -15,8 +15,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 
-/// Ports are chosen from here, below the usual ephemeral range (32768 to 60999), so that outgoing connections do not
-/// take them meanwhile.
+/// Ports are chosen from here, below the usual ephemeral range (32768 to 60999), so that outgoing
+/// connections do not take them meanwhile.
 const CHOICE: std::ops::RangeInclusive<u16> = 20_000..=32_767;
 
 /// Connections that wait to be accepted.
@@ -94,7 +94,8 @@ pub fn reserve(proto: Protocol, at: At, port: Option<u16>) -> Result<Reservation
     }
     let ephemeral = ephemeral_range();
     let count = CHOICE.end() - CHOICE.start() + 1;
-    // Started anywhere, so that neither old clients of a removed proc nor other instances meet at one port.
+    // Started anywhere, so that neither old clients of a removed proc nor other instances meet at
+    // one port.
     let start = (RandomState::new().hash_one(std::process::id()) % u64::from(count)) as u16;
     let candidates = (0..count).map(|i| CHOICE.start() + (start + i) % count);
     let outside = candidates.clone().filter(|p| !ephemeral.contains(p));
@@ -122,7 +123,8 @@ pub fn taken_but_at(proto: Protocol, port: u16, these: &[IpAddr]) -> Option<Rese
     (!others.is_empty()).then(|| ReserveError::Taken { port, proto, by: one_of(&others) })
 }
 
-/// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. No process can reserve it meanwhile.
+/// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. No process can reserve it
+/// meanwhile.
 pub fn listen(port: u16) -> Result<TcpListener, ReserveError> {
     let proto = Protocol::Tcp;
     let listening = bind_to(proto, At::All, port, true).and_then(|bound| {

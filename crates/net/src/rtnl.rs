@@ -1,7 +1,7 @@
 //! A small client of rtnetlink(7): links, addresses and routes of the namespace it was opened in.
 //!
-//! Several requests travel in one system call and are carried out in order; the answer to each is awaited. A request
-//! that the kernel refuses does not stop those after it.
+//! Several requests travel in one system call and are carried out in order; the answer to each is
+//! awaited. A request that the kernel refuses does not stop those after it.
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 /// Requests in one system call: more answers than these may overflow the socket's buffer.
 const MOST: usize = 64;
 
-/// How long and how often to look whether a link has its carrier, which takes microseconds on a machine with idle cores.
+/// How long and how often to look whether a link has its carrier, which takes microseconds on a
+/// machine with idle cores.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
 const CARRIER_PAUSE: Duration = Duration::from_micros(30);
 
@@ -169,8 +170,9 @@ impl Rtnl {
         Ok(self.link(link, name)?.map(|l| l.header.index))
     }
 
-    /// Waits until a link carries packets. Setting it up only starts that: the kernel notices the carrier, lets go of the
-    /// queue that drops everything and tells IPv6 in a work item of its own (net/core/link_watch.c).
+    /// Waits until a link carries packets. Setting it up only starts that: the kernel notices the
+    /// carrier, lets go of the queue that drops everything and tells IPv6 in a work item of its own
+    /// (net/core/link_watch.c).
     pub fn await_carrier(&mut self, index: u32) -> Result<(), RtnlError> {
         let doing = || format!("wait for the carrier of link {index}");
         let deadline = Instant::now() + CARRIER_PATIENCE;

@@ -1,4 +1,5 @@
-//! Kernel settings under /proc/sys/net, always those of the calling thread's network namespace (sysctl(8)).
+//! Kernel settings under /proc/sys/net, always those of the calling thread's network namespace
+//! (sysctl(8)).
 
 use std::fs;
 use std::io;

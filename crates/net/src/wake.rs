@@ -1,20 +1,23 @@
 //! Watching the sockets of all parked procs for the event that wakes them.
 //!
-//! One epoll instance holds everything, so that ten thousand sleepers cost no thread and no tick. It is itself a
-//! descriptor that becomes readable when there is something to do ([`AsFd`]), for a thread or for an event loop; either
-//! then calls [`WakePoll::wait`].
+//! One epoll instance holds everything, so that ten thousand sleepers cost no thread and no tick.
+//! It is itself a descriptor that becomes readable when there is something to do ([`AsFd`]), for a
+//! thread or for an event loop; either then calls [`WakePoll::wait`].
 //!
-//! Registrations are edge-triggered: a socket is looked at when something arrives, and wakes its proc only if it now has
-//! more to offer than when the program was frozen ([`Seen`](crate::custody::Seen)). A program that slept with bytes it did
-//! not care to read is not woken by them.
+//! Registrations are edge-triggered: a socket is looked at when something arrives, and wakes its
+//! proc only if it now has more to offer than when the program was frozen
+//! ([`Seen`](crate::custody::Seen)). A program that slept with bytes it did not care to read is not
+//! woken by them.
 //!
-//! A listener that wakes on data is given `TCP_DEFER_ACCEPT` (tcp(7)): it becomes readable only when a connection has
-//! brought data or its end, and sock_diag tells which. A connection that is there without either (from before, or by a
-//! SYN cookie) cannot be watched, because the program has not accepted it and no descriptor refers to it; as long
-//! as it stays, it is looked at again after 1, 2, 4 .. 500 ms.
+//! A listener that wakes on data is given `TCP_DEFER_ACCEPT` (tcp(7)): it becomes readable only
+//! when a connection has brought data or its end, and sock_diag tells which. A connection that is
+//! there without either (from before, or by a SYN cookie) cannot be watched, because the program
+//! has not accepted it and no descriptor refers to it; as long as it stays, it is looked at again
+//! after 1, 2, 4 .. 500 ms.
 //!
-//! A proc's first event is its only one until [`WakePoll::rearm`]. Nothing here is durable: after a crash everything is
-//! added again, and whatever arrived meanwhile is found because it is more than was seen.
+//! A proc's first event is its only one until [`WakePoll::rearm`]. Nothing here is durable: after a
+//! crash everything is added again, and whatever arrived meanwhile is found because it is more than
+//! was seen.
 
 use crate::custody::{self, Held, Kind};
 use crate::diag::Diag;
@@ -140,7 +143,8 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         Ok(WakePoll { epoll, timer, inner: Mutex::new(inner) })
     }
 
-    /// Watches a socket of a proc. `wake_on` matters for listeners only. The duplicate is kept until [`Self::remove`].
+    /// Watches a socket of a proc. `wake_on` matters for listeners only. The duplicate is kept
+    /// until [`Self::remove`].
     pub fn add(&self, key: K, held: Held, wake_on: WakeOn) -> Result<(), WakeError> {
         if wake_on == WakeOn::Data && matches!(held.saved.kind, Kind::Listener { .. }) {
             custody::defer_accept(&held).map_err(|source| WakeError { doing: "defer connections", source })?;
@@ -166,7 +170,8 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         for token in proc.tokens {
             inner.rechecks.remove(&token);
             if let Some(watched) = inner.watched.remove(&token) {
-                // Closing would not do: the registration belongs to the open file, which others hold as well.
+                // Closing would not do: the registration belongs to the open file, which others
+                // hold as well.
                 if let Err(error) = epoll::delete(&self.epoll, watched.held.fd.as_fd()) {
                     tracing::error!(%error, socket = %watched.held.saved.kind, "cannot end the watch over a socket");
                 }
@@ -198,7 +203,8 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         self.len() == 0
     }
 
-    /// Waits until procs have to be woken, at most this long (for ever if None), and names them. May return none earlier.
+    /// Waits until procs have to be woken, at most this long (for ever if None), and names them.
+    /// May return none earlier.
     pub fn wait(&self, patience: Option<Duration>) -> Result<Vec<WakeEvent<K>>, WakeError> {
         let mut events = Vec::with_capacity(BATCH);
         let patience = patience
@@ -297,8 +303,8 @@ impl<K> Watched<K> {
     }
 }
 
-/// Whether a connection that the program has not accepted has brought data; if one still may, when to
-/// look again.
+/// Whether a connection that the program has not accepted has brought data; if one still may, when
+/// to look again.
 fn data_at(local: SocketAddr, fd: BorrowedFd<'_>, recheck: &mut Option<Recheck>) -> Option<Trigger> {
     let (diag, delay) = match recheck.take() {
         Some(r) if r.at <= Instant::now() => (Ok(r.diag), r.delay.saturating_mul(2).min(LAST_RECHECK)),

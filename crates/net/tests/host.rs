@@ -48,7 +48,8 @@ fn nothing_stays_on_the_real_host() {
         std::panic::resume_unwind(panic);
     }
     assert_eq!(traces_before, traces());
-    // Another instance has forwarding as it wants it; tests/reach.rs::the_last_instance_puts_forwarding_back has a machine of its own.
+    // Another instance has forwarding as it wants it;
+    // tests/reach.rs::the_last_instance_puts_forwarding_back has a machine of its own.
     if alone_before && alone() {
         assert_eq!(forwarding_before, forwarding());
         fs::remove_file("/run/kip/forwarding.lock").unwrap();

@@ -173,8 +173,9 @@ struct One {
     ns: NetNs,
 }
 
-// promise sandbox: procs reach each other over a network that both name and by published ports only:
-//   every pair by every way, declared, undeclared, published everywhere, at the loopback, not at all
+// promise sandbox: procs reach each other over a network that both name and by published ports
+//   only: every pair by every way, declared, undeclared, published everywhere, at the loopback, not
+//   at all
 #[test]
 fn every_pair_of_procs() {
     on_machine(|machine| {

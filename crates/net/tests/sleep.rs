@@ -1,4 +1,5 @@
-//! Sockets of a proc that is not there: custody and waking; and whether any peer talks to a running proc.
+//! Sockets of a proc that is not there: custody and waking; and whether any peer talks to a running
+//! proc.
 
 mod lab;
 
@@ -235,7 +236,8 @@ fn datagrams_queue_in_custody() {
         let mut before = 0;
         for n in 0..2000u32 {
             client.send_to(&n.to_be_bytes(), (ns.v6, 53)).unwrap();
-            // Not so fast that the machine's own queue in between (netdev_max_backlog) is what drops them.
+            // Not so fast that the machine's own queue in between (netdev_max_backlog) is what
+            // drops them.
             eventually(&format!("arrival of datagram {n}, after {before} bytes,"), || {
                 let now = sock::receive_memory(held.fd.as_fd()).unwrap();
                 now > before && {

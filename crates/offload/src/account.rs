@@ -1,4 +1,5 @@
-//! What came of a proc's memory since it was fetched, and from where; what reading ahead of it was good for. In memory only.
+//! What came of a proc's memory since it was fetched, and from where; what reading ahead of it was
+//! good for. In memory only.
 
 use crate::ahead::Benefit;
 use crate::{Archive, ID};
@@ -21,7 +22,8 @@ pub(crate) struct Account {
     pub(crate) store: Store,
     cached: AtomicU64,
     benefit: Mutex<Benefit>,
-    /// If it needs parts of its memory all over, so many that all of it comes sooner than these one by one: how long it waited for each.
+    /// If it needs parts of its memory all over, so many that all of it comes sooner than these one
+    /// by one: how long it waited for each.
     miss: Mutex<Option<Duration>>,
 }
 
@@ -35,7 +37,8 @@ impl Account {
         })
     }
 
-    /// Whether it will need so much, all over, that all of its memory is fetched with a wake: how long it waited for each piece.
+    /// Whether it will need so much, all over, that all of its memory is fetched with a wake: how
+    /// long it waited for each piece.
     pub(crate) fn needs_all(&self, miss: Option<Duration>) {
         *self.miss.lock() = miss;
     }

@@ -9,7 +9,8 @@
 
 use std::ops::Range;
 
-/// Blocks that are read ahead at most, 4 MiB: two requests, while what they bring is read the next are on their way.
+/// Blocks that are read ahead at most, 4 MiB: two requests, while what they bring is read the next
+/// are on their way.
 const MOST: u32 = 32;
 /// A program may go through several things at a time.
 const STREAMS: usize = 4;
@@ -106,8 +107,8 @@ impl Stream {
 pub(crate) struct Streams([Stream; STREAMS]);
 
 impl Streams {
-    /// What is to be read ahead, now that `missed` is waited for. `total`: how many blocks there are. `used` says whether a block
-    /// that is here was used.
+    /// What is to be read ahead, now that `missed` is waited for. `total`: how many blocks there
+    /// are. `used` says whether a block that is here was used.
     pub(crate) fn miss(
         &mut self,
         missed: Range<u32>,
@@ -168,7 +169,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// A proc that needs these blocks in this order: what was fetched, by how many misses, and what is known then.
+    /// A proc that needs these blocks in this order: what was fetched, by how many misses, and what
+    /// is known then.
     fn read(order: impl IntoIterator<Item = u32>, total: u32, benefit: &mut Benefit) -> (BTreeSet<u32>, u32) {
         let (mut streams, mut here, mut touched, mut misses) =
             (Streams::default(), BTreeSet::new(), BTreeSet::new(), 0);

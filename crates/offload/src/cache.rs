@@ -1,4 +1,5 @@
-//! Sealed bytes of objects on the local disk: what this machine wrote or fetched a while ago, a wake need not fetch again.
+//! Sealed bytes of objects on the local disk: what this machine wrote or fetched a while ago, a
+//! wake need not fetch again.
 //!
 //! Owns `DIR/cache`: what is there, how much of it, and which entry goes first (the one used the
 //! longest ago). Shared by all procs. Knows nothing of what the bytes mean: fronts as a whole and
@@ -26,11 +27,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// In the data directory.
 const DIRECTORY: &str = "cache";
-/// Where the room on the disk is left to be chosen: a tenth of what is free, and no more than this, bytes.
+/// Where the room on the disk is left to be chosen: a tenth of what is free, and no more than this,
+/// bytes.
 const USUAL_MOST: u64 = 1 << 30;
 /// So much of the disk is left to others, bytes.
 const SPARE: u64 = 64 << 20;
-/// What is put in at once is cut into entries of this size, so that of a pack what is used stays, bytes.
+/// What is put in at once is cut into entries of this size, so that of a pack what is used stays,
+/// bytes.
 const PIECE: usize = 2 << 20;
 /// Entries at most, so that a directory of them is looked through in no time.
 const MOST_ENTRIES: usize = 16 << 10;
@@ -133,8 +136,9 @@ impl CacheState {
 }
 
 impl Cache {
-    /// Opens the one of a data directory, or makes it. `limit`: what its files may take, bytes; none for a share of the disk.
-    /// With 0 there is none, and what an earlier daemon left goes. Blocking.
+    /// Opens the one of a data directory, or makes it. `limit`: what its files may take, bytes;
+    /// none for a share of the disk. With 0 there is none, and what an earlier daemon left goes.
+    /// Blocking.
     pub(crate) fn open(data: &Path, limit: Option<u64>) -> Option<Arc<Cache>> {
         let directory = data.join(DIRECTORY);
         if limit == Some(0) {
@@ -261,8 +265,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// An entry that is on the list and cannot be read. A missing file was removed from outside: if the whole cache was, the next write
-    /// logs that.
+    /// An entry that is on the list and cannot be read. A missing file was removed from outside: if
+    /// the whole cache was, the next write logs that.
     fn lost(&self, object: &str, entry: &Range<u64>, error: &io::Error) {
         let known = self.drop_entry(&mut self.state(), object, entry.start).is_some();
         if known && error.kind() != io::ErrorKind::NotFound {
@@ -347,7 +351,8 @@ impl Cache {
         }
     }
 
-    /// Lets go of those unused the longest, until there is room for `more` bytes, on the disk and in number.
+    /// Lets go of those unused the longest, until there is room for `more` bytes, on the disk and
+    /// in number.
     fn shrink(&self, state: &mut CacheState, more: u64) {
         let least = if more == 0 { self.limit } else { state.bytes.min(self.limit).saturating_sub(more) };
         while state.bytes > least || state.order.len() > MOST_ENTRIES {

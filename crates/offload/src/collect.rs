@@ -1,4 +1,5 @@
-//! Collection of what nothing in the store leads to any more: docs/design/2026-11-22-archive.md, "Collection".
+//! Collection of what nothing in the store leads to any more: docs/design/2026-11-22-archive.md,
+//! "Collection".
 //!
 //! Owns the order of steps; `kip_archive::gc` decides what may be deleted, and its `Collection`, a
 //! reference that is changed by compare-and-swap only, which data directory may collect. A crash
@@ -29,9 +30,11 @@ use std::time::Duration;
 
 /// Objects that are deleted at once.
 const AT_ONCE: usize = 8;
-/// Nothing is begun to be deleted when so little of the lease is left, milliseconds: a deletion takes up to two minutes.
+/// Nothing is begun to be deleted when so little of the lease is left, milliseconds: a deletion
+/// takes up to two minutes.
 const MARGIN_MS: u64 = 3 * 60 * 1000;
-/// How often a daemon collects by itself, milliseconds; a quarter more or less, so that not all come at once.
+/// How often a daemon collects by itself, milliseconds; a quarter more or less, so that not all
+/// come at once.
 pub const EVERY_MS: u64 = 3600 * 1000;
 
 /// Nothing more is deleted; what was deleted before was of no use.
@@ -89,7 +92,8 @@ impl Archive {
         }
     }
 
-    /// Deletes what was found unused by an earlier collection, `grace_ms` ago at least, and still is; notes what is unused now.
+    /// Deletes what was found unused by an earlier collection, `grace_ms` ago at least, and still
+    /// is; notes what is unused now.
     pub async fn collect(&self, request: &CollectRequest, now_ms: fn() -> u64) -> Result<CollectView, CollectError> {
         let _one_at_a_time = self.collecting.try_lock().map_err(|_| CollectError::UnderWay)?;
         let short = request.grace_ms < GRACE_MS && !request.dry_run;

@@ -1,9 +1,10 @@
-//! Pages that come from the store when they are needed, into remote page files ([`kip_snapshot::remote`]).
+//! Pages that come from the store when they are needed, into remote page files
+//! ([`kip_snapshot::remote`]).
 //!
-//! Owns the order of requests: none for what is on its way already, none for what the cache has, and what is waited for goes before
-//! what is read ahead ([`crate::ahead`] says how far). What comes with the front anyway ([`crate::stream`]) is waited for, as long
-//! as it comes. What came stays on the local disk as long as the generation does.
-//! Nothing here is durable.
+//! Owns the order of requests: none for what is on its way already, none for what the cache has,
+//! and what is waited for goes before what is read ahead ([`crate::ahead`] says how far). What
+//! comes with the front anyway ([`crate::stream`]) is waited for, as long as it comes. What came
+//! stays on the local disk as long as the generation does. Nothing here is durable.
 
 use crate::Archive;
 use crate::errors::DemandError;
@@ -176,7 +177,8 @@ impl Archive {
         futures_util::stream::iter(ranges).buffer_unordered(BEHIND_REQUESTS).try_collect().await
     }
 
-    /// Takes out of the cache what it has of some blocks; gives the others. What it has and cannot be opened counts as one that it has not.
+    /// Takes out of the cache what it has of some blocks; gives the others. What it has and cannot
+    /// be opened counts as one that it has not.
     async fn take_from_cache(&self, filling: &Arc<Filling>, blocks: &[u32]) -> Result<Vec<u32>, DemandError> {
         let Some(cache) = self.cache.clone() else { return Ok(blocks.to_vec()) };
         let object_of = |block: &BlockRef| self.pack_key(block.pack.id);
@@ -213,7 +215,8 @@ impl Archive {
         Ok(away)
     }
 
-    /// One range of a pack; once more if what came cannot be opened, for it may have been damaged on its way.
+    /// One range of a pack; once more if what came cannot be opened, for it may have been damaged
+    /// on its way.
     async fn request(&self, filling: &Arc<Filling>, blocks: Vec<u32>, store: &Store) -> Result<(), DemandError> {
         match self.request_once(filling, blocks.clone(), store).await {
             Err(DemandError::Open { .. }) => self.request_once(filling, blocks, store).await,
@@ -278,8 +281,9 @@ impl Archive {
         if of_front { self.front_again(filling, directory).await } else { Ok(()) }
     }
 
-    /// After a wake: fetches what is missing, if that is little, if nothing is known of what is needed first, or if so much was needed
-    /// the last time that this was best; else what of the sets did not come with the front.
+    /// After a wake: fetches what is missing, if that is little, if nothing is known of what is
+    /// needed first, or if so much was needed the last time that this was best; else what of the
+    /// sets did not come with the front.
     pub fn fetch_in_background(self: &Arc<Self>, directory: PathBuf) {
         let archive = Arc::clone(self);
         let begin = move || -> Result<_, DemandError> {

@@ -88,7 +88,8 @@ pub enum DemandError {
 }
 
 impl DemandError {
-    /// The store does not give what it has, or not yet; or it cannot be opened as long as a key or a newer Kip is missing.
+    /// The store does not give what it has, or not yet; or it cannot be opened as long as a key or
+    /// a newer Kip is missing.
     pub fn is_the_stores(&self) -> bool {
         match self {
             DemandError::Get(_) => !self.is_missing(),

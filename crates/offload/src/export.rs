@@ -1,4 +1,5 @@
-//! One generation as a file, sealed as it is in the store: a tar of its head, its front and its packs.
+//! One generation as a file, sealed as it is in the store: a tar of its head, its front and its
+//! packs.
 //!
 //! ```text
 //! PROC/head   a head of its own, as if the proc had just been left: says name, id and which front
@@ -6,8 +7,9 @@
 //! packs/PACK  each that the front leads to
 //! ```
 //!
-//! Everything is authenticated on the way. The file gets its name when it is whole and on the disk; nothing is replaced. A crash
-//! leaves `.NAME.kip-export` beside it, which the next export to that name writes anew.
+//! Everything is authenticated on the way. The file gets its name when it is whole and on the disk;
+//! nothing is replaced. A crash leaves `.NAME.kip-export` beside it, which the next export to that
+//! name writes anew.
 
 use crate::Archive;
 use crate::find::{StoredGeneration, absolute};

@@ -1,4 +1,5 @@
-//! A proc's own files, into a generation and back: its overlay's difference, its unpacked tarball, its pins.
+//! A proc's own files, into a generation and back: its overlay's difference, its unpacked tarball,
+//! its pins.
 //!
 //! Owns which directories those are and whose ids their files have. A difference belongs to the
 //! proc's block of ids, which moves with it; layers and pins belong to ids from 0 on everywhere,
@@ -7,8 +8,9 @@
 //! and nothing of it is published. What is known of unchanged files is kept beside the proc's
 //! record; it may be lost.
 //!
-//! Back: everything into one staging directory, synced, then each root renamed to its place. A crash leaves a staging
-//! directory, or some of the roots, which [`Archive::restore_files`] replaces when it is called again.
+//! Back: everything into one staging directory, synced, then each root renamed to its place. A
+//! crash leaves a staging directory, or some of the roots, which [`Archive::restore_files`]
+//! replaces when it is called again.
 
 use crate::Archive;
 use crate::errors::FetchError;
@@ -32,8 +34,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Roots of a generation's files: name there, path in the proc's directory, whether their files belong to the proc's block of
-/// ids.
+/// Roots of a generation's files: name there, path in the proc's directory, whether their files
+/// belong to the proc's block of ids.
 const ROOTS: [(&str, &str, bool); 5] = [
     ("root", "upper/root", true),
     ("usr", "upper/usr", true),
@@ -126,7 +128,8 @@ impl Own {
             known.0.push((cache, done.seen));
             files.roots.insert(name.to_owned(), done.tree);
         }
-        // A wake here takes them as they are on the disk, after a power cut too, with a memory that knows what it has written.
+        // A wake here takes them as they are on the disk, after a power cut too, with a memory that
+        // knows what it has written.
         let place = self.place.path();
         let synced = fs::File::open(place).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
         synced.map_err(|source| FilesError::Sync { path: place.to_owned(), source })?;
@@ -159,7 +162,8 @@ impl KnownFiles {
 }
 
 impl Archive {
-    /// What comes first in a stored generation's front; from the cache if that has it, and what it has can be opened.
+    /// What comes first in a stored generation's front; from the cache if that has it, and what it
+    /// has can be opened.
     async fn first_of<T>(
         &self,
         proc: ProcId,
@@ -181,8 +185,8 @@ impl Archive {
         self.runtime.block_on(self.first_of(proc, front, FrontStream::manifest))
     }
 
-    /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers to it. `dir`: of the proc whose
-    /// generation is damaged.
+    /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers
+    /// to it. `dir`: of the proc whose generation is damaged.
     pub fn distrust(&self, dir: &Path) {
         *self.index.lock() = Default::default();
         self.known.lock().clear();
@@ -193,9 +197,10 @@ impl Archive {
         }
     }
 
-    /// Puts the files of a stored generation into the directory of a proc that has not run in it, its own to `place`; what is there
-    /// of such files is replaced. `ids`: the first of the block of ids that the proc had, and of the one that it has. Blocking; not on a thread
-    /// of the runtime.
+    /// Puts the files of a stored generation into the directory of a proc that has not run in it,
+    /// its own to `place`; what is there of such files is replaced. `ids`: the first of the block
+    /// of ids that the proc had, and of the one that it has. Blocking; not on a thread of the
+    /// runtime.
     pub fn restore_files(
         &self,
         proc: ProcId,

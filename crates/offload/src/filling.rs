@@ -1,5 +1,5 @@
-//! A remote page file that is filled ([`kip_snapshot::remote`]): where its pages lie in the store, what of it is on its way, and how far is
-//! read ahead. Asks no store.
+//! A remote page file that is filled ([`kip_snapshot::remote`]): where its pages lie in the store,
+//! what of it is on its way, and how far is read ahead. Asks no store.
 
 use crate::account::Account;
 use crate::ahead::Streams;
@@ -30,7 +30,8 @@ const REQUEST_BYTES: u64 = 2 << 20;
 const JUDGE_EVERY: u32 = 8;
 /// Misses that are further apart do not add up.
 const APART: Duration = Duration::from_secs(1);
-/// So many blocks read ahead come in one go with what is waited for, which is hardly later for that.
+/// So many blocks read ahead come in one go with what is waited for, which is hardly later for
+/// that.
 const TOGETHER: u32 = 4;
 
 /// A remote page file that is filled.
@@ -42,7 +43,8 @@ pub(crate) struct Filling {
     places: Vec<RunPlace>,
     /// Runs of pages that are in the front only, by page: first page, pages.
     in_front: Vec<(u32, u32)>,
-    /// Runs of pages that lie in blocks, by page: first page, pages, block, first page in the block.
+    /// Runs of pages that lie in blocks, by page: first page, pages, block, first page in the
+    /// block.
     runs: Vec<BlockRun>,
     /// Places in `runs`, by block.
     of_blocks: Vec<(u32, u32)>,
@@ -222,8 +224,8 @@ impl Filling {
         Ok(())
     }
 
-    /// From now on what the sets have comes with the front; what does not is waited for until that has come. Not if it comes
-    /// already.
+    /// From now on what the sets have comes with the front; what does not is waited for until that
+    /// has come. Not if it comes already.
     pub(crate) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
         let mut awaited = HashSet::new();
         for (process, sets) in sets {
@@ -337,7 +339,8 @@ impl Filling {
         Ok(false)
     }
 
-    /// Those that will probably be needed next, now that some are waited for. Few are added to these instead.
+    /// Those that will probably be needed next, now that some are waited for. Few are added to
+    /// these instead.
     pub(crate) fn ahead(&self, blocks: &mut BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
         let places = || blocks.iter().map(|block| self.places_there[*block as usize]);
         let (Some(first), Some(last)) = (places().min(), places().max()) else { return Ok(BTreeSet::new()) };
@@ -373,8 +376,9 @@ impl Filling {
         Ok((blocks.into_iter().collect(), bytes))
     }
 
-    /// A request to the store is waited for, until what this gives is dropped. With it come the blocks that are to be fetched now because of it:
-    /// once requests that followed each other closely took twice as long as all that is missing would take, that is what comes.
+    /// A request to the store is waited for, until what this gives is dropped. With it come the
+    /// blocks that are to be fetched now because of it: once requests that followed each other
+    /// closely took twice as long as all that is missing would take, that is what comes.
     pub(crate) fn waits(&self) -> io::Result<(Waits<'_>, Vec<u32>)> {
         let now = Instant::now();
         let (alone, due) = {

@@ -93,8 +93,8 @@ impl Archive {
         }
     }
 
-    /// All procs of the realm and what they have, by name; with `only`, those of this name. The dead that have left nothing are
-    /// left out.
+    /// All procs of the realm and what they have, by name; with `only`, those of this name. The
+    /// dead that have left nothing are left out.
     pub async fn list(&self, only: Option<&ProcName>, local: &[Local]) -> Result<Vec<SnapshotsView>, Failure> {
         let survey = self.survey(&self.store).await?;
         let ids: HashMap<ProcId, &Local> = local.iter().filter_map(|one| Some((one.id()?, one))).collect();

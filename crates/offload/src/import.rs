@@ -1,9 +1,9 @@
-//! A generation from a file that an export made, into the store: its packs, its front, then a head by which the proc runs
-//! nowhere and is free to adopt.
+//! A generation from a file that an export made, into the store: its packs, its front, then a head
+//! by which the proc runs nowhere and is free to adopt.
 //!
-//! Everything is authenticated before it is stored, and read back. Nothing that lives is replaced. It holds the lease of
-//! collection, for objects that it refers to may be candidates. A crash leaves objects that no head leads to, and a lease
-//! that ends by itself.
+//! Everything is authenticated before it is stored, and read back. Nothing that lives is replaced.
+//! It holds the lease of collection, for objects that it refers to may be candidates. A crash
+//! leaves objects that no head leads to, and a lease that ends by itself.
 
 use crate::collect::CollectError;
 use crate::find::{Local, absolute};
@@ -192,7 +192,8 @@ impl Archive {
         Ok(())
     }
 
-    /// Stores the front and those of its packs that are not there. How many it leads to, and the bytes that were stored.
+    /// Stores the front and those of its packs that are not there. How many it leads to, and the
+    /// bytes that were stored.
     fn import_objects(
         &self,
         export: &mut Export<'_>,

@@ -1,4 +1,5 @@
-//! What is needed of an archived generation to show what is in it, and no more. Only reads, and leaves nothing behind.
+//! What is needed of an archived generation to show what is in it, and no more. Only reads, and
+//! leaves nothing behind.
 //!
 //! A front comes in the order of need: once its images have come the rest of it is not read, unless
 //! pages are wanted that are in it. What is read is authentic, section by section, as in a wake;
@@ -53,8 +54,8 @@ pub enum InspectError {
 }
 
 impl Archive {
-    /// Reads the images of a generation, and the pages that `wanted` names when it has seen them. Blocking; not on a thread of
-    /// the runtime.
+    /// Reads the images of a generation, and the pages that `wanted` names when it has seen them.
+    /// Blocking; not on a thread of the runtime.
     pub fn peek(
         &self,
         proc: ProcId,
@@ -64,7 +65,8 @@ impl Archive {
         self.answered(self.read_stored(proc, front, wanted))
     }
 
-    /// A page of a remote page file that is not here, without putting it there. Blocking; not on a thread of the runtime.
+    /// A page of a remote page file that is not here, without putting it there. Blocking; not on a
+    /// thread of the runtime.
     pub fn remote_page(&self, directory: &Path, file: &PageFile, page: u32) -> Result<Vec<u8>, InspectError> {
         let table = self.table_of(directory, file)?;
         let remote = Remote::new(&table, 0);
@@ -167,8 +169,8 @@ impl Archive {
         Ok(vec![0; PAGE])
     }
 
-    /// A page of a block, which is fetched by a range. Once more if what came cannot be opened, for it may have been damaged on
-    /// its way.
+    /// A page of a block, which is fetched by a range. Once more if what came cannot be opened, for
+    /// it may have been damaged on its way.
     async fn block_page(&self, block: &BlockRef, page: u32) -> Result<Vec<u8>, InspectError> {
         let name = ObjectName::Pack { realm: self.realm.clone(), pack: block.pack.id };
         let mut tries = 0;

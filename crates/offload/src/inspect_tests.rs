@@ -31,7 +31,8 @@ fn pages_are_seen_where_they_lie_and_stay_there() {
     assert_eq!(seen.pages.keys().copied().collect::<Vec<_>>(), [page(17), page(18)]);
     assert!(seen.pages.iter().all(|(at, bytes)| pages[at] == *bytes));
     assert_eq!(seen.table.pages(), archive.peek(proc, front, |_| Ok(Wanted::new())).unwrap().table.pages());
-    // Back on the disk, with what did not come still in the store; pages of the front may be coming meanwhile.
+    // Back on the disk, with what did not come still in the store; pages of the front may be coming
+    // meanwhile.
     fs::remove_dir_all(&path).unwrap();
     fs::write(data.join(crate::ID), proc.to_string()).unwrap();
     fs::write(data.join(crate::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();

@@ -120,7 +120,8 @@ impl Archive {
         ChangingKeys { archive: Arc::clone(self), _alone: Arc::clone(&self.changing).write_owned().await }
     }
 
-    /// The keys of what a generation here has in the store only; none if nothing is missing here. Blocking.
+    /// The keys of what a generation here has in the store only; none if nothing is missing here.
+    /// Blocking.
     ///
     /// # Errors
     /// Something of the generation cannot be read: the keys are not known.
@@ -187,8 +188,9 @@ impl ChangingKeys {
         Ok(())
     }
 
-    /// Takes over exported keys. Those of a ring that was made apart take the place of this directory's own if these have
-    /// never sealed anything; the file of the own ones is kept under another name. Blocking.
+    /// Takes over exported keys. Those of a ring that was made apart take the place of this
+    /// directory's own if these have never sealed anything; the file of the own ones is kept under
+    /// another name. Blocking.
     pub fn import(&self, closed: &[u8], wrap: &Wrap<'_>, now_ms: u64) -> Result<Imported, KeyChangeError> {
         let mut ring = Keyring::import(closed, wrap)?;
         let realm = &self.archive.realm;
@@ -219,8 +221,9 @@ impl ChangingKeys {
         Ok(Imported { added, destroyed, current })
     }
 
-    /// From now on. What is new is not stored in packs of another key than the one that seals it, so that nothing that
-    /// is archived from now on needs an older key; but for pages that a proc left in the store while it was awake.
+    /// From now on. What is new is not stored in packs of another key than the one that seals it,
+    /// so that nothing that is archived from now on needs an older key; but for pages that a proc
+    /// left in the store while it was awake.
     fn use_ring(&self, ring: Keyring) {
         let archive = &self.archive;
         let before = std::mem::replace(&mut *archive.keys.lock(), Arc::new(ring));
@@ -311,7 +314,8 @@ mod tests {
         let held = runtime.block_on(archive.hold_keys());
         assert!(matches!(held.still_open(&first.ring), Err(NoKey::Destroyed { at_ms: 6, .. })));
         drop(held);
-        // The head is sealed with the new one. With that destroyed nothing can follow it, and that is told apart.
+        // The head is sealed with the new one. With that destroyed nothing can follow it, and that
+        // is told apart.
         store(3).unwrap();
         let changing = runtime.block_on(archive.change_keys());
         changing.rotate(8).unwrap();

@@ -1,16 +1,17 @@
 //! Generations of parked procs to an object store and back, and which data directory owns them.
 //!
-//! Owns the connection to the store, the realm's keys, what is known of content that is stored already, and the order of
-//! steps. The format is `kip-archive`'s, the moving of bytes `kip-store`'s. Never sees a task, never decides when a generation
-//! goes or comes.
+//! Owns the connection to the store, the realm's keys, what is known of content that is stored
+//! already, and the order of steps. The format is `kip-archive`'s, the moving of bytes
+//! `kip-store`'s. Never sees a task, never decides when a generation goes or comes.
 //!
-//! Up ([`Archive::store`]): packs, read back; the front, read back; then the head by compare-and-swap. Only then does the
-//! generation exist for others, and only then may the local one go (ARCHITECTURE.md, Invariants). A crash before that leaves
-//! objects that no head leads to.
+//! Up ([`Archive::store`]): packs, read back; the front, read back; then the head by
+//! compare-and-swap. Only then does the generation exist for others, and only then may the local
+//! one go (ARCHITECTURE.md, Invariants). A crash before that leaves objects that no head leads to.
 //!
-//! Back ([`Archive::fetch`]): the front in one streamed GET, into a generation directory like any other, with all memory in a
-//! remote page file. The wake begins once the front's first part is there; working sets follow ([`stream`]), and of all else
-//! [`demand`] fetches by ranges what is needed. A crash leaves a directory that the next sweep removes.
+//! Back ([`Archive::fetch`]): the front in one streamed GET, into a generation directory like any
+//! other, with all memory in a remote page file. The wake begins once the front's first part is
+//! there; working sets follow ([`stream`]), and of all else [`demand`] fetches by ranges what is
+//! needed. A crash leaves a directory that the next sweep removes.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -173,7 +174,8 @@ pub struct Archive {
     index: Mutex<Index>,
     /// The same of each proc's page files.
     known: Mutex<HashMap<ProcId, Known>>,
-    /// Heads as this directory left them, so that what follows needs no request to know them: a cache.
+    /// Heads as this directory left them, so that what follows needs no request to know them: a
+    /// cache.
     heads: Mutex<HashMap<ProcId, (Head, Version)>>,
     /// What is being fetched on demand.
     fetched: demand::Open,
@@ -217,8 +219,8 @@ pub struct CacheUse {
 }
 
 impl Archive {
-    /// Opens the store of a data directory; makes its identity and the realm's keys the first time. Asks nothing of the
-    /// store. To be called within a runtime.
+    /// Opens the store of a data directory; makes its identity and the realm's keys the first time.
+    /// Asks nothing of the store. To be called within a runtime.
     pub fn open(url: &str, data: &Path, realm: Realm, now_ms: u64) -> Result<Archive, ArchiveError> {
         let store = Store::open(url, Settings::default())?;
         let directory = data.join(DIRECTORY);
@@ -251,8 +253,8 @@ impl Archive {
         })
     }
 
-    /// With a cache on the local disk of at most so many bytes; without a number, a share of the disk, and none where the store is on
-    /// this machine itself. Blocking.
+    /// With a cache on the local disk of at most so many bytes; without a number, a share of the
+    /// disk, and none where the store is on this machine itself. Blocking.
     pub fn with_cache(self, data: &Path, limit: Option<u64>) -> Archive {
         let none = self.store.is_directory().then_some(0);
         Archive { cache: cache::Cache::open(data, limit.or(none)), ..self }
@@ -294,12 +296,14 @@ impl Archive {
         cache.forget(|object| object.starts_with(&own) && kept.as_ref().is_none_or(|kept| kept.as_str() != object));
     }
 
-    /// Forgets that a proc was ever archived, for it begins anew; what is to be removed from the store is noted.
+    /// Forgets that a proc was ever archived, for it begins anew; what is to be removed from the
+    /// store is noted.
     pub fn forget(dir: &Path) -> io::Result<()> {
         part(dir, ENDED)
     }
 
-    /// The same for one that cannot be woken: what is in the store stays there, and this directory's, until the proc is removed.
+    /// The same for one that cannot be woken: what is in the store stays there, and this
+    /// directory's, until the proc is removed.
     pub fn set_aside(dir: &Path) -> io::Result<()> {
         part(dir, ASIDE)
     }
@@ -369,8 +373,9 @@ impl Archive {
         Ok(Some((Head::open(&self.keys(), proc, None, &bytes)?, version)))
     }
 
-    /// Changes the head of a proc to what `follow` says comes after it, and returns that once it is known to stand. `last` is
-    /// what it was when it was seen last: it costs nothing if that is wrong.
+    /// Changes the head of a proc to what `follow` says comes after it, and returns that once it is
+    /// known to stand. `last` is what it was when it was seen last: it costs nothing if that is
+    /// wrong.
     async fn change(
         &self,
         proc: ProcId,
@@ -421,7 +426,8 @@ impl Archive {
         Owner { id: self.owner, epoch: head.owner.epoch }
     }
 
-    /// Makes a front the newest of its proc, which stays this directory's: it may have woken meanwhile. `last` as for a change.
+    /// Makes a front the newest of its proc, which stays this directory's: it may have woken
+    /// meanwhile. `last` as for a change.
     async fn publish(
         &self,
         proc: ProcId,
@@ -498,7 +504,8 @@ impl Archive {
         Err(HeadFailure::Other { proc, stored, expected })
     }
 
-    /// Takes a proc over that runs nowhere: from here on only this data directory may wake it, and `front` is what it wakes from.
+    /// Takes a proc over that runs nowhere: from here on only this data directory may wake it, and
+    /// `front` is what it wakes from.
     pub async fn adopt(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
         let last = self.last_left(proc);
         let follow = |found: Option<&Head>| {

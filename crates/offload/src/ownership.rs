@@ -23,7 +23,8 @@ impl Archive {
         Ok(self.head(proc).await?.map(|(head, _)| head.owner.id).filter(|owner| *owner != self.owner))
     }
 
-    /// The heads of all procs that have this name, or id; and why others cannot be read, if they cannot.
+    /// The heads of all procs that have this name, or id; and why others cannot be read, if they
+    /// cannot.
     async fn heads_of(&self, wanted: &str) -> Result<(Vec<Head>, Option<HeadFailure>), kip_store::Failure> {
         let procs = Key::new(format!("{}/procs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
         let mut listed = self.store.list(Some(&procs));

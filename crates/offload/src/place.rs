@@ -1,7 +1,9 @@
-//! Which store a data directory has: the one that is asked for, else that of the last time, else a directory of its own.
+//! Which store a data directory has: the one that is asked for, else that of the last time, else a
+//! directory of its own.
 //!
-//! What is archived in a store wakes from there only, so the choice is remembered beside the keys, in `archive/store`: a daemon that is
-//! started without a word finds its procs again. The directory of its own is not written down: it moves with the data directory.
+//! What is archived in a store wakes from there only, so the choice is remembered beside the keys,
+//! in `archive/store`: a daemon that is started without a word finds its procs again. The directory
+//! of its own is not written down: it moves with the data directory.
 
 use crate::{Archive, ArchiveError, DIRECTORY, io_at};
 use kip_types::Realm;
@@ -47,7 +49,8 @@ impl Archive {
         Ok(Some(archive))
     }
 
-    /// Whether the choice is a store that is not the data directory's own. Nothing is opened or remembered.
+    /// Whether the choice is a store that is not the data directory's own. Nothing is opened or
+    /// remembered.
     pub fn is_elsewhere(data: &Path, asked: Option<&str>) -> Result<bool, ArchiveError> {
         Ok(match asked {
             Some(asked) => asked != NONE && Path::new(asked) != data.join(OWN),

@@ -1,10 +1,13 @@
-//! What of a processor a program can have come to rely on: a generation is not restored where some of it is missing.
+//! What of a processor a program can have come to rely on: a generation is not restored where some
+//! of it is missing.
 //!
-//! A program asks its processor once what it can do and then uses that, C libraries for copying memory. Where an instruction
-//! is not there the program would die of SIGILL some time after its wake, so such a wake does not begin.
+//! A program asks its processor once what it can do and then uses that, C libraries for copying
+//! memory. Where an instruction is not there the program would die of SIGILL some time after its
+//! wake, so such a wake does not begin.
 
-/// What programs can use, as /proc/cpuinfo spells it. Not what belongs to the kernel, nor what an update of kernel or microcode
-/// takes away from a processor that had it (`rtm`, `hle`): that must strand no sleeper.
+/// What programs can use, as /proc/cpuinfo spells it. Not what belongs to the kernel, nor what an
+/// update of kernel or microcode takes away from a processor that had it (`rtm`, `hle`): that must
+/// strand no sleeper.
 const USED: [&str; 88] = [
     "3dnow",
     "3dnowext",

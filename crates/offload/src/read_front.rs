@@ -87,7 +87,8 @@ impl WholeFront {
 }
 
 impl Archive {
-    /// Reads all of a front from the store. The cache has it then, so that what follows asks for it no more.
+    /// Reads all of a front from the store. The cache has it then, so that what follows asks for it
+    /// no more.
     pub async fn read_to_take(&self, proc: ProcId, front: FrontRef) -> Result<Whole, FetchError> {
         let mut came = Vec::new();
         let whole =

@@ -396,7 +396,8 @@ fn an_export_comes_back_elsewhere_with_the_same_keys_only() {
     let back = b.fetch(proc, fronts[1], &lab.data("back"), |_| ()).unwrap().0;
     b.fetch_pages(&back, None).unwrap();
     assert!(contents(&back) == contents(&generation(&lab.data("expected"), 2)));
-    // Where it came from it is there already; once it was removed it may come back, and is not collected then.
+    // Where it came from it is there already; once it was removed it may come back, and is not
+    // collected then.
     import(&a, &file, Some("other")).unwrap_err();
     lab.runtime.block_on(a.remove(proc)).unwrap();
     lab.collect(&a, 0).unwrap();

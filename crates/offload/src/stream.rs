@@ -1,5 +1,5 @@
-//! A front as it comes: what a wake cannot do without is taken by [`crate::fetch`], and then the wake begins, while the pages of
-//! working sets follow into the remote page file.
+//! A front as it comes: what a wake cannot do without is taken by [`crate::fetch`], and then the
+//! wake begins, while the pages of working sets follow into the remote page file.
 //!
 //! A request that waits for pages that broke off asks for them again: for pages that lie in blocks
 //! too by a range, for others by the front once more. Nothing here is durable.

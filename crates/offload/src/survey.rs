@@ -1,6 +1,7 @@
 //! What the store has of this realm: one listing, every head, the beginnings of fronts. Only reads.
 //!
-//! What cannot be read is told of each head and front by itself; only a store that does not answer ends it.
+//! What cannot be read is told of each head and front by itself; only a store that does not answer
+//! ends it.
 
 use crate::{Archive, HeadFailure};
 use futures_util::{StreamExt as _, TryStreamExt as _};

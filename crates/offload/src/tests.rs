@@ -5,7 +5,8 @@ use kip_snapshot::{Contents, Manifest};
 use kip_types::Generation;
 use std::collections::BTreeMap;
 
-/// A generation as parking leaves it: two page files, one process in both, zeros and duplicates among the pages.
+/// A generation as parking leaves it: two page files, one process in both, zeros and duplicates
+/// among the pages.
 pub(crate) fn generation(dir: &Path, number: u64) -> PathBuf {
     let growing = kip_snapshot::begin(dir, Generation(number)).unwrap();
     let page = |seed: u64, n: u64| -> Vec<u8> {
@@ -188,8 +189,8 @@ fn lacking(path: &Path) -> usize {
     runs.filter(|run| map.files[run.file as usize].remote.is_some()).map(lacks).sum()
 }
 
-/// Pages that are needed come when they are asked for, with those behind them if it goes on like that; the next generation takes
-/// over what never came, and stores none of it again.
+/// Pages that are needed come when they are asked for, with those behind them if it goes on like
+/// that; the next generation takes over what never came, and stores none of it again.
 #[test]
 fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -256,7 +257,8 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     assert!(after.0 == before.0 && after.1 == before.1);
 }
 
-/// What was stored here, and what was fetched, is read from the store once at most; what is damaged here once more.
+/// What was stored here, and what was fetched, is read from the store once at most; what is damaged
+/// here once more.
 #[test]
 fn what_the_cache_has_is_not_fetched() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -308,7 +310,8 @@ fn what_the_cache_has_is_not_fetched() {
 //   store nor remove it
 // held by: this, `tests/test_adopt.py::test_redis_with_its_data_and_the_fence`,
 //   `tests/test_adopt.py::test_traffic_finds_the_fence`
-/// Of two data directories with the same keys the one that adopts a proc has it; the other can do nothing any more.
+/// Of two data directories with the same keys the one that adopts a proc has it; the other can do
+/// nothing any more.
 #[test]
 fn whoever_adopts_it_has_it() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

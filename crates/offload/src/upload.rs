@@ -103,14 +103,16 @@ pub enum UploadError {
     Hurried,
 }
 
-/// What a generation that is stored now may refer to, and of which version of what collectors have noted that is.
+/// What a generation that is stored now may refer to, and of which version of what collectors have
+/// noted that is.
 pub(crate) struct Begun {
     pub(crate) writing: Writing,
     version: Option<Version>,
 }
 
 impl UploadError {
-    /// What the proc has in the store was sealed by a key that is destroyed, and nothing can follow it.
+    /// What the proc has in the store was sealed by a key that is destroyed, and nothing can follow
+    /// it.
     pub fn is_of_destroyed_key(&self) -> bool {
         match self {
             UploadError::Head(e) => e.is_of_destroyed_key(),
@@ -141,7 +143,8 @@ struct PackedGeneration {
 }
 
 impl Archive {
-    /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the runtime.
+    /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the
+    /// runtime.
     pub fn store(
         &self,
         proc: ProcId,
@@ -159,7 +162,8 @@ impl Archive {
         let (last, begun) = (last?, begun?);
         let newest = last.as_ref().filter(|(head, _)| head.owner.id == self.owner).and_then(|(head, _)| head.current);
         let ring = self.keys();
-        // A daemon that died has stored it and could not record that. Sealed generations do not change.
+        // A daemon that died has stored it and could not record that. Sealed generations do not
+        // change.
         if let Some(front) = newest.filter(|front| front.generation == local.generation) {
             let (keys, held_bytes) = self.runtime.block_on(self.read_front_back(&ring, proc, front))?;
             return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0, held_bytes, keys, ring });
@@ -207,7 +211,8 @@ impl Archive {
         Ok(Uploaded { front, pack_bytes, front_bytes, held_bytes, keys, ring })
     }
 
-    /// What a generation that is stored now may refer to: the candidates are read, then the list of packs.
+    /// What a generation that is stored now may refer to: the candidates are read, then the list of
+    /// packs.
     pub(crate) async fn begin_writing(&self) -> Result<Begun, UploadError> {
         let now = crate::boot_ms();
         let (noted, version) = self.collection().await?;
@@ -433,7 +438,8 @@ pub(crate) async fn store_pack(
     Ok(bytes)
 }
 
-/// When a generation was sealed, some milliseconds after its processes were frozen: Unix time in milliseconds.
+/// When a generation was sealed, some milliseconds after its processes were frozen: Unix time in
+/// milliseconds.
 pub(crate) fn sealed_at_ms(directory: &Path) -> u64 {
     let made = fs::metadata(directory).and_then(|found| found.modified());
     let since = made.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());

@@ -1,8 +1,8 @@
 //! Verifying that generations are still what was sealed: fronts whole, and every pack that they
 //! lead to. Only reads.
 //!
-//! Each object is read once, however many generations lead to it. What is damaged or missing is told by one line; a store
-//! that does not answer ends it, for that says nothing of the objects.
+//! Each object is read once, however many generations lead to it. What is damaged or missing is
+//! told by one line; a store that does not answer ends it, for that says nothing of the objects.
 
 use crate::Archive;
 use crate::blocking;
@@ -117,7 +117,8 @@ impl Archive {
         Ok(needed)
     }
 
-    /// Whether a generation is as it was stored, all of it. An error is the store's, and says nothing of it.
+    /// Whether a generation is as it was stored, all of it. An error is the store's, and says
+    /// nothing of it.
     pub async fn is_whole(&self, proc: ProcId, front: FrontRef) -> Result<bool, Failure> {
         let whole = match self.whole_front(proc, front, |_| ()).await {
             Err(FrontReadError::Get(GetError::Store(failure))) => return Err(failure),

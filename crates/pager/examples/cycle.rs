@@ -1,5 +1,6 @@
-//! Real servers through cycles of sleep and wake, with a table: memory hot and hibernated, how long the way down takes,
-//! and how long the first reply does with the set in memory, in the page cache, on disk, and by faults only. Run as root.
+//! Real servers through cycles of sleep and wake, with a table: memory hot and hibernated, how long
+//! the way down takes, and how long the first reply does with the set in memory, in the page cache,
+//! on disk, and by faults only. Run as root.
 
 mod programs;
 

@@ -1,8 +1,9 @@
-//! Which predictor of working sets is best. First on paper: the exact pages that real servers touch at each of many wakes,
-//! from demand faults alone, and what every predictor would have installed of them, missed, and installed for nothing, with
-//! the time of a wake estimated (a page that is missed waits for the disk, one that is installed is copied). Then for real:
-//! the first replies with each predictor at work, where the pager does not know which of the
-//! installed pages were of use, and holds pages back to find out. Run as root.
+//! Which predictor of working sets is best. First on paper: the exact pages that real servers touch
+//! at each of many wakes, from demand faults alone, and what every predictor would have installed
+//! of them, missed, and installed for nothing, with the time of a wake estimated (a page that is
+//! missed waits for the disk, one that is installed is copied). Then for real: the first replies
+//! with each predictor at work, where the pager does not know which of the installed pages were of
+//! use, and holds pages back to find out. Run as root.
 //!
 //! Requests are a seeded mixture, a few common ones and rare ones.
 
@@ -22,7 +23,8 @@ use std::time::{Duration, Instant};
 const WAKES: usize = 60;
 /// Those before are for learning.
 const FIRST: usize = 10;
-/// Microseconds of a page that comes by a fault from disk (MECHANISMS: 55), and of one that is installed.
+/// Microseconds of a page that comes by a fault from disk (MECHANISMS: 55), and of one that is
+/// installed.
 const MISSED_US: f64 = 55.0;
 const INSTALLED_US: f64 = 1.7;
 
@@ -36,7 +38,8 @@ const PREDICTORS: [(&str, Predictor); 7] = [
     ("2 of 8", Predictor::KOfN { k: 2, n: 8 }),
 ];
 
-/// One wake: how long the reply took, the pages of the set, and the pages whose faults were served, in order.
+/// One wake: how long the reply took, the pages of the set, and the pages whose faults were served,
+/// in order.
 struct Wake {
     reply_us: f64,
     set: u64,

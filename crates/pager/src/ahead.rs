@@ -1,5 +1,5 @@
-//! Reading ahead: faults that follow each other bring more and more pages, as the kernel's own read-ahead does, so that a
-//! program that goes through much memory waits for few faults. Pure.
+//! Reading ahead: faults that follow each other bring more and more pages, as the kernel's own
+//! read-ahead does, so that a program that goes through much memory waits for few faults. Pure.
 
 use crate::swap::PAGE;
 use std::ops::Range;

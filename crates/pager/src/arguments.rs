@@ -1,4 +1,5 @@
-//! The pages of a process's arguments and environment, which stay where they are while the rest is out.
+//! The pages of a process's arguments and environment, which stay where they are while the rest is
+//! out.
 //!
 //! Another process may read /proc/PID/cmdline and environ at any time (ps, pgrep), and the kernel
 //! gives such a reader nothing where a page is missing: it does not wait for a page that a

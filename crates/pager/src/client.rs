@@ -194,10 +194,12 @@ impl Pager {
         self.done(&Request::Budget { bytes })
     }
 
-    /// Takes a proc's memory out. `watch` are the descriptors of the order, at most [`MOST_WATCHED`].
+    /// Takes a proc's memory out. `watch` are the descriptors of the order, at most
+    /// [`MOST_WATCHED`].
     ///
     /// # Errors
-    /// See [`PagerError`]; its processes run on. After `Gone` it is not known what was done: ask the next pager.
+    /// See [`PagerError`]; its processes run on. After `Gone` it is not known what was done: ask
+    /// the next pager.
     pub fn hibernate(&self, order: Order, watch: &[BorrowedFd<'_>]) -> Result<Hibernated, PagerError> {
         match self.call_with(&Request::Hibernate(order), watch)? {
             Answer::Hibernated(done) => Ok(done),
@@ -216,7 +218,8 @@ impl Pager {
         }
     }
 
-    /// Takes up a proc that was rebuilt without a part of its memory; `uffds` are its processes' in their order.
+    /// Takes up a proc that was rebuilt without a part of its memory; `uffds` are its processes' in
+    /// their order.
     ///
     /// # Errors
     /// See [`PagerError`]; its processes must be killed then.
@@ -323,7 +326,8 @@ impl Pager {
         }
     }
 
-    /// Ends it, if one runs, as soon as it is in the middle of nothing. What it holds by ptrace runs on then.
+    /// Ends it, if one runs, as soon as it is in the middle of nothing. What it holds by ptrace
+    /// runs on then.
     ///
     /// # Errors
     /// See [`PagerError`].

@@ -1,7 +1,8 @@
-//! Turns written pages of private file mappings into private memory, in place: only that can be watched by a userfaultfd.
+//! Turns written pages of private file mappings into private memory, in place: only that can be
+//! watched by a userfaultfd.
 //!
-//! New memory is filled beside the old and then moved over it in one call, so the process is whole at every moment. What
-//! it can notice is that the file's name is gone from its maps there.
+//! New memory is filled beside the old and then moved over it in one call, so the process is whole
+//! at every moment. What it can notice is that the file's name is gone from its maps there.
 
 use crate::space::{Kind, Mapping, mappings};
 use crate::swap::PAGE;

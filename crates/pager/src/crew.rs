@@ -57,8 +57,8 @@ impl Crew {
         Reserved(self, got)
     }
 
-    /// Does `work` on this thread, as number 0, and on those that are free, on `most` in all; returns when all of them
-    /// have returned, and says how many they were.
+    /// Does `work` on this thread, as number 0, and on those that are free, on `most` in all;
+    /// returns when all of them have returned, and says how many they were.
     pub(crate) fn share(&self, most: usize, work: impl Fn(usize) + Sync) -> usize {
         let helpers = self.reserve(most);
         if helpers.1 == 0 {

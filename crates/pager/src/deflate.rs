@@ -2,15 +2,17 @@
 //!
 //! 1. written pages of private file mappings become private memory ([`crate::convert`]);
 //! 2. one scan tells what is there and what was written since it came;
-//! 3. what will be dropped is registered, so that it is known before anything is lost that it can be;
-//! 4. written pages that are not zeros go to the swap file, then the slot map is changed; the working set is kept;
-//! 5. part by part: registration is lifted (our own dropping would wait for us to read its event), one injected call drops
-//!    the part, and it is registered again before the thread that made the call can touch anything. What another
-//!    process touched between the two is put right ([`crate::mend`]).
+//! 3. what will be dropped is registered: that this is possible is known before anything is lost;
+//! 4. written pages but zeros go to the swap file, then the slot map is changed; the set is kept;
+//! 5. part by part: registration is lifted (our own dropping would wait for us to read its event),
+//!    one injected call drops the part, and it is registered again before the thread that made the
+//!    call can touch anything. What another process touched between the two is put right
+//!    ([`crate::mend`]).
 //!
-//! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost
-//! by a crash or an error: every page is still there. In step 5 the thread is not let go between drop and registration, the call is
-//! waited for without a limit, and the kernel kills the process if we die there.
+//! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at
+//! it. Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5
+//! the thread is not let go between drop and registration, the call is waited for without a limit,
+//! and the kernel kills the process if we die there.
 
 use crate::ahead::Streams;
 use crate::arguments;
@@ -91,7 +93,8 @@ pub(crate) struct Saved {
     pages: u64,
 }
 
-/// Saves the memory of one process, and its set. No other thread may hold the state of `memory`; its faults must be served.
+/// Saves the memory of one process, and its set. No other thread may hold the state of `memory`;
+/// its faults must be served.
 ///
 /// # Errors
 /// The kernel's or the swap file's. The process is whole all the same.
@@ -185,7 +188,8 @@ fn portions(parts: &[Part]) -> Vec<Vec<Part>> {
 pub(crate) enum DropError {
     /// The kernel's. The process is whole all the same.
     Kept(io::Error),
-    /// Pages are there that are not its own, and what it had there cannot be read: it must not run again.
+    /// Pages are there that are not its own, and what it had there cannot be read: it must not run
+    /// again.
     Lost(io::Error),
 }
 
@@ -213,8 +217,8 @@ struct Page {
     written: bool,
 }
 
-/// Registers all that holds or held pages, and tells those that are there and can be taken out: not those of `kept`, and no
-/// guards. What cannot be registered is left.
+/// Registers all that holds or held pages, and tells those that are there and can be taken out: not
+/// those of `kept`, and no guards. What cannot be registered is left.
 fn register(
     memory: &Memory,
     maps: &[Mapping],
@@ -233,7 +237,8 @@ fn register(
                 if there().next().is_none() && state.map.runs().inside(&mapping.range).is_empty() {
                     continue;
                 }
-                // The whole of it: a mapping that we have split cannot be moved by mremap(2) any more.
+                // The whole of it: a mapping that we have split cannot be moved by mremap(2) any
+                // more.
                 let registered = uffd::register(memory.uffd.as_fd(), mapping.range.clone(), Catch::Both);
                 if let Err(error) = registered {
                     tracing::debug!(range = ?mapping.range, %error, "a mapping cannot be watched");
@@ -327,7 +332,8 @@ fn share<'a>(most: usize, runs: &Runs, path: &'a Path) -> Keep<'a> {
     Keep::Within { plain: most.min(LEAST_PLAIN.max(out / 64)), cached: most, path }
 }
 
-/// Puts what was written into the swap file and says so in the slot map; records and predicts the working set.
+/// Puts what was written into the swap file and says so in the slot map; records and predicts the
+/// working set.
 fn save(
     pid: u32,
     memory: &Memory,
@@ -461,8 +467,9 @@ fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// The slot of each page, none for zeros. What was written gets a new one where the old is shared with a forked process, and
-/// where the old ones lie so far apart that writing all in one go is faster. New ones are changes.
+/// The slot of each page, none for zeros. What was written gets a new one where the old is shared
+/// with a forked process, and where the old ones lie so far apart that writing all in one go is
+/// faster. New ones are changes.
 fn place(
     map: &crate::slots::SlotMap,
     pages: &[&Page],
@@ -554,7 +561,8 @@ fn give_up(map: &crate::slots::SlotMap, changes: &[Change]) {
     }
 }
 
-/// Drops parts by one call. From where the first is not watched any more the process does not survive our death.
+/// Drops parts by one call. From where the first is not watched any more the process does not
+/// survive our death.
 fn drop_parts(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, parts: &[Part]) -> Result<(), DropError> {
     const DONTNEED: u64 = 4;
     const SELF: u64 = -10000i64 as u64;
@@ -572,7 +580,8 @@ fn drop_parts(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, parts: 
         .and_then(|()| fault::reach("unwatched"))
         .and_then(|()| hand.leave(call::PROCESS_MADVISE, None));
     let dropped = dropped.and_then(|done| fault::reach("dropped").map(|()| done));
-    // Whatever was dropped must be watched again before the thread runs, and what was out before must be too.
+    // Whatever was dropped must be watched again before the thread runs, and what was out before
+    // must be too.
     for range in watched() {
         if let Err(error) = uffd::register(fd, range.clone(), Catch::Both) {
             tracing::warn!(pid, ?range, %error, "memory that cannot be watched any more is put back");
@@ -593,7 +602,8 @@ fn drop_parts(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, parts: 
 mod tests {
     use super::*;
 
-    /// A program that went on elsewhere and wrote there is known to have: what came along with its faults is no less of that.
+    /// A program that went on elsewhere and wrote there is known to have: what came along with its
+    /// faults is no less of that.
     #[test]
     fn what_came_along_counts_as_missed_whether_written_or_not() {
         let page = |n: u64| n * PAGE as u64;

@@ -1,4 +1,5 @@
-//! Fault injection for tests: at one step of a hibernation the pager dies, stands still, or meets an error, once.
+//! Fault injection for tests: at one step of a hibernation the pager dies, stands still, or meets
+//! an error, once.
 //!
 //! A step costs one atomic load otherwise.
 
@@ -26,7 +27,8 @@ pub const STEPS: &[&str] = &[
     "out",
 ];
 
-/// The steps between which a process must not run on without a pager: some of its memory is neither there nor watched.
+/// The steps between which a process must not run on without a pager: some of its memory is neither
+/// there nor watched.
 pub const DEADLY: &[&str] = &["unwatched", "dropped", "watched-again"];
 
 /// What happens there.

@@ -1,6 +1,6 @@
-//! Installs a working set: all of it before the program runs, by all processors. To let the program run earlier, beside the
-//! installing of the rest, was tried: the two take longer together than one after the other, for they wait for each other in
-//! the kernel.
+//! Installs a working set: all of it before the program runs, by all processors. To let the program
+//! run earlier, beside the installing of the rest, was tried: the two take longer together than one
+//! after the other, for they wait for each other in the kernel.
 //!
 //! What cannot be installed comes by faults.
 
@@ -28,7 +28,8 @@ struct Installed {
     at_hand: Vec<(u64, AtHand)>,
 }
 
-/// Installs those of some pages that missing pages still hold, run by run, and gives back those that are held back.
+/// Installs those of some pages that missing pages still hold, run by run, and gives back those
+/// that are held back.
 fn install_pages(
     uffd: BorrowedFd<'_>,
     runs: &Runs,

@@ -1,7 +1,9 @@
-//! The pager: memory of running processes taken out to a private swap file, and brought back by faults or in one go.
+//! The pager: memory of running processes taken out to a private swap file, and brought back by
+//! faults or in one go.
 //!
-//! Owns swap files, slot maps, working sets and the serving of faults. Touches a process only by its userfaultfd, and,
-//! while it is stopped, by the injection of `kip_sys::inject`. Never decides when a proc sleeps.
+//! Owns swap files, slot maps, working sets and the serving of faults. Touches a process only by
+//! its userfaultfd, and, while it is stopped, by the injection of `kip_sys::inject`. Never decides
+//! when a proc sleeps.
 //!
 //! ```text
 //! running --stop--> Stopped --deflate--> out --arm--> armed --go--> resuming --wait--> armed --first fault--> awake
@@ -10,11 +12,14 @@
 //! rebuilt from a snapshot, a part of its memory left out --inflate--> awake
 //! ```
 //!
-//! The program `kip-pager` is [`service`]; the daemon speaks to it by [`client`], in the words of [`protocol`].
+//! The program `kip-pager` is [`service`]; the daemon speaks to it by [`client`], in the words of
+//! [`protocol`].
 //!
-//! From here, top down: [`proc`] one proc and the whole way, with [`kip_stop`]; [`plant`] a userfaultfd from inside a
-//! sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps down, with [`space`] and [`convert`]; [`memory`] one address space and its way up,
-//! with [`install`], [`resuming`] and [`ticking`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
+//! From here, top down: [`proc`] one proc and the whole way, with [`kip_stop`]; [`plant`] a
+//! userfaultfd from inside a sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps
+//! down, with [`space`] and [`convert`]; [`memory`] one address space and its way up, with
+//! [`install`], [`resuming`] and [`ticking`]; [`serve`] the threads; [`slots`], [`swap`],
+//! [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as another process holds the userfaultfds
 //! ([`proc::Custodian`]): processes wait at missing pages until [`proc::Proc::adopt`], and a thread

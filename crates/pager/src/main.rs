@@ -1,6 +1,6 @@
-//! `kip-pager DIR` makes sure that a pager runs for the data directory, and returns when it can be connected to.
-//! `kip-pager DIR --serve` is that pager; only the former starts it, so that it is no other
-//! program's child.
+//! `kip-pager DIR` makes sure that a pager runs for the data directory, and returns when it can be
+//! connected to. `kip-pager DIR --serve` is that pager; only the former starts it, so that it is no
+//! other program's child.
 #![forbid(unsafe_code)]
 
 use anyhow::Context;
@@ -20,7 +20,8 @@ fn serve(dir: &Path) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::new("info");
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_env_filter(filter).init();
     let prepared = resident::sit(dir, KIND, || {
-        // It only helps. Memory is not locked: the stacks of threads that hold procs would be, whole.
+        // It only helps. Memory is not locked: the stacks of threads that hold procs would be,
+        // whole.
         let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
         let own = std::env::current_exe().context("cannot tell its own path")?;
         let keeper = Keeper::connect_or_spawn(&own.with_file_name("kip-keeper"), dir)?;

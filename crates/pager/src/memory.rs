@@ -1,4 +1,5 @@
-//! One address space that is served: its userfaultfd, its slot map, and the set that its first fault installs.
+//! One address space that is served: its userfaultfd, its slot map, and the set that its first
+//! fault installs.
 //!
 //! ```text
 //! quiet --fault--> served one by one
@@ -7,9 +8,10 @@
 //! resuming: armed, but what the kernel touches for calls that begin anew is served one by one, for it is no wake
 //! ```
 //!
-//! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
-//! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
-//! file and in the descriptor, which another process holds too; the set and the counts are hints.
+//! Owns what missing pages are filled with, and the answers to everything that the program does to
+//! its mappings while pages are missing. Never touches the process but through the userfaultfd. All
+//! that must outlive us is in the slot map's file and in the descriptor, which another process
+//! holds too; the set and the counts are hints.
 
 use crate::ahead::Streams;
 use crate::resuming::Resuming;
@@ -59,7 +61,8 @@ struct Fault {
 
 /// So often a fault is tried again before others are served.
 const PATIENT_ROUNDS: u32 = 16;
-/// A space whose events do not end lets others have their turn after so many; also those that only want to look at it.
+/// A space whose events do not end lets others have their turn after so many; also those that only
+/// want to look at it.
 const MOST_ROUNDS: u32 = 64;
 
 /// The name of an address space within its proc.
@@ -151,7 +154,8 @@ pub struct MemoryState {
 }
 
 thread_local! {
-    /// Where pages of a fault are read to. Of the threads that serve faults, for these are few and address spaces are many.
+    /// Where pages of a fault are read to. Of the threads that serve faults, for these are few and
+    /// address spaces are many.
     static BUFFER: RefCell<Aligned> = RefCell::new(Aligned::new(PARKED_AHEAD.max(TICK_AHEAD) * PAGE));
 }
 
@@ -196,7 +200,8 @@ pub struct Memory {
     state: Mutex<MemoryState>,
 }
 
-/// What is to be done with a forked child's userfaultfd, while the parent's map is as it was at the fork.
+/// What is to be done with a forked child's userfaultfd, while the parent's map is as it was at the
+/// fork.
 pub type Birth<'a> = &'a mut dyn FnMut(&MemoryState, OwnedFd) -> io::Result<()>;
 
 /// How far filling came.
@@ -208,7 +213,8 @@ pub(crate) enum Filled {
     Gone,
 }
 
-/// Puts bytes into pages that are missing, leaving out those that are not, or that are no longer mapped.
+/// Puts bytes into pages that are missing, leaving out those that are not, or that are no longer
+/// mapped.
 pub(crate) fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> io::Result<Filled> {
     let mut most = bytes.len();
     while !bytes.is_empty() {
@@ -238,8 +244,8 @@ pub(crate) fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect:
     Ok(Filled::All)
 }
 
-/// The first page from `at` on that has a slot and is not `present`: address, slot, and how many, at most `most`, follow
-/// each other in both.
+/// The first page from `at` on that has a slot and is not `present`: address, slot, and how many,
+/// at most `most`, follow each other in both.
 fn next_missing(runs: &Runs, mut at: u64, present: &[Range<u64>], most: usize) -> Option<(u64, u32, usize)> {
     loop {
         let (slot, end) = match runs.get(at) {
@@ -287,12 +293,14 @@ impl Memory {
         Self { id, uffd, state: Mutex::new(state) }
     }
 
-    /// Its state; no faults are served while it is held. It is had in bounded time, however many faults there are.
+    /// Its state; no faults are served while it is held. It is had in bounded time, however many
+    /// faults there are.
     pub fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock()
     }
 
-    /// After a pager has died: lets all threads that wait for pages ask again, for their faults may have been taken by it.
+    /// After a pager has died: lets all threads that wait for pages ask again, for their faults may
+    /// have been taken by it.
     ///
     /// # Errors
     /// The kernel's.
@@ -300,13 +308,14 @@ impl Memory {
         uffd::wake(self.uffd.as_fd(), pagemap::WHOLE)
     }
 
-    /// Takes and answers all events, in their order. True if a fault could not be answered yet, because the kernel wants
-    /// memory or has announced a change whose event is still to come: then this is to be called again soon.
+    /// Takes and answers all events, in their order. True if a fault could not be answered yet,
+    /// because the kernel wants memory or has announced a change whose event is still to come: then
+    /// this is to be called again soon.
     ///
     /// # Errors
-    /// The kernel's or the source's. What could not be answered is tried again the next time, but for a page that cannot be
-    /// trusted (`InvalidData`, told once): a thread that waits for that page waits until it is
-    /// killed.
+    /// The kernel's or the source's. What could not be answered is tried again the next time, but
+    /// for a page that cannot be trusted (`InvalidData`, told once): a thread that waits for that
+    /// page waits until it is killed.
     pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
         if state.closed {
@@ -410,13 +419,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Fills the page at `address`, and those beside it that lie beside it in the source too: the more, the longer faults have
-    /// followed each other there.
+    /// Fills the page at `address`, and those beside it that lie beside it in the source too: the
+    /// more, the longer faults have followed each other there.
     fn fetch(&self, state: &mut MemoryState, address: u64, write: bool) -> io::Result<Filled> {
         let uffd = self.uffd.as_fd();
         let Some((slot, end)) = state.map.runs().get(address) else {
             if state.read_ahead {
-                // Memory that is used for the first time: the kernel gives the pages behind it by itself then.
+                // Memory that is used for the first time: the kernel gives the pages behind it by
+                // itself then.
                 let (window, _) = state.streams.window(address, ZERO_AHEAD);
                 let most = address + window as u64 * PAGE64;
                 let end = state.map.runs().next_from(address).map_or(most, |next| next.min(most));
@@ -500,9 +510,9 @@ impl Memory {
         Ok(filled)
     }
 
-    /// Fills a page that a tick touches, alone, for what it does not touch is to stay out. Those beside it, `pages` in all from an address
-    /// and its slot on, are read with it and are at hand for a moment: a tick whose pages are not known yet would wait for the disk for
-    /// each.
+    /// Fills a page that a tick touches, alone, for what it does not touch is to stay out. Those
+    /// beside it, `pages` in all from an address and its slot on, are read with it and are at hand
+    /// for a moment: a tick whose pages are not known yet would wait for the disk for each.
     fn fetch_for_tick(
         &self,
         state: &mut MemoryState,

@@ -6,7 +6,8 @@
 //! dropping, or mapping anew, and watching the pager cannot keep others from that. So the thread
 //! that dropped or mapped looks for such pages once they are watched and before the program runs.
 //!
-//! Such a page is told from one that holds zeros by its slot: [`crate::memory`] gives pages of zeros only to what has none.
+//! Such a page is told from one that holds zeros by its slot: [`crate::memory`] gives pages of
+//! zeros only to what has none.
 
 use crate::slots::Runs;
 use crate::swap::{Aligned, PAGE};

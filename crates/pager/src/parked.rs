@@ -70,8 +70,9 @@ impl std::fmt::Debug for Parked {
 }
 
 impl Parked {
-    /// Opens the page files of the generation in a directory; tells what its processes have in them, by number inside. `ask` is
-    /// called for what is not here, and then no more often than once a second for a page.
+    /// Opens the page files of the generation in a directory; tells what its processes have in
+    /// them, by number inside. `ask` is called for what is not here, and then no more often than
+    /// once a second for a page.
     ///
     /// # Errors
     /// The file system's; a damaged page map.

@@ -1,4 +1,5 @@
-//! Gives a stopped process a userfaultfd for its own memory and takes it out, leaving nothing behind.
+//! Gives a stopped process a userfaultfd for its own memory and takes it out, leaving nothing
+//! behind.
 //!
 //! userfaultfd(2) is refused to a process without privileges, and a sandbox has no
 //! /dev/userfaultfd. The kernel checks no request on an open one, so the process is handed our open
@@ -19,8 +20,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 /// Makes the userfaultfd and sets it up.
 ///
 /// # Errors
-/// The kernel's; EMFILE when the process has no two free numbers. It is left without extra descriptors in any case that
-/// it survives.
+/// The kernel's; EMFILE when the process has no two free numbers. It is left without extra
+/// descriptors in any case that it survives.
 pub fn plant(pid: u32, hand: &Hand, scratch: &Scratch, device: &OwnedFd) -> io::Result<OwnedFd> {
     const UNIX: u64 = 1;
     const DATAGRAM_CLOEXEC: u64 = 2 | 0o2_000_000;
@@ -45,7 +46,8 @@ pub fn plant(pid: u32, hand: &Hand, scratch: &Scratch, device: &OwnedFd) -> io::
     Ok(taken)
 }
 
-/// recvmsg(2) of one descriptor; `struct msghdr`, `iovec`, a byte and room for one control message lie in the scratch.
+/// recvmsg(2) of one descriptor; `struct msghdr`, `iovec`, a byte and room for one control message
+/// lie in the scratch.
 fn receive(pid: u32, hand: &Hand, scratch: &Scratch, socket: u64) -> io::Result<u64> {
     const CLOEXEC_DONTWAIT: u64 = 0x4000_0000 | 0x40;
     let (vector, byte, control) = (scratch.at + 64, scratch.at + 96, scratch.at + 128);

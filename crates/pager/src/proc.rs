@@ -1,9 +1,11 @@
-//! One proc: its processes' address spaces, its swap file, and the steps down and up for all of them together.
+//! One proc: its processes' address spaces, its swap file, and the steps down and up for all of
+//! them together.
 //!
-//! On disk, in a directory of its own: `swap`, `space-N.map` for each address space (and, for a moment, `space-N.set`), and in
-//! `parked` the pages of the generation that it was woken from, if a part of its memory may still lie there only.
-//! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
-//! takes both up with [`Proc::adopt`].
+//! On disk, in a directory of its own: `swap`, `space-N.map` for each address space (and, for a
+//! moment, `space-N.set`), and in `parked` the pages of the generation that it was woken from, if a
+//! part of its memory may still lie there only. What must survive us beside these are the
+//! userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager takes both up with
+//! [`Proc::adopt`].
 
 mod inspect;
 mod parking;
@@ -44,7 +46,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Holds duplicates of userfaultfds, so that our death lets processes wait rather than lose their memory.
+/// Holds duplicates of userfaultfds, so that our death lets processes wait rather than lose their
+/// memory.
 pub trait Custodian: Send + Sync {
     /// Holds a duplicate under a name.
     ///
@@ -55,7 +58,8 @@ pub trait Custodian: Send + Sync {
     fn release(&self, space: SpaceId);
     /// Hears that a page of the proc is damaged where it lies, so that the proc cannot go on.
     fn damaged(&self, _error: &io::Error) {}
-    /// Hears that pages of a remote page file are needed, and not here: see [`crate::parked::AskFor`].
+    /// Hears that pages of a remote page file are needed, and not here: see
+    /// [`crate::parked::AskFor`].
     fn missing(&self, _file: &str, _pages: Range<u32>) {}
 }
 
@@ -176,7 +180,8 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// A proc that has not slept yet. `number` is its own among all that `server` serves; `directory` exists and is empty.
+    /// A proc that has not slept yet. `number` is its own among all that `server` serves;
+    /// `directory` exists and is empty.
     ///
     /// # Errors
     /// The file system's.
@@ -281,11 +286,12 @@ impl Proc {
         self.known.keys().filter_map(|pid| self.memory(*pid)).any(|memory| !memory.state().touched.is_empty())
     }
 
-    /// Takes the memory of stopped processes out. They are still stopped; let go, they come back by faults, and by their
-    /// sets after [`Proc::arm`] or [`Proc::wake`].
+    /// Takes the memory of stopped processes out. They are still stopped; let go, they come back by
+    /// faults, and by their sets after [`Proc::arm`] or [`Proc::wake`].
     ///
     /// # Errors
-    /// See [`DeflateError`]. All processes are whole; some may have their memory out, which comes back by itself.
+    /// See [`DeflateError`]. All processes are whole; some may have their memory out, which comes
+    /// back by itself.
     pub fn deflate(&mut self, stopped: &Stopped, way: Way) -> Result<BTreeMap<u32, Deflated>, DeflateError> {
         self.sweep();
         let mut reports = BTreeMap::new();
@@ -365,8 +371,8 @@ impl Proc {
     }
 
     /// Keeps a stopped process from running on with pages that are not its own: as with a page that
-    /// is damaged, it waits to be killed, and the pager tells the custodian, which has it killed. A signal
-    /// that came while all its threads stood still is taken before any of them runs.
+    /// is damaged, it waits to be killed, and the pager tells the custodian, which has it killed. A
+    /// signal that came while all its threads stood still is taken before any of them runs.
     fn must_not_run(&self, pid: u32, error: io::Error) -> io::Error {
         let what = format!(
             "memory of process {pid} that was touched from outside while it was taken out cannot be put back: {error}"
@@ -440,8 +446,8 @@ impl Proc {
         }
     }
 
-    /// Waits until processes that were let go are back in their calls, or awake, but at most `patience` in all. From then on
-    /// any fault is their wake.
+    /// Waits until processes that were let go are back in their calls, or awake, but at most
+    /// `patience` in all. From then on any fault is their wake.
     pub fn wait_until_quiescent(&self, pids: &[u32], patience: Duration) {
         let until = Instant::now() + patience;
         for pid in pids {
@@ -463,8 +469,8 @@ impl Proc {
         }
     }
 
-    /// Installs the sets of processes that are still stopped, or armed, now; what cannot be installed comes by faults. `kind`
-    /// is what they are woken for.
+    /// Installs the sets of processes that are still stopped, or armed, now; what cannot be
+    /// installed comes by faults. `kind` is what they are woken for.
     pub fn wake(&mut self, pids: &[u32], kind: &str) {
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
@@ -571,7 +577,8 @@ impl Drop for Proc {
     }
 }
 
-/// Whether all threads wait for something. One that waits for a page does too, which is why faults are counted as well.
+/// Whether all threads wait for something. One that waits for a page does too, which is why faults
+/// are counted as well.
 fn is_quiescent(pid: u32) -> bool {
     threads(pid).unwrap_or_default().into_iter().all(|tid| !Status::read(tid).is_ok_and(|status| status.is_busy()))
 }

@@ -1,11 +1,13 @@
-//! The messages between the daemon and `kip-pager`: JSON, one message a packet, on `DIR/run/pager.sock`.
+//! The messages between the daemon and `kip-pager`: JSON, one message a packet, on
+//! `DIR/run/pager.sock`.
 //!
-//! A connection carries one request and its answer at a time; several connections are served at once. One that asked to
-//! [`Request::Follow`] gets [`Event`]s from then on.
+//! A connection carries one request and its answer at a time; several connections are served at
+//! once. One that asked to [`Request::Follow`] gets [`Event`]s from then on.
 //!
-//! For good, in every protocol, stay as they are: [`Request::Ping`] with its [`Status`], and [`Request::Quit`] with [`Answer::Done`]: by these a
-//! daemon of any other version puts its own pager in place ([`crate::client::Pager::supersede`]). What is out passes from one to the other by
-//! the slot maps, whose form has a number of its own.
+//! For good, in every protocol, stay as they are: [`Request::Ping`] with its [`Status`], and
+//! [`Request::Quit`] with [`Answer::Done`]: by these a daemon of any other version puts its own
+//! pager in place ([`crate::client::Pager::supersede`]). What is out passes from one to the other
+//! by the slot maps, whose form has a number of its own.
 
 use crate::deflate::Deflated;
 pub use kip_stop::timers::Timer;
@@ -33,16 +35,18 @@ pub struct Order {
     pub processes: PathBuf,
     /// Told again with [`Event::Woke`], so that an old one is known as such.
     pub turn: u64,
-    /// Its threads stand still until [`Request::Wake`]; otherwise the first that gets what it waits for wakes it.
+    /// Its threads stand still until [`Request::Wake`]; otherwise the first that gets what it waits
+    /// for wakes it.
     pub hold: bool,
-    /// Pages that one tick of a program that ticks in place may bring back; 0 for a program that does not tick.
+    /// Pages that one tick of a program that ticks in place may bring back; 0 for a program that
+    /// does not tick.
     pub patience: usize,
     /// The working set is kept and installed at the wake; otherwise every page comes by a fault.
     pub prefetch: bool,
     /// Clean pages of files are dropped too.
     pub drop_files: bool,
-    /// What wakes it while it is held: one for each descriptor that comes with the order. The first that is readable wakes
-    /// it, and all are closed here before it runs.
+    /// What wakes it while it is held: one for each descriptor that comes with the order. The first
+    /// that is readable wakes it, and all are closed here before it runs.
     pub watch: Vec<Purpose>,
 }
 
@@ -66,7 +70,8 @@ pub struct Rebuilt {
     pub directory: PathBuf,
     /// Directory of the generation.
     pub generation: PathBuf,
-    /// Host pid, number inside and pages that can come of each process, in the order of their descriptors.
+    /// Host pid, number inside and pages that can come of each process, in the order of their
+    /// descriptors.
     pub processes: Vec<(u32, u32, u64)>,
     /// The working set is installed; otherwise every page comes by a fault.
     pub prefetch: bool,
@@ -85,11 +90,13 @@ pub struct Peek {
     pub pages: Vec<(u32, u64)>,
 }
 
-/// What is found out about the waits of a program that runs, or done with them, for which its threads stand still for a moment.
+/// What is found out about the waits of a program that runs, or done with them, for which its
+/// threads stand still for a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Survey {
-    /// The end of each wait of which the kernel does not say when it began: [`kip_stop::find_ends`].
+    /// The end of each wait of which the kernel does not say when it began:
+    /// [`kip_stop::find_ends`].
     Ends,
     /// Each wait that ends by a time-out gets a record of its end: [`kip_stop::note_ends`].
     Records,
@@ -129,8 +136,8 @@ pub enum Request {
         /// The proc.
         name: String,
     },
-    /// Takes up a proc that was rebuilt without a part of its memory, and installs its working set. Each process comes with
-    /// its userfaultfd; none of them runs yet.
+    /// Takes up a proc that was rebuilt without a part of its memory, and installs its working set.
+    /// Each process comes with its userfaultfd; none of them runs yet.
     Inflate(Rebuilt),
     /// The proc's processes have ended: gives up what was kept for them.
     Forget {
@@ -146,20 +153,23 @@ pub enum Request {
         /// As in [`Order`].
         directory: PathBuf,
     },
-    /// The proc is about to be parked: lets held threads go, and nothing is a wake any more. What is out is served on.
+    /// The proc is about to be parked: lets held threads go, and nothing is a wake any more. What
+    /// is out is served on.
     #[serde(rename = "settle")]
     PrepareParking {
         /// The proc.
         name: String,
     },
-    /// Writes where everything lies that may be out into this file, a page map by host pid. All processes stand still.
+    /// Writes where everything lies that may be out into this file, a page map by host pid. All
+    /// processes stand still.
     Account {
         /// The proc.
         name: String,
         /// The file, made anew.
         file: PathBuf,
     },
-    /// Writes what missing pages hold, as [`Request::Account`], into the file that comes with it. Changes nothing.
+    /// Writes what missing pages hold, as [`Request::Account`], into the file that comes with it.
+    /// Changes nothing.
     Chart {
         /// The proc.
         name: String,
@@ -216,7 +226,8 @@ pub struct Hibernated {
     pub left: BTreeMap<String, u64>,
     /// Armed timers, if it is held.
     pub timers: Vec<Timer>,
-    /// Its threads are held. One that was at work is not although the order said so: it goes on at once.
+    /// Its threads are held. One that was at work is not although the order said so: it goes on at
+    /// once.
     pub held: bool,
 }
 
@@ -297,7 +308,8 @@ pub enum Answer {
     },
     /// To [`Request::Peek`]: of which pages there are only zeros in the file.
     Peeked {
-        /// Those that come from a store: place in the request, file in `parked` of the proc's directory, page.
+        /// Those that come from a store: place in the request, file in `parked` of the proc's
+        /// directory, page.
         away: Vec<(u32, String, u32)>,
         /// Those that cannot be read: place in the request, and why.
         unread: Vec<(u32, String)>,

@@ -1,4 +1,5 @@
-//! Threads of a process that was let go, on their way back into the calls in which they stood: which faults are those of a program at work.
+//! Threads of a process that was let go, on their way back into the calls in which they stood:
+//! which faults are those of a program at work.
 
 use crate::swap::PAGE;
 use kip_sys::status::{Status, threads};
@@ -7,7 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A process that was let go, whose threads are on their way back into the calls in which they stood.
+/// A process that was let go, whose threads are on their way back into the calls in which they
+/// stood.
 #[derive(Debug)]
 pub struct Resuming {
     pid: u32,
@@ -19,15 +21,16 @@ pub struct Resuming {
 enum Stands {
     /// It has come out of its call, and touches the page by itself.
     AtWork,
-    /// It waits for what the kernel reads for a call that begins anew, or for `page` because the instruction that makes the call is
-    /// there; or a signal has stopped it.
+    /// It waits for what the kernel reads for a call that begins anew, or for `page` because the
+    /// instruction that makes the call is there; or a signal has stopped it.
     InCall,
     /// It runs on a processor.
     Runs,
 }
 
 impl Resuming {
-    /// A thread that has touched a page goes to sleep for that within this time, but for one that others keep from the processor.
+    /// A thread that has touched a page goes to sleep for that within this time, but for one that
+    /// others keep from the processor.
     const SLEEPS_WITHIN: Duration = Duration::from_millis(2);
 
     /// Of a process.
@@ -35,9 +38,9 @@ impl Resuming {
         Resuming { pid, threads: None }
     }
 
-    /// Whether a fault at `page` by `thread` (in its own pid namespace) is more than the way back into a call:
-    /// proc_pid_syscall(5). A thread of which that cannot be told is at work; ours, which reads what a thread needs for its call
-    /// while all of them stand still, is not.
+    /// Whether a fault at `page` by `thread` (in its own pid namespace) is more than the way back
+    /// into a call: proc_pid_syscall(5). A thread of which that cannot be told is at work; ours,
+    /// which reads what a thread needs for its call while all of them stand still, is not.
     pub(crate) fn is_at_work(&mut self, page: u64, thread: u32) -> bool {
         let pid = self.pid;
         let known = self.threads.get_or_insert_with(|| by_inner_id(pid));

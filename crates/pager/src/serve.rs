@@ -1,5 +1,5 @@
-//! The threads that serve faults: one for each processor, bound to it, each with an epoll set of the userfaultfds that
-//! it serves.
+//! The threads that serve faults: one for each processor, bound to it, each with an epoll set of
+//! the userfaultfds that it serves.
 //!
 //! A fault is served about six times faster on the processor of the thread that waits for it than
 //! across, so a space is moved to where its program last ran whenever the pager knows that
@@ -23,8 +23,8 @@ const AGAIN_NS: i64 = 200_000;
 
 /// Looks after what a fork brings into the world, before parent and child go on.
 pub trait Nursery: Send + Sync {
-    /// Takes the child in, while the parent's map is as it was at the fork. When it returns, the child's userfaultfd and
-    /// slot map are where a later pager finds them.
+    /// Takes the child in, while the parent's map is as it was at the fork. When it returns, the
+    /// child's userfaultfd and slot map are where a later pager finds them.
     ///
     /// # Errors
     /// Whatever stood in the way: the child then waits at its first missing page, until a pager

@@ -1,7 +1,9 @@
-//! What `kip-pager` is: every proc of a data directory, a thread for each connection, and the keeper at hand.
+//! What `kip-pager` is: every proc of a data directory, a thread for each connection, and the
+//! keeper at hand.
 //!
-//! A proc that is held is held by the thread that stopped it, because a trace belongs to a thread: it waits for the order
-//! to let go. If we die the kernel lets all of them run, and they wait at their first missing page for the next pager.
+//! A proc that is held is held by the thread that stopped it, because a trace belongs to a thread:
+//! it waits for the order to let go. If we die the kernel lets all of them run, and they wait at
+//! their first missing page for the next pager.
 
 mod adoption;
 mod custody;
@@ -39,7 +41,8 @@ use std::time::{Duration, Instant};
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// How long they may take to be back in their calls.
 const QUIESCENT_WITHIN: Duration = Duration::from_millis(100);
-/// How long the page cache has what a program was before its first tick in its sleep: longer than a tick takes to come by default.
+/// How long the page cache has what a program was before its first tick in its sleep: longer than a
+/// tick takes to come by default.
 const CACHED_FOR: Duration = Duration::from_secs(75);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.
 const STACK: usize = 256 << 10;
@@ -213,7 +216,8 @@ impl Service {
             drop(bytes);
             let done = match request {
                 Request::Hibernate(order) => {
-                    // It answers by itself: this thread may have to hold the proc after that, for which it needs no connection.
+                    // It answers by itself: this thread may have to hold the proc after that, for
+                    // which it needs no connection.
                     let (name, mut socket) = (order.name.clone(), Some(socket));
                     let answer = |done| socket.take().is_some_and(|socket| reply(&socket, &Answer::Hibernated(done)));
                     if let Err(message) = self.hibernate(order, fds, answer) {
@@ -304,8 +308,8 @@ impl Service {
         })
     }
 
-    /// Takes a proc's memory out. `answer` tells whether the answer was taken: a client that has given up takes the proc for
-    /// awake, and nothing would wake it.
+    /// Takes a proc's memory out. `answer` tells whether the answer was taken: a client that has
+    /// given up takes the proc for awake, and nothing would wake it.
     fn hibernate(
         &self,
         order: Order,

@@ -1,18 +1,21 @@
-//! Working sets: which pages came back between two sleeps, and which are expected the next time, in what order.
+//! Working sets: which pages came back between two sleeps, and which are expected the next time, in
+//! what order.
 //!
-//! A page that was installed ahead leaves no trace of whether it was used (there is no cheap accessed bit), unless it
-//! was written. So that pages that are not needed fall out, they are held back now and then: their bytes are at hand, a fault
-//! of some microseconds brings them, and only those that the program touches stay known. A page
-//! that the program was never seen to touch (it came as another's neighbour) is held back at once,
-//! any other in one of 32 sets, and if it was seen to be touched again in one of
-//! [`History::HELD_BACK_ONCE_IN`]. And when the program has gone on to something else (at least half as much
-//! came by faults as the set had), all that was installed and not seen to be touched is held back.
+//! A page that was installed ahead leaves no trace of whether it was used (there is no cheap
+//! accessed bit), unless it was written. So that pages that are not needed fall out, they are held
+//! back now and then: their bytes are at hand, a fault of some microseconds brings them, and only
+//! those that the program touches stay known. A page that the program was never seen to touch (it
+//! came as another's neighbour) is held back at once, any other in one of 32 sets, and if it was
+//! seen to be touched again in one of [`History::HELD_BACK_ONCE_IN`]. And when the program has gone
+//! on to something else (at least half as much came by faults as the set had), all that was
+//! installed and not seen to be touched is held back.
 //!
-//! The order in which pages are needed is known of those that came by faults: a page keeps the place that it had among the
-//! faults of the last wake at which it came by one.
+//! The order in which pages are needed is known of those that came by faults: a page keeps the
+//! place that it had among the faults of the last wake at which it came by one.
 //!
-//! What is needed depends on what a wake is for: each port, timers and calls have a history of their own ([`Histories`]). Their
-//! sets are kept as one, each page with the kinds of wakes that it is installed at; at others it is held back.
+//! What is needed depends on what a wake is for: each port, timers and calls have a history of
+//! their own ([`Histories`]). Their sets are kept as one, each page with the kinds of wakes that it
+//! is installed at; at others it is held back.
 //!
 //! Prediction is pure; the bytes are [`crate::stored`]'s.
 
@@ -106,7 +109,8 @@ fn place(index: usize, of: usize) -> u16 {
 }
 
 impl History {
-    /// The most pages of a set: a program that looked at all it has shall not wait for all of it the next time. 16 MiB.
+    /// The most pages of a set: a program that looked at all it has shall not wait for all of it
+    /// the next time. 16 MiB.
     pub const MOST: usize = 4096;
     /// A page that was often seen to be touched is held back in one of this many sets.
     pub const HELD_BACK_ONCE_IN: u64 = 32 << (Self::OFTEN - 1);
@@ -220,8 +224,9 @@ pub struct Histories {
     kinds: Vec<(String, History)>,
 }
 
-/// The pages that are expected next, each once: those first that are needed first at a wake of the newest kind, those last that
-/// are held back at all; each with a bit for every kind of wake that it is installed at.
+/// The pages that are expected next, each once: those first that are needed first at a wake of the
+/// newest kind, those last that are held back at all; each with a bit for every kind of wake that
+/// it is installed at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expectation {
     /// The kinds.

@@ -1,22 +1,25 @@
-//! The slot map of one address space: what a page holds **if it is missing**. Its slot in the swap file, or, where the
-//! map has nothing, zeros.
+//! The slot map of one address space: what a page holds **if it is missing**. Its slot in the swap
+//! file, or, where the map has nothing, zeros.
 //!
-//! Said this way the map needs no change when a page comes back, is written or is mapped afresh; only when pages are
-//! about to be dropped, and when the program moves, gives up or forks what may be missing. Serving faults writes nothing.
+//! Said this way the map needs no change when a page comes back, is written or is mapped afresh;
+//! only when pages are about to be dropped, and when the program moves, gives up or forks what may
+//! be missing. Serving faults writes nothing.
 //!
-//! On disk a map is a file: a page of header, the page into which the kernel writes the events of the userfaultfd
-//! ([`kip_sys::uffd::EventPage`]), then a log of changes, each with a checksum. The order of writes makes SIGKILL safe at
-//! any moment:
+//! On disk a map is a file: a page of header, the page into which the kernel writes the events of
+//! the userfaultfd ([`kip_sys::uffd::EventPage`]), then a log of changes, each with a checksum. The
+//! order of writes makes SIGKILL safe at any moment:
 //!
-//! * dropping: pages into slots, then the changes into the log, then the pages go. Before the last step every page is
-//!   still there, so that the map, however much of it was written, says nothing that counts;
-//! * an event: the kernel puts it into the event page in the same call that lets the program go on, then its change goes
-//!   into the log under the event's number, then the event is marked as done. A pager that opens
-//!   the map does the events that were not done, and their numbers keep it from doing one twice;
+//! * dropping: pages into slots, then the changes into the log, then the pages go. Before the last
+//!   step every page is still there, so that the map, however much of it was written, says nothing
+//!   that counts;
+//! * an event: the kernel puts it into the event page in the same call that lets the program go on,
+//!   then its change goes into the log under the event's number, then the event is marked as done.
+//!   A pager that opens the map does the events that were not done, and their numbers keep it from
+//!   doing one twice;
 //! * a slot is given up after the change that did so is in the log.
 //!
-//! Nothing is synced: the processes whose memory this is do not outlive the machine. A torn record at the end of the log
-//! is cut off.
+//! Nothing is synced: the processes whose memory this is do not outlive the machine. A torn record
+//! at the end of the log is cut off.
 
 use crate::swap::{PAGE, Swap};
 use kip_sys::uffd::{EVENT_PAGE, EventPage, Left};
@@ -45,8 +48,8 @@ impl Runs {
         (address < *end).then(|| (slot + ((address - start) / PAGE64) as u32, *end))
     }
 
-    /// At most so many pages up to the one at `address`, whose slots follow each other: address and slot of the first, and how
-    /// many. None if that page has no slot.
+    /// At most so many pages up to the one at `address`, whose slots follow each other: address and
+    /// slot of the first, and how many. None if that page has no slot.
     pub fn before(&self, address: u64, most: usize) -> Option<(u64, u32, usize)> {
         let (start, (end, slot)) = self.0.range(..=address).next_back()?;
         let there = (address < *end).then(|| (address - start) / PAGE64)?;
@@ -236,7 +239,8 @@ impl SlotMap {
         Ok(Self { runs, swap, path: path.into(), log, end: HEADER + records.len() as u64, events, last: 0 })
     }
 
-    /// The map of a pager that has died, without what is left in its event page ([`SlotMap::take_left`]).
+    /// The map of a pager that has died, without what is left in its event page
+    /// ([`SlotMap::take_left`]).
     ///
     /// # Errors
     /// The file system's; `InvalidData` for a file that is none.
@@ -297,7 +301,8 @@ impl SlotMap {
         Ok(())
     }
 
-    /// Makes changes of our own, in order. A [`Change::Set`] brings its references to slots with it.
+    /// Makes changes of our own, in order. A [`Change::Set`] brings its references to slots with
+    /// it.
     ///
     /// # Errors
     /// The file system's; nothing was changed then.
@@ -342,8 +347,9 @@ impl SlotMap {
         Ok(())
     }
 
-    /// Does, in order, what a dead pager had taken from the userfaultfd and not done. A fork is given to `fork` with the
-    /// number that its descriptor had in the dead pager, while the map is as it was then.
+    /// Does, in order, what a dead pager had taken from the userfaultfd and not done. A fork is
+    /// given to `fork` with the number that its descriptor had in the dead pager, while the map is
+    /// as it was then.
     ///
     /// # Errors
     /// The file system's, and those of `fork`.

@@ -1,5 +1,6 @@
-//! Where a page that is missing comes from: one notion for the swap file of a proc and for the page file of a parked
-//! snapshot. A slot number says which: from [`crate::swap::PARKED`] on it is one of the snapshot's, of which the slot map keeps no count.
+//! Where a page that is missing comes from: one notion for the swap file of a proc and for the page
+//! file of a parked snapshot. A slot number says which: from [`crate::swap::PARKED`] on it is one
+//! of the snapshot's, of which the slot map keeps no count.
 
 use crate::swap::Swap;
 use std::io;

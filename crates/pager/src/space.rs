@@ -1,7 +1,8 @@
 //! What of a process's address space can be taken out, and what not and why.
 //!
-//! Reads /proc/PID/maps and status, and the costly smaps only where locked, pinned or huge pages say that it matters.
-//! Decides by the kind of a mapping only; which of its pages are there is another question.
+//! Reads /proc/PID/maps and status, and the costly smaps only where locked, pinned or huge pages
+//! say that it matters. Decides by the kind of a mapping only; which of its pages are there is
+//! another question.
 
 use kip_sys::status::Status;
 use std::io;
@@ -43,7 +44,8 @@ impl Reason {
 pub enum Kind {
     /// Private memory: taken out.
     Anonymous,
-    /// A private mapping of a file: written pages are turned into private memory, others are the page cache's.
+    /// A private mapping of a file: written pages are turned into private memory, others are the
+    /// page cache's.
     File,
     /// The kernel's own (vdso and its data).
     Kernel,
@@ -141,7 +143,8 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range, protection, kind })
 }
 
-/// Whether so little of a process is its own that taking it out costs more than it gives: the sandbox's pid 1.
+/// Whether so little of a process is its own that taking it out costs more than it gives: the
+/// sandbox's pid 1.
 pub(crate) fn is_small(pid: u32) -> bool {
     const SMALL_KB: u64 = 64;
     let status = Status::read(pid).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The bytes of a working set while its program sleeps, in blocks of pages that are needed at about the same time.
+//! The bytes of a working set while its program sleeps, in blocks of pages that are needed at about
+//! the same time.
 //!
 //! [`Stored`] owns them, each page with the slot that it had: the thread that installs them leaves
 //! out those of which the slot map says otherwise by then. A set is a hint: losing it loses time
@@ -27,9 +28,10 @@ use std::time::{Duration, Instant};
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// In memory as they are, if they are at most `plain` bytes. Else in a file, of which at most `cached` bytes, of what is needed
-    /// first, stay in the page cache, which gives them up when the machine needs room. Compressed, unless that is a small part
-    /// of `cached`. The file has no name any more when this returns; the path is where it is made.
+    /// In memory as they are, if they are at most `plain` bytes. Else in a file, of which at most
+    /// `cached` bytes, of what is needed first, stay in the page cache, which gives them up when
+    /// the machine needs room. Compressed, unless that is a small part of `cached`. The file has no
+    /// name any more when this returns; the path is where it is made.
     Within {
         /// Bytes.
         plain: usize,
@@ -49,8 +51,8 @@ pub enum Keep<'a> {
 pub enum Sets {
     /// In memory.
     Memory,
-    /// In memory if they are small, else in files that stay in the page cache, while all sets of the proc together take at
-    /// most so many bytes; beyond that on disk.
+    /// In memory if they are small, else in files that stay in the page cache, while all sets of
+    /// the proc together take at most so many bytes; beyond that on disk.
     Cached(usize),
     /// On disk.
     Disk,
@@ -71,18 +73,20 @@ enum Data {
 /// Pages that are needed at about the same time, and are kept by address.
 pub const NEEDED_TOGETHER: usize = 1024;
 
-/// Pages of a block: they are unpacked into memory that is still in the processor's cache when the kernel copies it.
+/// Pages of a block: they are unpacked into memory that is still in the processor's cache when the
+/// kernel copies it.
 pub const BLOCK: usize = 32;
 
-/// The most bytes that are read from a disk in one go: it costs little more than to read a page, and what was read before is
-/// unpacked meanwhile.
+/// The most bytes that are read from a disk in one go: it costs little more than to read a page,
+/// and what was read before is unpacked meanwhile.
 const READ: u64 = 256 << 10;
 
-/// The most bytes that are taken from the page cache in one go: so much as all processors are to end at about the same time.
+/// The most bytes that are taken from the page cache in one go: so much as all processors are to
+/// end at about the same time.
 const CACHED: u64 = 64 << 10;
 
-/// A set that takes no more than this part of the room that is left in the page cache is not compressed: to unpack it would
-/// take half as long again as to install it.
+/// A set that takes no more than this part of the room that is left in the page cache is not
+/// compressed: to unpack it would take half as long again as to install it.
 const PLENTY: usize = 32;
 
 /// Pages that are on their way come no more if none has for so long.
@@ -150,14 +154,15 @@ fn unpack<'a>(packed: &'a [u8], buffer: &'a mut Aligned, length: usize) -> io::R
     }
 }
 
-/// Blocks one behind the other in a file without a name: gone with this, and if they are in the page cache never written to
-/// the disk if that is soon.
+/// Blocks one behind the other in a file without a name: gone with this, and if they are in the
+/// page cache never written to the disk if that is soon.
 #[derive(Debug)]
 struct BlockFile {
     file: File,
     /// Where each block begins, and the last one ends.
     at: Vec<u64>,
-    /// CRC-32 of each block as it lies there: a page cache that could not be written out may forget.
+    /// CRC-32 of each block as it lies there: a page cache that could not be written out may
+    /// forget.
     sums: Vec<u32>,
     cached: bool,
 }
@@ -194,8 +199,8 @@ impl BlockFile {
         end.saturating_sub(block + 1).max(1)
     }
 
-    /// Lets the disk begin to read these portions, one behind the other, while their reader still does other things. That needs
-    /// the page cache, which gives them up when this is dropped.
+    /// Lets the disk begin to read these portions, one behind the other, while their reader still
+    /// does other things. That needs the page cache, which gives them up when this is dropped.
     fn begin(&self, portions: impl Iterator<Item = Range<usize>>) -> io::Result<()> {
         let flags = fcntl_getfl(&self.file)?;
         fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;
@@ -236,7 +241,8 @@ struct Part {
 /// A set with its bytes.
 #[derive(Debug)]
 pub struct Stored {
-    /// Those first that are needed first, by address within each [`NEEDED_TOGETHER`]; those of a source all by address.
+    /// Those first that are needed first, by address within each [`NEEDED_TOGETHER`]; those of a
+    /// source all by address.
     pages: Vec<Page>,
     kinds: Vec<String>,
     parts: Vec<Part>,
@@ -295,8 +301,8 @@ impl Stored {
         Ok(Some(Self { pages, kinds, parts, held_back: Vec::new() }))
     }
 
-    /// The sets that a process was parked with. The bytes lie one behind the other in a source, by address, from `first` on;
-    /// `slot` tells the slot that a page has now, if it can be missing.
+    /// The sets that a process was parked with. The bytes lie one behind the other in a source, by
+    /// address, from `first` on; `slot` tells the slot that a page has now, if it can be missing.
     pub fn parked(
         sets: &[WorkingSet],
         slot: impl Fn(u64) -> Option<u32>,
@@ -313,8 +319,8 @@ impl Stored {
         (!pages.is_empty()).then_some(Self { pages, kinds, parts, held_back: Vec::new() })
     }
 
-    /// The same of one that came from elsewhere, or still comes: the pages for a wake of this kind lie where their slots say, and
-    /// come in the order in which they are needed.
+    /// The same of one that came from elsewhere, or still comes: the pages for a wake of this kind
+    /// lie where their slots say, and come in the order in which they are needed.
     pub fn coming(
         sets: &[WorkingSet],
         kind: &str,
@@ -341,7 +347,8 @@ impl Stored {
         &self.held_back
     }
 
-    /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is installed.
+    /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is
+    /// installed.
     pub fn bits(&self, kind: &str) -> u8 {
         self.kinds.iter().position(|known| known == kind).map_or(u8::MAX, |place| 1 << place)
     }
@@ -419,8 +426,8 @@ impl Stored {
         }
     }
 
-    /// Hands over the pages of some blocks with their bytes, block by block, until `take` says that it is enough. The blocks
-    /// are at most as many as [`Stored::at_once`].
+    /// Hands over the pages of some blocks with their bytes, block by block, until `take` says that
+    /// it is enough. The blocks are at most as many as [`Stored::at_once`].
     ///
     /// # Errors
     /// The file system's; `InvalidData`; those of `take`.

@@ -1,5 +1,5 @@
-//! The private swap file of one proc: numbered slots of one page each, counted references, past the page cache, except for the
-//! first time that a program ticks in its sleep: [`Swap::cache`].
+//! The private swap file of one proc: numbered slots of one page each, counted references, past the
+//! page cache, except for the first time that a program ticks in its sleep: [`Swap::cache`].
 //!
 //! Owns the file and which slots are in use. Never knows which page lies in which slot (that is
 //! [`crate::slots`]). The counts live in memory only: a pager that opens the file again counts what
@@ -64,7 +64,8 @@ pub(crate) fn open_direct(path: &Path, create: bool) -> io::Result<File> {
         .or_else(|e| if e.kind() == io::ErrorKind::InvalidInput { open(path, create, 0) } else { Err(e) })
 }
 
-/// A new file, mode 0600, what is written to which stays in the page cache as long as there is room.
+/// A new file, mode 0600, what is written to which stays in the page cache as long as there is
+/// room.
 pub(crate) fn open_cached(path: &Path) -> io::Result<File> {
     open(path, true, 0)
 }
@@ -113,15 +114,18 @@ impl Swap {
         Ok(Self { file, cached, caching: 0.into(), counts: Mutex::default() })
     }
 
-    /// From now on what is written stays in the page cache, as long as the kernel has room for it there, and is read from there.
+    /// From now on what is written stays in the page cache, as long as the kernel has room for it
+    /// there, and is read from there.
     pub fn cache(&self) {
         self.caching.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends what one call of [`Swap::cache`] began; the last one gives the room in the page cache up.
+    /// Ends what one call of [`Swap::cache`] began; the last one gives the room in the page cache
+    /// up.
     pub fn end_cache(&self) {
         if self.caching.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // What is not on the disk yet, the kernel begins to write now, and keeps until it needs the room.
+            // What is not on the disk yet, the kernel begins to write now, and keeps until it needs
+            // the room.
             let _ = fadvise(&self.cached, 0, None, Advice::DontNeed);
         }
     }
@@ -139,7 +143,8 @@ impl Swap {
         self.counts.lock()
     }
 
-    /// So many free slots one behind the other, each referred to once from now on; the first of them.
+    /// So many free slots one behind the other, each referred to once from now on; the first of
+    /// them.
     pub fn allocate(&self, count: usize) -> u32 {
         /// Slots that are tried before the file grows.
         const MOST_TRIED: usize = 1 << 16;

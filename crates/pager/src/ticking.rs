@@ -1,15 +1,17 @@
 //! Decides which faults of a hibernated program are its ticks, and which are a wake.
 //!
-//! A program that ticks (a timer or a time-out of less than `kip run --tick`) goes on ticking in place
-//! while it is hibernated: its threads run, every timer is on time, and the pages that a tick touches
-//! come back one by one and stay. After a few ticks the program touches nothing that is out any more
-//! and a tick costs what it costs a hot program. Faults are a wake when packets have come since the
-//! last burst of faults, when a burst is longer than a tick of this program may be, or when more pages
-//! came back than ticks can need.
+//! A program that ticks (a timer or a time-out of less than `kip run --tick`) goes on ticking in
+//! place while it is hibernated: its threads run, every timer is on time, and the pages that a tick
+//! touches come back one by one and stay. After a few ticks the program touches nothing that is out
+//! any more and a tick costs what it costs a hot program. Faults are a wake when packets have come
+//! since the last burst of faults, when a burst is longer than a tick of this program may be, or
+//! when more pages came back than ticks can need.
 //!
-//! What the ticks of one sleep touched stays where it is in the next ([`Touched`]), so that already the first tick of that is on time.
+//! What the ticks of one sleep touched stays where it is in the next ([`Touched`]), so that already
+//! the first tick of that is on time.
 //!
-//! Owns counters and addresses only. A crash loses nothing that is needed: the next pager takes the program for awake.
+//! Owns counters and addresses only. A crash loses nothing that is needed: the next pager takes the
+//! program for awake.
 
 use crate::swap::PAGE;
 use std::collections::BTreeSet;
@@ -43,7 +45,8 @@ impl Ticking {
         Ticking { pid, patience, left: LEAST.max(out / SHARE), burst: 0, last: None, came, is_long: false }
     }
 
-    /// Whether a fault at `page` that comes now belongs to a tick, which `touched` notes; otherwise it is the wake.
+    /// Whether a fault at `page` that comes now belongs to a tick, which `touched` notes; otherwise
+    /// it is the wake.
     pub fn is_tick(&mut self, page: u64, touched: &mut Touched) -> bool {
         let pid = self.pid;
         let tick = self.judge(Instant::now(), || packets(pid));
@@ -56,7 +59,8 @@ impl Ticking {
         self.burst == 1
     }
 
-    /// Whether the fault that was taken for the wake was a tick all the same, which needed more than it may: no packet has come.
+    /// Whether the fault that was taken for the wake was a tick all the same, which needed more
+    /// than it may: no packet has come.
     pub fn is_long(&self) -> bool {
         self.is_long
     }
@@ -93,7 +97,8 @@ pub struct Touched {
 impl Touched {
     /// The most that are known, 4 MiB: what ticks may fetch back at least, they may keep.
     const MOST: usize = LEAST;
-    /// A page is taken out in one of so many sleeps, so that one that is touched no more does not stay for good.
+    /// A page is taken out in one of so many sleeps, so that one that is touched no more does not
+    /// stay for good.
     const TAKEN_OUT_ONCE_IN: u64 = 32;
 
     /// Notes a fault: of a tick or of the wake, and whether a burst begins with it.
@@ -141,7 +146,8 @@ pub(crate) fn without(range: Range<u64>, pages: &BTreeSet<u64>) -> Vec<Range<u64
     parts
 }
 
-/// How many TCP segments and UDP datagrams have come into the network namespace of a process: proc_net(5).
+/// How many TCP segments and UDP datagrams have come into the network namespace of a process:
+/// proc_net(5).
 pub fn packets(pid: u32) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).ok();
     Some(counted(&read("snmp")?, &read("snmp6").unwrap_or_default()))

@@ -1,4 +1,5 @@
-//! A pager in a process of its own is killed at any moment; another takes up what it left, and no byte is wrong.
+//! A pager in a process of its own is killed at any moment; another takes up what it left, and no
+//! byte is wrong.
 
 mod rig;
 
@@ -28,7 +29,8 @@ impl Custodian for Far {
     fn release(&self, _: SpaceId) {}
 }
 
-/// Not a test but the pager that the tests below start and kill; without their environment it does nothing.
+/// Not a test but the pager that the tests below start and kill; without their environment it does
+/// nothing.
 #[test]
 fn pager_process() {
     let (Ok(pid), Ok(dir)) = (std::env::var("KIP_TEST_PID"), std::env::var("KIP_TEST_DIR")) else { return };
@@ -132,8 +134,9 @@ fn a_killed_pager_costs_no_byte() {
 //   the program as it was, but where its memory is being dropped: there the pager's death is the
 //   program's
 // held by: this, `kip_sys::inject::tests::where_it_must_not_survive_it_does_not`
-/// A hibernation that fails at any of its steps, in each way, costs the program nothing: it goes on, and sleeps the next time.
-/// Where its memory is just being dropped, and only there, the pager's death is its own.
+/// A hibernation that fails at any of its steps, in each way, costs the program nothing: it goes
+/// on, and sleeps the next time. Where its memory is just being dropped, and only there, the
+/// pager's death is its own.
 #[test]
 fn a_hibernation_that_fails_at_a_step_costs_nothing() {
     for step in fault::STEPS {

@@ -224,7 +224,8 @@ fn random_sequences_lose_nothing() {
     torture.good("cCio");
 }
 
-/// Reads a page of an anonymous mapping that cannot be taken out, so that the kernel's page of zeros is there.
+/// Reads a page of an anonymous mapping that cannot be taken out, so that the kernel's page of
+/// zeros is there.
 const READS_ZEROS: &str = "
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
@@ -251,7 +252,8 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     line.clear();
     answers.read_line(&mut line).unwrap();
     assert_eq!(line, "ran\n");
-    // As if it had been out, in a place behind the end of the swap file; what is written now finds room before that.
+    // As if it had been out, in a place behind the end of the swap file; what is written now finds
+    // room before that.
     let memory = rig.proc.memory(child.id()).unwrap();
     let (room, slot) = (rig.proc.swap().allocate(4096), rig.proc.swap().allocate(1));
     rig.proc.swap().release(room..room + 4096);

@@ -1,5 +1,5 @@
-//! Critical sections of rseq(2) over a sleep: every thread runs all the time, so that the one that makes our calls may stand in
-//! one.
+//! Critical sections of rseq(2) over a sleep: every thread runs all the time, so that the one that
+//! makes our calls may stand in one.
 
 mod rig;
 

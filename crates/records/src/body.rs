@@ -1,4 +1,5 @@
-//! What a generation's manifest says beyond its files: what a sleeper needs of the kernel and of the machine to wake.
+//! What a generation's manifest says beyond its files: what a sleeper needs of the kernel and of
+//! the machine to wake.
 
 use kip_checkpoint::Owned;
 use kip_checkpoint::clocks::{Boot, Clocks};
@@ -21,7 +22,8 @@ pub struct SleepingSocket {
     pub recipe: Option<Recipe>,
 }
 
-/// What the images take for granted of the place where they were made: what has to be moved in another one.
+/// What the images take for granted of the place where they were made: what has to be moved in
+/// another one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Home {
     /// First host id of the proc's block of ids.
@@ -109,7 +111,8 @@ pub struct Slept {
     pub point: String,
     /// Of its root.
     pub inode: u64,
-    /// Of secrets: the user and group inside that they belong to. They are made anew, so nothing else of them is compared.
+    /// Of secrets: the user and group inside that they belong to. They are made anew, so nothing
+    /// else of them is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<(u32, u32)>,
     /// What it had open or mapped in it.
@@ -127,7 +130,8 @@ pub struct SleptFile {
     pub size: u64,
     /// Time of its last change, nanoseconds since the epoch.
     pub mtime_ns: i64,
-    /// The same of its making, by which a file is told from an older one with its inode; 0 where the file system has none.
+    /// The same of its making, by which a file is told from an older one with its inode; 0 where
+    /// the file system has none.
     pub born_ns: i64,
     /// The sleeper may change what is in it already.
     pub rewrites: bool,

@@ -1,15 +1,16 @@
 //! When a parked proc has to be woken for its own timers, and whether a program ticks.
 //!
-//! By default every timer is on time: the proc is woken a little ahead of the first that is due. A program
-//! that ticks (its next wait is shorter than `--tick`) is therefore not parked by itself; it ticks in place
-//! while it is hibernated. Only where its owner or its profile lets it be suspended, or memory is short,
-//! does such a program park, and then its ticks are gathered ([`Ticks`]); in a suspended sleep so is whatever
-//! waits on CLOCK_MONOTONIC, which stands.
+//! By default every timer is on time: the proc is woken a little ahead of the first that is due. A
+//! program that ticks (its next wait is shorter than `--tick`) is therefore not parked by itself;
+//! it ticks in place while it is hibernated. Only where its owner or its profile lets it be
+//! suspended, or memory is short, does such a program park, and then its ticks are gathered
+//! ([`Ticks`]); in a suspended sleep so is whatever waits on CLOCK_MONOTONIC, which stands.
 
 use kip_checkpoint::clocks::{Clocks, Due, Source};
 use serde::{Deserialize, Serialize};
 
-/// For how many `tick_ms` the ticks of a suspended proc are gathered at first: ten minutes, as a rule.
+/// For how many `tick_ms` the ticks of a suspended proc are gathered at first: ten minutes, as a
+/// rule.
 const FIRST_GATHER: i64 = 10;
 /// The longest that ticks of a suspended proc are gathered, nanoseconds.
 const LONGEST_GATHER_NS: i64 = 3_600 * 1_000_000_000;
@@ -25,8 +26,9 @@ pub enum Ticks {
     OnTime,
     /// Memory was short and the proc may not be suspended: it is woken at least every ten seconds.
     Late,
-    /// The proc is suspended: its ticks are served at wakes of their own, [`FIRST_GATHER`] times `tick_ms` after
-    /// the sleep began, then twice as late each time nothing but ticks had woken it, up to an hour.
+    /// The proc is suspended: its ticks are served at wakes of their own, [`FIRST_GATHER`] times
+    /// `tick_ms` after the sleep began, then twice as late each time nothing but ticks had woken
+    /// it, up to an hour.
     Gathered,
 }
 
@@ -72,8 +74,8 @@ fn tick_ns(tick_ms: u64) -> i64 {
     (tick_ms as i64).saturating_mul(1_000_000)
 }
 
-/// Whether a timer is a tick: by its period or by the whole length of the wait, never by what is left of it.
-/// Of a timer that fires once only what is left at `now_ns` is known.
+/// Whether a timer is a tick: by its period or by the whole length of the wait, never by what is
+/// left of it. Of a timer that fires once only what is left at `now_ns` is known.
 fn is_tick(due: &Due, now_ns: i64, tick_ns: i64) -> bool {
     due.every_ns.unwrap_or(due.at_ns.saturating_sub(now_ns)) < tick_ns
 }

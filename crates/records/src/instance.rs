@@ -1,10 +1,11 @@
-//! Which number a data directory has on its machine, by which everything of its procs outside of it is named: ids, addresses, links,
-//! control groups.
+//! Which number a data directory has on its machine, by which everything of its procs outside of it
+//! is named: ids, addresses, links, control groups.
 //!
-//! Owns `/run/kip/instance-I`: locked by the daemon that has the number, with the path of the data directory, which keeps it as long as
-//! that remembers it (`DIR/run/instance`). Owners of its procs' files go by the number, so a directory with procs never takes another: after a
-//! restart of the machine, when no directory is noted there, the first one to come may have it, and then
-//! the other is refused.
+//! Owns `/run/kip/instance-I`: locked by the daemon that has the number, with the path of the data
+//! directory, which keeps it as long as that remembers it (`DIR/run/instance`). Owners of its
+//! procs' files go by the number, so a directory with procs never takes another: after a restart of
+//! the machine, when no directory is noted there, the first one to come may have it, and then the
+//! other is refused.
 
 use crate::record;
 use kip_net::{Instance, Slot};
@@ -59,11 +60,12 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> InstanceError {
     move |source| InstanceError::Io { path, source }
 }
 
-/// A number that no other data directory has; the lock keeps it as long as it is open, after that the
-/// data directory that remembers it.
+/// A number that no other data directory has; the lock keeps it as long as it is open, after that
+/// the data directory that remembers it.
 pub type Claim = (Instance, File);
 
-/// Takes the number this data directory had before if it is free, else, if it has no procs, the lowest that no directory uses.
+/// Takes the number this data directory had before if it is free, else, if it has no procs, the
+/// lowest that no directory uses.
 pub fn take(data: &Path) -> Result<Claim, InstanceError> {
     let remembered = fs::read_to_string(data.join(MARK)).ok().and_then(|t| t.trim().parse::<u8>().ok());
     let claim = claim(data, remembered)?;
@@ -78,8 +80,8 @@ pub fn take(data: &Path) -> Result<Claim, InstanceError> {
     Ok(claim)
 }
 
-/// The number that is wanted, unless another data directory has it, else the lowest that none has. Not
-/// remembered yet.
+/// The number that is wanted, unless another data directory has it, else the lowest that none has.
+/// Not remembered yet.
 pub fn claim(data: &Path, wanted: Option<u8>) -> Result<Claim, InstanceError> {
     let numbers = wanted.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != wanted));
     for instance in numbers.filter_map(|number| Instance::new(number).ok()) {
@@ -107,8 +109,8 @@ fn owner_of(number: u8) -> String {
     fs::read_to_string(file_of(number)).unwrap_or_default().trim().to_owned()
 }
 
-/// Whether a number is another data directory's. One whose daemon died may still have procs running: it belongs to its directory
-/// while that remembers it.
+/// Whether a number is another data directory's. One whose daemon died may still have procs
+/// running: it belongs to its directory while that remembers it.
 fn is_others(number: u8, data: &Path) -> bool {
     let owner = owner_of(number);
     let other = Path::new(&owner);
@@ -128,9 +130,9 @@ pub fn ids_of(instance: Instance) -> (u32, u32) {
     (FIRST_ID + u32::from(instance.number()) * count, count)
 }
 
-/// Locks the file at a path, which is made if it is not there; None if another process has the lock. A
-/// daemon that gives a number back removes its file: a lock on a file that the path does not lead to any
-/// more keeps no process away, so another file is opened then.
+/// Locks the file at a path, which is made if it is not there; None if another process has the
+/// lock. A daemon that gives a number back removes its file: a lock on a file that the path does
+/// not lead to any more keeps no process away, so another file is opened then.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     const TRIES: u32 = 1000;
     let opened = || {
@@ -159,7 +161,8 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Gives the instance number back, for good, if there are no procs: stopped ones have files. Its lock is held until after this.
+/// Gives the instance number back, for good, if there are no procs: stopped ones have files. Its
+/// lock is held until after this.
 pub fn release(data: &Path, instance: Instance) {
     if has_procs(data) {
         return;

@@ -1,11 +1,11 @@
-//! The durable record of each proc: the directory `DIR/procs/NAME` with `spec.json`, written once, and `state.json`,
-//! replaced at each step of the lifecycle.
+//! The durable record of each proc: the directory `DIR/procs/NAME` with `spec.json`, written once,
+//! and `state.json`, replaced at each step of the lifecycle.
 //!
-//! Owns the two files and the coming and going of the directory; what else lies in it (layers, snapshots, logs) belongs
-//! to others. Never interprets a state.
+//! Owns the two files and the coming and going of the directory; what else lies in it (layers,
+//! snapshots, logs) belongs to others. Never interprets a state.
 //!
-//! Invariants: a directory with a proc's name always holds a whole spec and a whole state; a name is taken by one proc at
-//! most. A crash leaves, and [`Records::open`] removes:
+//! Invariants: a directory with a proc's name always holds a whole spec and a whole state; a name
+//! is taken by one proc at most. A crash leaves, and [`Records::open`] removes:
 //!
 //! | in the middle of | leaves |
 //! | --- | --- |
@@ -102,7 +102,8 @@ impl RecordError {
 pub enum Durability {
     /// The machine's power: file and directory are synced. Milliseconds.
     Fsync,
-    /// The daemon's death only: after a power cut the old state, the new one or none that can be read. Microseconds.
+    /// The daemon's death only: after a power cut the old state, the new one or none that can be
+    /// read. Microseconds.
     Rename,
 }
 
@@ -121,7 +122,8 @@ pub struct Records {
     procs: PathBuf,
 }
 
-/// A proc's directory that is complete but has not got its name yet. Dropped, it stays until the next start.
+/// A proc's directory that is complete but has not got its name yet. Dropped, it stays until the
+/// next start.
 #[derive(Debug)]
 pub struct Unpublished {
     path: PathBuf,
@@ -136,8 +138,9 @@ pub struct Trash {
 }
 
 impl Records {
-    /// Opens the records of a data directory, makes their directory when it is missing and deletes what creations and
-    /// removals left half done. What of that cannot be deleted is returned and stays for the next time.
+    /// Opens the records of a data directory, makes their directory when it is missing and deletes
+    /// what creations and removals left half done. What of that cannot be deleted is returned and
+    /// stays for the next time.
     ///
     /// # Errors
     /// [`RecordError`] when the records cannot be used at all.
@@ -179,7 +182,8 @@ impl Records {
     /// Creates a proc's record, durably, and returns its directory.
     ///
     /// # Errors
-    /// [`RecordError::Exists`] when the name is taken; otherwise nothing of it remains under that name.
+    /// [`RecordError::Exists`] when the name is taken; otherwise nothing of it remains under that
+    /// name.
     pub fn create(
         &self,
         name: &ProcName,
@@ -236,7 +240,8 @@ impl Records {
     /// Replaces the proc's state. Only one thread at a time may write one proc's.
     ///
     /// # Errors
-    /// [`RecordError`]; the state read back is then the old one, or the new one if only its syncing failed.
+    /// [`RecordError`]; the state read back is then the old one, or the new one if only its syncing
+    /// failed.
     pub fn write_state(
         &self,
         name: &ProcName,
@@ -246,8 +251,8 @@ impl Records {
         write_state(&self.directory(name), state, durability)
     }
 
-    /// Removes the proc, durably. When this has returned the name is free; its files are deleted by [`Trash::delete`],
-    /// which may take long.
+    /// Removes the proc, durably. When this has returned the name is free; its files are deleted by
+    /// [`Trash::delete`], which may take long.
     ///
     /// # Errors
     /// [`RecordError::Unknown`], [`RecordError::Io`].
@@ -323,7 +328,8 @@ impl Trash {
     /// Deletes it. What cannot be deleted stays for the next start.
     ///
     /// # Errors
-    /// [`RecordError::Mounted`] when something is mounted in it, and nothing was deleted; [`RecordError::Io`].
+    /// [`RecordError::Mounted`] when something is mounted in it, and nothing was deleted;
+    /// [`RecordError::Io`].
     pub fn delete(self) -> Result<(), RecordError> {
         if let Some(mount) = mount_below(&self.path)? {
             return Err(RecordError::Mounted { path: self.path, mount });
@@ -384,7 +390,8 @@ fn is_leftover(entry: &OsStr) -> bool {
     bytes.starts_with(NEW_PREFIX.as_bytes()) || bytes.starts_with(TRASH_PREFIX.as_bytes())
 }
 
-/// A suffix that no other creation or removal has: of this process, nor of one before it that left something behind.
+/// A suffix that no other creation or removal has: of this process, nor of one before it that left
+/// something behind.
 fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Tests of `record`: crashes are imitated by doing only some of the steps; a full disk and a mount are real ones, in a
-//! mount namespace of a child process.
+//! Tests of `record`: crashes are imitated by doing only some of the steps; a full disk and a mount
+//! are real ones, in a mount namespace of a child process.
 
 use super::*;
 use kip_types::lifecycle::{Generation, State};
@@ -45,8 +45,8 @@ fn parked(generation: u64) -> State {
     State::Parked { generation: Generation(generation) }
 }
 
-/// Runs the named test again in a process with a mount namespace of its own, after `setup` in a shell there. True in
-/// that process.
+/// Runs the named test again in a process with a mount namespace of its own, after `setup` in a
+/// shell there. True in that process.
 fn in_own_mounts(test: &str, setup: &str) -> bool {
     if std::env::args().any(|a| a == "--include-ignored") {
         return true;

@@ -1,4 +1,5 @@
-//! What is recorded of a proc (`state.json`): enough for a restarted daemon to finish or undo whatever was under way.
+//! What is recorded of a proc (`state.json`): enough for a restarted daemon to finish or undo
+//! whatever was under way.
 
 use crate::due::Ticks;
 use kip_types::api::{PortView, SleepView, WakeView};
@@ -41,7 +42,8 @@ pub struct Record {
     pub last_wake: Option<WakeView>,
     /// What stood in the way of the last sleep.
     pub cannot_sleep: Vec<String>,
-    /// When [`Record::cannot_sleep`] or [`Record::stays_parked`] was found, milliseconds since the epoch.
+    /// When [`Record::cannot_sleep`] or [`Record::stays_parked`] was found, milliseconds since the
+    /// epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_at_ms: Option<u64>,
     /// Why its generation cannot go to the store, of one that is parked.
@@ -49,7 +51,8 @@ pub struct Record {
     pub stays_parked: Option<String>,
     /// Wakes in a row that served nothing but ticks: they are made rarer and rarer.
     pub tick_wakes: u32,
-    /// What becomes of its ticks while it is parked. Of a proc that is awake: what became of them last.
+    /// What becomes of its ticks while it is parked. Of a proc that is awake: what became of them
+    /// last.
     #[serde(default)]
     pub ticks: Ticks,
     /// Wakes since it was last started.
@@ -61,13 +64,15 @@ pub struct Record {
     /// How often in a row: since it last ran well.
     #[serde(default)]
     pub restarts_in_a_row: u32,
-    /// When its program was last started, milliseconds since the epoch; 0 in records of older daemons.
+    /// When its program was last started, milliseconds since the epoch; 0 in records of older
+    /// daemons.
     #[serde(default)]
     pub started_at_ms: u64,
     /// Whether it has become ready since it was started; none without a check.
     #[serde(default)]
     pub ready: Option<bool>,
-    /// How its probes found it since it was started. On disk only as it was at the last change of something else: a sleep is one.
+    /// How its probes found it since it was started. On disk only as it was at the last change of
+    /// something else: a sleep is one.
     #[serde(default)]
     pub checked: Vec<Checked>,
     /// It was awake when the daemon was told to park all and end: the next one wakes it.
@@ -79,7 +84,8 @@ pub struct Record {
     /// The kernel ended its program for lack of memory, by the proc's limit or the machine's.
     #[serde(default)]
     pub out_of_memory: bool,
-    /// Its newest generation could not be woken: why, and on what it runs instead. Since its last start.
+    /// Its newest generation could not be woken: why, and on what it runs instead. Since its last
+    /// start.
     #[serde(default)]
     pub fell_back: Option<String>,
 }

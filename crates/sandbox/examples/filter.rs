@@ -1,4 +1,5 @@
-//! Prints the system call filter as it is kept for later: `cargo run -p kip-sandbox --example filter > crates/sandbox/filters/N.bpf`.
+//! Prints the system call filter as it is kept for later: `cargo run -p kip-sandbox --example
+//! filter > crates/sandbox/filters/N.bpf`.
 
 use std::io::Write as _;
 

@@ -1,8 +1,8 @@
-//! Measures how long a sandbox takes from the request to the program's first instructions, as a start and with a restorer
-//! as its pid 1, and what it is made of.
+//! Measures how long a sandbox takes from the request to the program's first instructions, as a
+//! start and with a restorer as its pid 1, and what it is made of.
 //!
-//! `cargo run --release --example start_latency -p kip-sandbox [SAMPLES]`, as root. Prints a table in microseconds; the raw
-//! samples go to the file named by the second argument, as JSON.
+//! `cargo run --release --example start_latency -p kip-sandbox [SAMPLES]`, as root. Prints a table
+//! in microseconds; the raw samples go to the file named by the second argument, as JSON.
 #![forbid(unsafe_code)]
 
 use kip_sandbox::base::Base;

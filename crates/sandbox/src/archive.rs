@@ -1,14 +1,16 @@
-//! Unpacks a tenant's tarball (plain, gzip or zstd) into a directory that becomes a layer over the base, and a layer of an
-//! image into one that becomes a layer over that image's other ones.
+//! Unpacks a tenant's tarball (plain, gzip or zstd) into a directory that becomes a layer over the
+//! base, and a layer of an image into one that becomes a layer over that image's other ones.
 //!
-//! Takes nothing an archive says on trust: every path is resolved by the kernel below the destination (openat2(2),
-//! RESOLVE_BENEATH; for layers RESOLVE_IN_ROOT, as a program would see it), whatever links were unpacked before, and what
-//! could reach the host or fill its disk is refused with the name of the entry. Owners are kept as the plain ids of the
-//! archive, for the layer is mounted with a mapping. Of a tarball's extended attributes none is kept, of a layer's only the
-//! user's and file capabilities: overlayfs would believe others. What differs between the two is in [`Form`].
+//! Takes nothing an archive says on trust: every path is resolved by the kernel below the
+//! destination (openat2(2), RESOLVE_BENEATH; for layers RESOLVE_IN_ROOT, as a program would see
+//! it), whatever links were unpacked before, and what could reach the host or fill its disk is
+//! refused with the name of the entry. Owners are kept as the plain ids of the archive, for the
+//! layer is mounted with a mapping. Of a tarball's extended attributes none is kept, of a layer's
+//! only the user's and file capabilities: overlayfs would believe others. What differs between the
+//! two is in [`Form`].
 //!
-//! The destination appears under its name only when it is complete. A crash leaves `DEST.new`, which the next call for
-//! the same destination removes.
+//! The destination appears under its name only when it is complete. A crash leaves `DEST.new`,
+//! which the next call for the same destination removes.
 
 mod entries;
 
@@ -50,7 +52,8 @@ pub struct Unpacked {
     pub entries: u64,
     /// What of a layer was left out, a line each; the first of them.
     pub left_out: Vec<String>,
-    /// Directories that had to be made for what is in them, without the archive saying how they are.
+    /// Directories that had to be made for what is in them, without the archive saying how they
+    /// are.
     pub implied: BTreeSet<PathBuf>,
 }
 
@@ -59,8 +62,8 @@ pub struct Unpacked {
 enum Form {
     /// Lies over the host's files: what it has in `/bin` goes to `/usr/bin`.
     Tarball,
-    /// Lies over other layers, of which it may delete something: OCI image specification, "Layer Filesystem Changeset".
-    /// Devices are left out, for a proc has its own few.
+    /// Lies over other layers, of which it may delete something: OCI image specification, "Layer
+    /// Filesystem Changeset". Devices are left out, for a proc has its own few.
     Layer,
 }
 
@@ -132,7 +135,8 @@ impl From<Errno> for Trouble {
     }
 }
 
-/// Unpacks `archive` as the new directory `destination`, whose parent must exist. Needs root, for the owners.
+/// Unpacks `archive` as the new directory `destination`, whose parent must exist. Needs root, for
+/// the owners.
 ///
 /// # Errors
 /// See [`UnpackError`]. The destination does not exist then.
@@ -154,7 +158,8 @@ pub struct Packed<'a, R> {
     pub bytes: R,
 }
 
-/// Unpacks a layer of an image, likewise. `plain` sees every byte of the archive inside, to its end.
+/// Unpacks a layer of an image, likewise. `plain` sees every byte of the archive inside, to its
+/// end.
 ///
 /// # Errors
 /// See [`UnpackError`]. The destination does not exist then.
@@ -261,7 +266,8 @@ impl<R: Read> Read for Whole<R> {
     }
 }
 
-/// Watches the decompressed stream: an archive ends with blocks of zeros, and one that does not was cut short.
+/// Watches the decompressed stream: an archive ends with blocks of zeros, and one that does not was
+/// cut short.
 struct Watched<'a> {
     stream: Box<dyn Read + 'a>,
     plain: &'a mut dyn FnMut(&[u8]),

@@ -1,13 +1,17 @@
-//! The skeleton: the lowest layer of every sandbox's root, made from an allowlist of the host's files.
+//! The skeleton: the lowest layer of every sandbox's root, made from an allowlist of the host's
+//! files.
 //!
-//! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it has that name, because a
-//! sleeping proc may have it below its root. Copies only regular files, directories and links that every user may read,
-//! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /etc/shadow is made, with
-//! the host's users and no password. /usr is not in it but mounted from the host; of /var/lib, /var/log, /var/cache and
-//! /var/spool there are the directories that packages bring, empty, so that a server finds a place that its own user may write to.
+//! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it
+//! has that name, because a sleeping proc may have it below its root. Copies only regular files,
+//! directories and links that every user may read, and of /etc only what is on the list, so never
+//! shadow, private keys or another server's settings. /etc/shadow is made, with the host's users
+//! and no password. /usr is not in it but mounted from the host; of /var/lib, /var/log, /var/cache
+//! and /var/spool there are the directories that packages bring, empty, so that a server finds a
+//! place that its own user may write to.
 //!
-//! Beside it `DIR/image-<fingerprint>/`, which lies *above* the layers of an image: only what every sandbox needs to run at all, our
-//! pid 1, the devices, places for mounts and the name servers. Nothing else of the host is in a proc that has an image.
+//! Beside it `DIR/image-<fingerprint>/`, which lies *above* the layers of an image: only what every
+//! sandbox needs to run at all, our pid 1, the devices, places for mounts and the name servers.
+//! Nothing else of the host is in a proc that has an image.
 //!
 //! A crash leaves `DIR/.new-*`, which the next call removes.
 
@@ -25,7 +29,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// What of the host's /etc every sandbox has: files, links and whole directories. What the host lacks is left out.
+/// What of the host's /etc every sandbox has: files, links and whole directories. What the host
+/// lacks is left out.
 pub const ETC: &[&str] = &[
     "adduser.conf",
     "alternatives",
@@ -168,9 +173,11 @@ fn failed<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(
 /// A skeleton on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
-    /// The directory that is to be the lowest layer of `/`. Procs remember it: an overlay accepts no other afterwards.
+    /// The directory that is to be the lowest layer of `/`. Procs remember it: an overlay accepts
+    /// no other afterwards.
     pub root: PathBuf,
-    /// The directory that is to lie above the layers of an image, with an empty `usr`; remembered likewise.
+    /// The directory that is to lie above the layers of an image, with an empty `usr`; remembered
+    /// likewise.
     pub over_image: PathBuf,
 }
 
@@ -307,8 +314,8 @@ const STATE: [&str; 4] = ["var/cache", "var/lib", "var/log", "var/spool"];
 /// Users of packages: below the first of people, adduser.conf(5).
 const SYSTEM_USERS: std::ops::Range<u32> = 1..1000;
 
-/// The directories of packages below [`STATE`], parents first: those that dpkg knows, and those directly below that belong to
-/// a user of the system's.
+/// The directories of packages below [`STATE`], parents first: those that dpkg knows, and those
+/// directly below that belong to a user of the system's.
 fn state_directories(host: &Path) -> Vec<(PathBuf, Metadata)> {
     let mut names = named_by_packages(host);
     for state in STATE {
@@ -396,8 +403,8 @@ fn write_own(root: &Path, host: &Path) -> Result<(), BaseError> {
     write(&root.join(init::PATH.trim_start_matches('/')), init::BINARY, 0o755)
 }
 
-/// The host's name servers. A resolver on the host's loopback cannot be reached from inside, so where there is one the
-/// servers behind it are used (systemd-resolved keeps them in /run).
+/// The host's name servers. A resolver on the host's loopback cannot be reached from inside, so
+/// where there is one the servers behind it are used (systemd-resolved keeps them in /run).
 pub fn resolv_conf(host: &Path) -> Option<PathBuf> {
     let usable = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap_or_default();

@@ -1,11 +1,12 @@
 //! Control groups of procs on v1, hybrid and v2 machines.
 //!
-//! Owns the directories `kip-I/NAME` in every hierarchy it uses. Never mounts a hierarchy and never touches a group it
-//! did not make, except that on v2 it enables the memory, cpu and pids controllers in `cgroup.subtree_control` of the root
-//! and of `kip-I`. A group is nothing but its name: after a crash [`Cgroups::open`] gives the same handle again.
+//! Owns the directories `kip-I/NAME` in every hierarchy it uses. Never mounts a hierarchy and never
+//! touches a group it did not make, except that on v2 it enables the memory, cpu and pids
+//! controllers in `cgroup.subtree_control` of the root and of `kip-I`. A group is nothing but its
+//! name: after a crash [`Cgroups::open`] gives the same handle again.
 //!
-//! Processes enter by writing `0` into [`Cgroup::task_files`] themselves: moving another process costs 6 ms on an idle
-//! machine, moving oneself 10 microseconds per hierarchy.
+//! Processes enter by writing `0` into [`Cgroup::task_files`] themselves: moving another process
+//! costs 6 ms on an idle machine, moving oneself 10 microseconds per hierarchy.
 
 use kip_types::Limits;
 use rustix::fs::{CWD, Mode, OFlags};
@@ -18,8 +19,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the machine has its controllers. On a hybrid machine they are where v1 has them and an empty v2 hierarchy lies
-/// beside them, which is of no use to us.
+/// Where the machine has its controllers. On a hybrid machine they are where v1 has them and an
+/// empty v2 hierarchy lies beside them, which is of no use to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupMode {
     /// One hierarchy per controller, cgroups(7) version 1.
@@ -129,7 +130,8 @@ impl Cgroups {
         let mut v1: Vec<Hierarchy> = Vec::new();
         let mut v2 = None;
         for line in mounts.lines() {
-            // proc_pid_mountinfo(5): 36 35 98:0 /root /mount options [optional]... - type source superoptions
+            // proc_pid_mountinfo(5): 36 35 98:0 /root /mount options [optional]... - type source
+            // superoptions
             let Some((front, back)) = line.split_once(" - ") else { continue };
             let mut back = back.split(' ');
             let (kind, options) = (back.next().unwrap_or(""), back.nth(1).unwrap_or(""));
@@ -171,10 +173,12 @@ impl Cgroups {
         Cgroup { name: name.to_owned(), v2: self.mode == CgroupMode::V2, dirs }
     }
 
-    /// Makes the group, or takes it over if it exists, and sets its limits. Parent directories are made on the way.
+    /// Makes the group, or takes it over if it exists, and sets its limits. Parent directories are
+    /// made on the way.
     ///
     /// # Errors
-    /// [`CgroupError::TooSmall`], or what the kernel refuses. Nothing is left behind then that was not there before.
+    /// [`CgroupError::TooSmall`], or what the kernel refuses. Nothing is left behind then that was
+    /// not there before.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
         check(limits)?;
         let group = self.open(name);
@@ -195,8 +199,8 @@ impl Cgroups {
         }
     }
 
-    /// On v2 a group has a controller only when all its ancestors hand it down, and none of them but the root may have
-    /// processes of its own.
+    /// On v2 a group has a controller only when all its ancestors hand it down, and none of them
+    /// but the root may have processes of its own.
     fn make_dirs(&self, hierarchy: &Hierarchy, name: &str) -> Result<(), CgroupError> {
         let full = hierarchy.mount.join(name);
         // The usual case first: the parent is there.
@@ -219,7 +223,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes every group below `name` and `name` itself, for example `kip-3`, killing what is in them.
+    /// Removes every group below `name` and `name` itself, for example `kip-3`, killing what is in
+    /// them.
     ///
     /// # Errors
     /// As [`Cgroup::kill`] and [`Cgroup::remove`].
@@ -306,7 +311,8 @@ impl Cgroup {
     /// Sets every limit. Memory is limited together with swap, so that a limit is a limit.
     ///
     /// # Errors
-    /// [`CgroupError::TooSmall`], or what the kernel refuses, for instance EBUSY for less memory than is in use.
+    /// [`CgroupError::TooSmall`], or what the kernel refuses, for instance EBUSY for less memory
+    /// than is in use.
     pub fn set_limits(&self, limits: &Limits) -> Result<(), CgroupError> {
         check(limits)?;
         let quota_us = limits.cpus.map(|c| ((c * CPU_PERIOD_US as f64) as u64).max(1000));
@@ -325,7 +331,8 @@ impl Cgroup {
         self.write("pids", "pids.max", limits.pids)
     }
 
-    /// The limit with swap may never be below the one without, so which goes first depends on the direction.
+    /// The limit with swap may never be below the one without, so which goes first depends on the
+    /// direction.
     fn set_v1_memory(&self, bytes: Option<u64>) -> Result<(), CgroupError> {
         const PLAIN: &str = "memory.limit_in_bytes";
         const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
@@ -337,8 +344,8 @@ impl Cgroup {
         self.write("memory", PLAIN, value)
     }
 
-    /// One descriptor per hierarchy into which a process writes `0` to enter. On v1 that moves the writing thread only,
-    /// so a process writes before it has a second one.
+    /// One descriptor per hierarchy into which a process writes `0` to enter. On v1 that moves the
+    /// writing thread only, so a process writes before it has a second one.
     ///
     /// # Errors
     /// The group does not exist.
@@ -404,17 +411,19 @@ impl Cgroup {
         Ok(self.read(controller, name)?.trim().parse().unwrap_or(0))
     }
 
-    /// Memory that it and the groups below it hold, bytes: anonymous memory, shared memory and mapped files. Page cache that
-    /// no process maps does not count, for the kernel takes it back by itself; neither do kernel memory that it can take
-    /// back and, on v1, which does not tell them apart, any kernel memory. 0 for a group that does not exist.
+    /// Memory that it and the groups below it hold, bytes: anonymous memory, shared memory and
+    /// mapped files. Page cache that no process maps does not count, for the kernel takes it back
+    /// by itself; neither do kernel memory that it can take back and, on v1, which does not tell
+    /// them apart, any kernel memory. 0 for a group that does not exist.
     pub fn held_bytes(&self) -> u64 {
         held(&self.memory_stat(), self.v2)
     }
 
-    /// As [`Cgroup::held_bytes`], behind by no more than `lag` bytes. The kernel's statistics of a group may lag behind those
-    /// of the groups below it, by two seconds at most, if one was read while the other changed. Where more than `lag` was
-    /// charged to the group and is not in its statistics, those of the groups right below it are summed instead, which is as
-    /// much work as there are groups.
+    /// As [`Cgroup::held_bytes`], behind by no more than `lag` bytes. The kernel's statistics of a
+    /// group may lag behind those of the groups below it, by two seconds at most, if one was read
+    /// while the other changed. Where more than `lag` was charged to the group and is not in its
+    /// statistics, those of the groups right below it are summed instead, which is as much work as
+    /// there are groups.
     pub fn held_within(&self, lag: u64) -> u64 {
         let number = |name| self.number("memory", name).unwrap_or(0);
         let stat = self.memory_stat();
@@ -446,8 +455,8 @@ impl Cgroup {
         text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
     }
 
-    /// Kills everything in it and waits until it is empty (zombies do not count), at most `patience`. No new process
-    /// can be started in it afterwards until limits are set again.
+    /// Kills everything in it and waits until it is empty (zombies do not count), at most
+    /// `patience`. No new process can be started in it afterwards until limits are set again.
     ///
     /// # Errors
     /// [`CgroupError::Undead`].
@@ -495,8 +504,8 @@ impl Cgroup {
     /// Removes it. A group that is not there is removed.
     ///
     /// # Errors
-    /// EBUSY when there are processes or groups in it even after a second: a dying process leaves shortly after it can
-    /// no longer be seen.
+    /// EBUSY when there are processes or groups in it even after a second: a dying process leaves
+    /// shortly after it can no longer be seen.
     pub fn remove(&self) -> Result<(), CgroupError> {
         let began = Instant::now();
         for (dir, _) in &self.dirs {

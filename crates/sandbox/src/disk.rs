@@ -1,9 +1,12 @@
-//! A file system of limited size in a file: where a proc's own files lie if it has a limit of disk space.
+//! A file system of limited size in a file: where a proc's own files lie if it has a limit of disk
+//! space.
 //!
-//! ext4 on a loop device, for that limits whatever file system the data directory is on, needs no preparation of it, and what is over
-//! the limit gets ENOSPC at once. The file is sparse: it takes what is in it, and gives back what is deleted. (Of what is deleted while it
-//! is full or just before it is unmounted ext4 gives nothing back, `ext4_discard_work`; the next first mount does.) The device and the
-//! kernel's part of the file system go with the last mount, so that a process that dies leaves nothing.
+//! ext4 on a loop device, for that limits whatever file system the data directory is on, needs no
+//! preparation of it, and what is over the limit gets ENOSPC at once. The file is sparse: it takes
+//! what is in it, and gives back what is deleted. (Of what is deleted while it is full or just
+//! before it is unmounted ext4 gives nothing back, `ext4_discard_work`; the next first mount does.)
+//! The device and the kernel's part of the file system go with the last mount, so that a process
+//! that dies leaves nothing.
 
 use kip_sys::loops;
 use parking_lot::Mutex;
@@ -92,7 +95,8 @@ fn whole(bytes: u64) -> u64 {
     (bytes + inodes + kept_back + rest + (JOURNAL_MIB << 20)).next_multiple_of(u64::from(BLOCK))
 }
 
-/// Makes an empty file system in which files may take `bytes`. Gives the file its name when it is complete.
+/// Makes an empty file system in which files may take `bytes`. Gives the file its name when it is
+/// complete.
 ///
 /// # Errors
 /// See [`DiskError`].
@@ -129,8 +133,8 @@ pub fn make(image: &Path, bytes: u64) -> Result<(), DiskError> {
     file.sync_all().map_err(failed("write", image))
 }
 
-/// Such a file system at a directory, in the mount namespace of this thread. Unmounted when this is dropped; the file system
-/// lives as long as any mount of it, or over it.
+/// Such a file system at a directory, in the mount namespace of this thread. Unmounted when this is
+/// dropped; the file system lives as long as any mount of it, or over it.
 #[derive(Debug)]
 pub struct MountedDisk {
     at: PathBuf,
@@ -182,8 +186,8 @@ impl MountedDisk {
 }
 
 /// Gives back what earlier mounts have not, if that is much. No process may write meanwhile: free
-/// blocks are not to be had then. Takes some ten milliseconds; where it fails the file takes more room
-/// than it must.
+/// blocks are not to be had then. Takes some ten milliseconds; where it fails the file takes more
+/// room than it must.
 fn give_back(image: &File, root: &OwnedFd) {
     let (Ok(file), Ok(inside)) = (image.metadata(), rustix::fs::fstatvfs(root)) else { return };
     let own = file.len().saturating_sub(inside.f_blocks * inside.f_frsize);

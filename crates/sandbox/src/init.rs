@@ -1,4 +1,5 @@
-//! The sandbox's pid 1 (`init/init.c`) as the rest of the system sees it: its bytes, its place and its status records.
+//! The sandbox's pid 1 (`init/init.c`) as the rest of the system sees it: its bytes, its place and
+//! its status records.
 
 use crate::protocol::Ids;
 use kip_types::lifecycle::Exit;
@@ -17,7 +18,8 @@ pub(crate) const EXEC_ONLY: &str = "kip-look";
 /// The descriptor on which it writes records.
 pub const STATUS_FD: i32 = 3;
 
-/// Size of a record, bytes. One write each, so that a read of a multiple of this size never sees part of one.
+/// Size of a record, bytes. One write each, so that a read of a multiple of this size never sees
+/// part of one.
 pub const RECORD_BYTES: usize = 8;
 
 /// What could not be done at the start.
@@ -33,8 +35,8 @@ pub enum StartStep {
     Ids,
 }
 
-/// The user that the program runs as, in the form that pid 1 reads: UID,GID[,GROUP]..; empty for the
-/// sandbox's root.
+/// The user that the program runs as, in the form that pid 1 reads: UID,GID[,GROUP]..; empty for
+/// the sandbox's root.
 pub(crate) fn ids_word(ids: Option<&Ids>) -> String {
     let Some(ids) = ids else { return String::new() };
     let numbers = [ids.uid, ids.gid].into_iter().chain(ids.groups.iter().copied());
@@ -64,8 +66,8 @@ pub enum Record {
 }
 
 impl Record {
-    /// Reads a record; none when it is not one of ours. (The program's owner may replace init inside the sandbox and
-    /// write anything here.)
+    /// Reads a record; none when it is not one of ours. (The program's owner may replace init
+    /// inside the sandbox and write anything here.)
     pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         let value = i32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         match (bytes[0], bytes[1]) {

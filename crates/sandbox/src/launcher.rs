@@ -1,8 +1,9 @@
 //! The daemon's side of `kip-launch`: blocking calls, from any thread.
 //!
-//! Calls are carried out one by one. Each is answered once the kernel has done it; nothing waits for a tenant's program.
-//! When the launcher dies every call fails with [`LaunchError::Gone`] and a new one has to be spawned; what the old one
-//! had started goes on, but the ends of its execs are lost.
+//! Calls are carried out one by one. Each is answered once the kernel has done it; nothing waits
+//! for a tenant's program. When the launcher dies every call fails with [`LaunchError::Gone`] and a
+//! new one has to be spawned; what the old one had started goes on, but the ends of its execs are
+//! lost.
 
 use crate::init::exit_of;
 use crate::launch::DEFAULT_PATH;
@@ -55,7 +56,8 @@ impl LaunchError {
     }
 }
 
-/// The namespaces of a proc that the launcher makes. They live as long as these descriptors or a process in them.
+/// The namespaces of a proc that the launcher makes. They live as long as these descriptors or a
+/// process in them.
 #[derive(Debug)]
 pub struct Namespaces {
     /// Maps the ids 0 to 65535 to the proc's block.
@@ -121,7 +123,8 @@ pub struct RestoreRequest<'a> {
     pub time: Option<BorrowedFd<'a>>,
     /// Becomes [`crate::restorer::CONTROL_FD`].
     pub control: BorrowedFd<'a>,
-    /// What to execute, e.g. a memfd with [`crate::restorer::RESTORER`]; no process may have it open for writing.
+    /// What to execute, e.g. a memfd with [`crate::restorer::RESTORER`]; no process may have it
+    /// open for writing.
     pub program: BorrowedFd<'a>,
     /// From [`crate::cgroup::Cgroup::task_files`].
     pub cgroup: &'a [OwnedFd],
@@ -156,8 +159,9 @@ pub struct ExecRequest<'a> {
     pub stderr: BorrowedFd<'a>,
 }
 
-/// A sandbox whose init has been exec'd. Whether the program has is told by the status pipe; an init that the kernel
-/// killed at once (a memory limit) says nothing there, and its pidfd tells that it has ended.
+/// A sandbox whose init has been exec'd. Whether the program has is told by the status pipe; an
+/// init that the kernel killed at once (a memory limit) says nothing there, and its pidfd tells
+/// that it has ended.
 #[derive(Debug)]
 pub struct Started {
     /// Host pid.
@@ -215,7 +219,8 @@ impl Launcher {
         command.env_clear().stdin(theirs).stdout(Stdio::null()).current_dir("/");
         let child = command.spawn().map_err(failed)?;
         kip_sys::process::usual_nofile(child.id()).map_err(failed)?;
-        // The descriptor given away is ours to close too, or the launcher's end would not be noticed.
+        // The descriptor given away is ours to close too, or the launcher's end would not be
+        // noticed.
         drop(command);
         let launcher =
             Launcher { requests: Mutex::new(requests), events, child: Mutex::new(child), next_exec: AtomicU64::new(1) };
@@ -258,9 +263,10 @@ impl Launcher {
         Ok(Started { init_pid, pidfd })
     }
 
-    /// Makes a sandbox as for a start and executes a restorer as its pid 1: with every capability of the sandbox's user
-    /// namespace and without a system call filter, both of which it must give up itself. The program finds only the
-    /// control socket, and as stdin, stdout and stderr the sandbox's null device or, if that is none, nothing.
+    /// Makes a sandbox as for a start and executes a restorer as its pid 1: with every capability
+    /// of the sandbox's user namespace and without a system call filter, both of which it must give
+    /// up itself. The program finds only the control socket, and as stdin, stdout and stderr the
+    /// sandbox's null device or, if that is none, nothing.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -296,8 +302,8 @@ impl Launcher {
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
 
-    /// Runs a program in a sandbox as a part of its tree. [`crate::init::Record`]s of the program come by the pipe `status`; the
-    /// result is the pidfd of the kip-init that writes them.
+    /// Runs a program in a sandbox as a part of its tree. [`crate::init::Record`]s of the program
+    /// come by the pipe `status`; the result is the pidfd of the kip-init that writes them.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -320,8 +326,8 @@ impl Launcher {
         Ok(Namespaces { user, uts, ipc })
     }
 
-    /// Other detached mounts of a running sandbox's filesystems, by the pidfd of its init. As long as they are held no new ones
-    /// can be mounted from the same directories.
+    /// Other detached mounts of a running sandbox's filesystems, by the pidfd of its init. As long
+    /// as they are held no new ones can be mounted from the same directories.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -425,7 +431,8 @@ fn unexpected(reply: &Reply) -> LaunchError {
     LaunchError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an answer to another question: {reply:?}")))
 }
 
-/// The environment of a proc's programs: PATH, HOME and HOSTNAME, and what its owner wants on top or instead.
+/// The environment of a proc's programs: PATH, HOME and HOSTNAME, and what its owner wants on top
+/// or instead.
 pub fn environment(hostname: &str, wanted: &BTreeMap<String, String>) -> Vec<String> {
     let mut all = BTreeMap::from([("PATH", DEFAULT_PATH), ("HOME", "/root"), ("HOSTNAME", hostname)]);
     all.extend(wanted.iter().map(|(k, v)| (k.as_str(), v.as_str())));

@@ -19,8 +19,9 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Other detached mounts of the same overlays, so that the originals can be kept and given out again and again:
-    /// open_tree(2), from Linux 6.15 on. On older kernels mount again when the old mounts are gone.
+    /// Other detached mounts of the same overlays, so that the originals can be kept and given out
+    /// again and again: open_tree(2), from Linux 6.15 on. On older kernels mount again when the old
+    /// mounts are gone.
     ///
     /// # Errors
     /// EINVAL where it does not work, and when the mount was attached and has been unmounted since.

@@ -1,7 +1,9 @@
-//! What daemon and `kip-launch` say to each other: one JSON message and its descriptors per SEQPACKET packet.
+//! What daemon and `kip-launch` say to each other: one JSON message and its descriptors per
+//! SEQPACKET packet.
 //!
-//! Requests are answered one by one in their order. Ended execs are told on a socket of their own, handed over by the
-//! first request, so that a caller that waits for an answer has not to sort them out.
+//! Requests are answered one by one in their order. Ended execs are told on a socket of their own,
+//! handed over by the first request, so that a caller that waits for an answer has not to sort them
+//! out.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -11,8 +13,8 @@ use std::fmt;
 pub(crate) enum Request {
     /// First of all: (events socket). Answered by [`Reply::Ready`].
     Events,
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, stdin if there is one, volumes..,
-    /// cgroup task files..): [`Reply::Process`].
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, stdin if there is one,
+    /// volumes.., cgroup task files..): [`Reply::Process`].
     Start {
         /// What to run.
         program: Program,
@@ -24,7 +26,8 @@ pub(crate) enum Request {
         /// What is to be a directory, whether a volume lies on it or not.
         directories: Vec<String>,
     },
-    /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..): [`Reply::Process`].
+    /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..):
+    /// [`Reply::Process`].
     Exec {
         /// By which its end will be told.
         id: u64,
@@ -34,16 +37,17 @@ pub(crate) enum Request {
         #[serde(default)]
         own_time: bool,
     },
-    /// (pidfd of the sandbox's init, stdin, stdout, stderr, status, cgroup task files..): [`Reply::Session`]. The program is
-    /// the child of a kip-init of its own, which is a child of the sandbox's init and tells of the program by the status pipe.
+    /// (pidfd of the sandbox's init, stdin, stdout, stderr, status, cgroup task files..):
+    /// [`Reply::Session`]. The program is the child of a kip-init of its own, which is a child of
+    /// the sandbox's init and tells of the program by the status pipe.
     Session {
         /// What to run.
         program: Program,
         /// Whether init has a time namespace of its own.
         own_time: bool,
     },
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, the time ns if there is one, volumes..,
-    /// cgroup task files..): [`Reply::Process`].
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, the time ns if there
+    /// is one, volumes.., cgroup task files..): [`Reply::Process`].
     Restore {
         /// Whether there is a time namespace.
         #[serde(default)]
@@ -58,9 +62,11 @@ pub(crate) enum Request {
         /// Of the uts namespace.
         hostname: String,
     },
-    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr), and of its terminals if it has some.
+    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr), and of its
+    /// terminals if it has some.
     Copy,
-    /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with (root, usr).
+    /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with
+    /// (root, usr).
     Mount(Lower),
 }
 

@@ -1,10 +1,12 @@
-//! Where a proc's own files lie, `upper` and `work` of its overlays: in its directory, or, if it has a limit of disk space
-//! (`kip run --disk`), in a file system of that size, the file `disk.img` there.
+//! Where a proc's own files lie, `upper` and `work` of its overlays: in its directory, or, if it
+//! has a limit of disk space (`kip run --disk`), in a file system of that size, the file `disk.img`
+//! there.
 //!
-//! That file system is mounted at `disk`, in the daemon's mount namespace, while a part of the daemon
-//! uses the files; the overlays over it have it mounted for themselves, for as long as they are. Files
-//! that lie in `disk` while it is not mounted are those of a restored backup: the first use makes a
-//! `disk.img` of them. A crash leaves at most a `disk.new`, which the next use makes anew.
+//! That file system is mounted at `disk`, in the daemon's mount namespace, while a part of the
+//! daemon uses the files; the overlays over it have it mounted for themselves, for as long as they
+//! are. Files that lie in `disk` while it is not mounted are those of a restored backup: the first
+//! use makes a `disk.img` of them. A crash leaves at most a `disk.new`, which the next use makes
+//! anew.
 
 use crate::disk::{self, DiskError, MountedDisk};
 use kip_types::Spec;

@@ -1,6 +1,8 @@
-//! The program that is pid 1 of a sandbox while that is restored (`restorer/restorer.c`): its bytes and its place.
+//! The program that is pid 1 of a sandbox while that is restored (`restorer/restorer.c`): its bytes
+//! and its place.
 //!
-//! Linked at an address where no program of a tenant's is, for it puts their memory back around itself.
+//! Linked at an address where no program of a tenant's is, for it puts their memory back around
+//! itself.
 
 /// The program, static and freestanding.
 pub const RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kip-restore"));
@@ -18,7 +20,8 @@ pub const CONTROL_FD: i32 = 3;
 mod tests {
     use super::*;
 
-    /// The lowest and the highest address of the segments that are loaded, from the program's header: elf(5).
+    /// The lowest and the highest address of the segments that are loaded, from the program's
+    /// header: elf(5).
     fn extent(elf: &[u8]) -> (u64, u64) {
         let word = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().unwrap());
         let half = |at: usize| usize::from(u16::from_le_bytes(elf[at..at + 2].try_into().unwrap()));

@@ -1,24 +1,28 @@
-//! The filesystem of a proc: two overlays, `/` and `/usr`, writable, private, over shared lower layers.
+//! The filesystem of a proc: two overlays, `/` and `/usr`, writable, private, over shared lower
+//! layers.
 //!
 //! ```text
 //! /      DIR/upper/root  over  pins/root  over  the tarball's layer  over  the base
 //! /usr   DIR/upper/usr   over  pins/usr   over  the layer's usr      over  the host's /usr
 //! ```
 //!
-//! With an image nothing of the host is in it, and only Kip's init is ever pinned, for layers of images never change:
+//! With an image nothing of the host is in it, and only Kip's init is ever pinned, for layers of
+//! images never change:
 //!
 //! ```text
 //! /      DIR/upper/root  over  pins/root  over  the base for images  over  the image's layers
 //! /usr   DIR/upper/usr   over  an empty directory   over  the usr of those layers
 //! ```
 //!
-//! Lower layers belong to root on disk and are mounted with the proc's mapping of ids; the upper ones belong to its
-//! block of ids as they are (a mapped upper directory silently mounts read-only and without nfs_export). The mounts are
-//! detached descriptors, made by the launcher in its own mount namespace: nothing ever appears in the host's.
+//! Lower layers belong to root on disk and are mounted with the proc's mapping of ids; the upper
+//! ones belong to its block of ids as they are (a mapped upper directory silently mounts read-only
+//! and without nfs_export). The mounts are detached descriptors, made by the launcher in its own
+//! mount namespace: nothing ever appears in the host's.
 //!
-//! An overlay with an index remembers the topmost lower directory it was first mounted over and refuses any other
-//! ([`RootfsError::BaseChanged`]), and it refuses to be mounted while an older mount of it is alive
-//! ([`RootfsError::InUse`]). So a proc keeps its base, and its pins directories exist from the first mount on.
+//! An overlay with an index remembers the topmost lower directory it was first mounted over and
+//! refuses any other ([`RootfsError::BaseChanged`]), and it refuses to be mounted while an older
+//! mount of it is alive ([`RootfsError::InUse`]). So a proc keeps its base, and its pins
+//! directories exist from the first mount on.
 
 use crate::launcher::{LaunchError, Launcher};
 pub use crate::mounts::Mounts;
@@ -36,11 +40,13 @@ use std::time::{Duration, Instant};
 /// The extended attribute of a directory that hides those of its name in lower layers.
 pub const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// How long a mount may take to go after the last process in it has ended: the kernel does that later, by a worker.
+/// How long a mount may take to go after the last process in it has ended: the kernel does that
+/// later, by a worker.
 const OLD_MOUNT_GOES: Duration = Duration::from_millis(1000);
 
 /// Lets go what the kernel remembers of a filesystem's files that no process has open, as a remount
-/// does: this cache takes memory and, for files of a lower layer that have been replaced since, disk.
+/// does: this cache takes memory and, for files of a lower layer that have been replaced since,
+/// disk.
 ///
 /// # Errors
 /// fspick(2), fsconfig(2).
@@ -58,8 +64,8 @@ pub struct RootfsSpec {
     pub layer: Option<PathBuf>,
     /// A directory with `root` and `usr`, both there, that hold pinned files of the base.
     pub pins: Option<PathBuf>,
-    /// Layers of an image, topmost first, none twice. Then `base` is [`crate::base::Base::over_image`], and there is no
-    /// `layer`.
+    /// Layers of an image, topmost first, none twice. Then `base` is
+    /// [`crate::base::Base::over_image`], and there is no `layer`.
     pub image: Option<Vec<PathBuf>>,
     /// The proc's directory: `upper/{root,usr}` and `work/{root,usr}` are made in it.
     pub dir: PathBuf,
@@ -193,8 +199,9 @@ impl RootfsSpec {
         }
     }
 
-    /// Lets the upper directories be mounted over other lower ones than before: their memory of those is taken from
-    /// them. Only for a cold start, for hard links and file handles of unchanged files break.
+    /// Lets the upper directories be mounted over other lower ones than before: their memory of
+    /// those is taken from them. Only for a cold start, for hard links and file handles of
+    /// unchanged files break.
     ///
     /// # Errors
     /// A file could not be changed.
@@ -222,7 +229,8 @@ impl RootfsSpec {
             if upper.is_dir() {
                 continue;
             }
-            // Under its own name only when it is complete: a crash must not leave it with the wrong owner.
+            // Under its own name only when it is complete: a crash must not leave it with the wrong
+            // owner.
             let fresh = self.dir.join("upper").join(format!("{name}.new"));
             let _ = fs::remove_dir_all(&fresh);
             make(&fresh)?;

@@ -1,18 +1,21 @@
 //! The system call filter of every sandbox.
 //!
-//! A short list of what is refused, not a long list of what is allowed: the kernel tries a new filter on every system
-//! call number, so that each entry costs start-up time, and the rest of the sandbox (a user namespace of its own, few
-//! capabilities, no mounts to act on) already bounds what a call can do. What is on the list either opens kernel code
-//! that a server does not need, or makes state that cannot be checkpointed.
+//! A short list of what is refused, not a long list of what is allowed: the kernel tries a new
+//! filter on every system call number, so that each entry costs start-up time, and the rest of the
+//! sandbox (a user namespace of its own, few capabilities, no mounts to act on) already bounds what
+//! a call can do. What is on the list either opens kernel code that a server does not need, or
+//! makes state that cannot be checkpointed.
 //!
-//! The program is a balanced tree over the call's number, made by [`filter`]. The seccompiler crate makes a list of the
-//! same rules, which takes the kernel 255 microseconds to install here, at every start and at every wake, against 45.
+//! The program is a balanced tree over the call's number, made by [`filter`]. The seccompiler crate
+//! makes a list of the same rules, which takes the kernel 255 microseconds to install here, at
+//! every start and at every wake, against 45.
 
 use kip_sys::caps::Instruction;
 use std::collections::BTreeMap;
 
-/// The filters that sandboxes of this Kip and of earlier ones have, as [`code`] has them; the last is [`filter`]. Sleepers keep the one
-/// that they were started with, so that none goes from here: `cargo run -p kip-sandbox --example filter` prints the next.
+/// The filters that sandboxes of this Kip and of earlier ones have, as [`code`] has them; the last
+/// is [`filter`]. Sleepers keep the one that they were started with, so that none goes from here:
+/// `cargo run -p kip-sandbox --example filter` prints the next.
 pub const KNOWN: [&[u8]; 1] = [include_bytes!("../filters/1.bpf")];
 
 /// Calls that answer EPERM whatever their arguments: numbers of x86_64.
@@ -70,7 +73,8 @@ const CLONE3: u32 = 435;
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
 /// CLONE_NEWTIME, which for clone(2) is part of the exit signal's byte.
 const NEW_TIME: u32 = 0x80;
-/// AF_NETLINK. Beyond it are AF_PACKET (not without CAP_NET_RAW), AF_ALG, AF_VSOCK, AF_XDP and rarer ones.
+/// AF_NETLINK. Beyond it are AF_PACKET (not without CAP_NET_RAW), AF_ALG, AF_VSOCK, AF_XDP and
+/// rarer ones.
 const LAST_FAMILY: u32 = 16;
 
 /// What becomes of a call.
@@ -142,7 +146,8 @@ fn answer(k: u32) -> Instruction {
     Instruction { code: RETURN, jt: 0, jf: 0, k }
 }
 
-/// The filter, ready to be installed. A call by another architecture's entry (32-bit programs) kills the process.
+/// The filter, ready to be installed. A call by another architecture's entry (32-bit programs)
+/// kills the process.
 pub fn filter() -> Vec<Instruction> {
     let mut program =
         vec![load(AT_ARCHITECTURE), jump(JUMP_EQUAL, X86_64, 1, 0), answer(KILL_PROCESS), load(AT_NUMBER)];

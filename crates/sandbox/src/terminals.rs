@@ -1,8 +1,10 @@
-//! Terminals of a sandbox: a devpts of its own at `/dev/pts`, where programs make pseudoterminals and Kip makes those of its clients.
+//! Terminals of a sandbox: a devpts of its own at `/dev/pts`, where programs make pseudoterminals
+//! and Kip makes those of its clients.
 //!
-//! The file system lives as long as one mount of it or one open terminal. Its mount is attached as volumes are, and for CRIU it is a
-//! mount from outside. A terminal itself is the kernel's: what is in its queues, its settings and its size outlive every process that has
-//! it open as long as a descriptor of it is held. Source: pts(4), tty_ioctl(4).
+//! The file system lives as long as one mount of it or one open terminal. Its mount is attached as
+//! volumes are, and for CRIU it is a mount from outside. A terminal itself is the kernel's: what is
+//! in its queues, its settings and its size outlive every process that has it open as long as a
+//! descriptor of it is held. Source: pts(4), tty_ioctl(4).
 
 use crate::volume::Volume;
 use rustix::fs::{Mode, OFlags};
@@ -51,10 +53,12 @@ pub struct Terminal {
     pub slave: OwnedFd,
 }
 
-/// Makes a terminal in the sandbox whose root directory is `root`; `owner` is the host's user that it belongs to.
+/// Makes a terminal in the sandbox whose root directory is `root`; `owner` is the host's user that
+/// it belongs to.
 ///
 /// # Errors
-/// `NotFound`: the sandbox has no terminals, for an older Kip has started it. Else open(2), ioctl(2).
+/// `NotFound`: the sandbox has no terminals, for an older Kip has started it. Else open(2),
+/// ioctl(2).
 pub fn open(root: BorrowedFd<'_>, owner: u32) -> io::Result<Terminal> {
     open_in(find(root)?.as_fd(), owner)
 }

@@ -1,7 +1,7 @@
 //! The user that a program runs as: names of users and groups as the proc's own files know them.
 //!
-//! The files are the tenant's, so they are opened within its root (openat2(2), RESOLVE_IN_ROOT), only if they are regular
-//! files, and read up to a bound.
+//! The files are the tenant's, so they are opened within its root (openat2(2), RESOLVE_IN_ROOT),
+//! only if they are regular files, and read up to a bound.
 
 use crate::init::MOST_GROUPS;
 use crate::protocol::Ids;
@@ -52,8 +52,8 @@ pub enum UserError {
     },
 }
 
-/// Finds `USER[:GROUP]`, names or numbers, in the files below `root`. Without a group it is the user's own with its
-/// supplementary ones, and a number that the files do not know gets group 0.
+/// Finds `USER[:GROUP]`, names or numbers, in the files below `root`. Without a group it is the
+/// user's own with its supplementary ones, and a number that the files do not know gets group 0.
 ///
 /// # Errors
 /// See [`UserError`].

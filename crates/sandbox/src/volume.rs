@@ -1,8 +1,10 @@
-//! Files of the host in a sandbox: a mount of one file or directory, without what is mounted below it, in which the ids that
-//! are on the disk are the proc's own. So what is root's there is root's inside, and nothing on the disk speaks of blocks of ids.
+//! Files of the host in a sandbox: a mount of one file or directory, without what is mounted below
+//! it, in which the ids that are on the disk are the proc's own. So what is root's there is root's
+//! inside, and nothing on the disk speaks of blocks of ids.
 //!
-//! The mounts are detached, as those of the root are; a start attaches them and makes what they lie on. Setuid programs, devices
-//! and, if so wanted, changes are switched off in the mount, where no process in the sandbox can switch them on.
+//! The mounts are detached, as those of the root are; a start attaches them and makes what they lie
+//! on. Setuid programs, devices and, if so wanted, changes are switched off in the mount, where no
+//! process in the sandbox can switch them on.
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -69,7 +71,8 @@ pub enum VolumeError {
     },
 }
 
-/// Mounts `path`, which is absolute and has no symbolic link in it, with the mapping of ids of a user namespace.
+/// Mounts `path`, which is absolute and has no symbolic link in it, with the mapping of ids of a
+/// user namespace.
 ///
 /// # Errors
 /// See [`VolumeError`].
@@ -108,8 +111,8 @@ pub fn mount(
     Ok(Volume { fd, target: target.to_owned(), is_dir, inode: stat.st_ino })
 }
 
-/// A new file system in memory that is never swapped, with these files, mode 0400, of `owner`; the directory belongs to
-/// `root`. Both are ids of the host. Read-only once it is made.
+/// A new file system in memory that is never swapped, with these files, mode 0400, of `owner`; the
+/// directory belongs to `root`. Both are ids of the host. Read-only once it is made.
 ///
 /// # Errors
 /// The kernel's: no memory, no CAP_SYS_ADMIN.

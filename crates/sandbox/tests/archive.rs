@@ -27,7 +27,8 @@ impl Try {
         unpack(&file, &self.dest(), limits).map(drop)
     }
 
-    /// The archive is refused with `words` in the message, and nothing is left of it, inside or outside.
+    /// The archive is refused with `words` in the message, and nothing is left of it, inside or
+    /// outside.
     fn refused(&self, bytes: &[u8], limits: &Limits, words: &str) {
         let error = self.unpack_bytes(bytes, limits).unwrap_err();
         let mut text = error.to_string();

@@ -42,8 +42,9 @@ fn cpu_time_is_limited_and_counted() {
     running.kill();
 }
 
-/// The statistics of both groups are read all the time while memory comes, which is when the kernel leaves those of the upper
-/// one behind. The two readings at the end are of memory that stands still.
+/// The statistics of both groups are read all the time while memory comes, which is when the kernel
+/// leaves those of the upper one behind. The two readings at the end are of memory that stands
+/// still.
 #[test]
 fn what_a_group_holds_is_not_behind() {
     const ROUNDS: usize = 60;
@@ -75,7 +76,8 @@ fn what_a_group_holds_is_not_behind() {
     }
     running.kill();
     assert!(most > 30 << 20, "{most}");
-    // A group's own figure may lack what the kernel gathers for each processor before it adds it up.
+    // A group's own figure may lack what the kernel gathers for each processor before it adds it
+    // up.
     assert!(worst <= LAG + (512 << 10), "behind by {worst} bytes");
 }
 
@@ -111,12 +113,12 @@ fn limits_can_be_changed_and_a_refused_group_leaves_nothing() {
     cgroups.remove_all(&name).unwrap();
 }
 
-/// With very little memory either the launcher says so or init ends without a word and the group counts an OOM kill; the
-/// launcher itself, whose memory the child shares for a while, lives on.
+/// With very little memory either the launcher says so or init ends without a word and the group
+/// counts an OOM kill; the launcher itself, whose memory the child shares for a while, lives on.
 #[test]
 fn too_little_memory_never_hurts_the_launcher() {
-    // Python's files are in the page cache then, at the cost of this group. Else each group below has to hold them, gives them
-    // up to the next page and reads them again, for minutes.
+    // Python's files are in the page cache then, at the cost of this group. Else each group below
+    // has to hold them, gives them up to the next page and reads them again, for minutes.
     assert_eq!(Place::new().sh("python3 -c 'x = 1'").1, Exit::Code(0));
     for kb in [1024, 1200, 1500, 2000, 3000] {
         let place = Place::with(&Limits { memory_bytes: Some(kb << 10), ..Limits::default() });

@@ -1,4 +1,5 @@
-//! The launcher as a process: threads that share it, its death, what it leaves. Kernel test: needs root.
+//! The launcher as a process: threads that share it, its death, what it leaves. Kernel test: needs
+//! root.
 
 mod harness;
 

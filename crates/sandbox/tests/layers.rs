@@ -1,4 +1,5 @@
-//! Hostile and honest layers of images. Kernel test: needs root, for owners, deletions and attributes.
+//! Hostile and honest layers of images. Kernel test: needs root, for owners, deletions and
+//! attributes.
 
 use kip_sandbox::archive::{Limits, Packed, UnpackError, Unpacked, unpack_layer};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

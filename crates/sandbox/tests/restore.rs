@@ -1,4 +1,5 @@
-//! What a restorer finds as pid 1 of a sandbox, told by one of the test's own (`report.c`). Kernel test: needs root.
+//! What a restorer finds as pid 1 of a sandbox, told by one of the test's own (`report.c`). Kernel
+//! test: needs root.
 
 mod harness;
 

@@ -26,7 +26,8 @@ fn ids_capabilities_and_filters_are_as_promised() {
     for line in out.lines().filter(|l| l.starts_with("/proc/")) {
         let (_, line) = line.split_once(':').unwrap();
         let (key, value) = line.split_once(":\t").unwrap();
-        // chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service sys_chroot audit_write setfcap
+        // chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service sys_chroot
+        // audit_write setfcap
         let wanted = match key {
             "CapEff" | "CapPrm" | "CapBnd" => "00000000a00405fb",
             "CapInh" | "CapAmb" => "0000000000000000",

@@ -14,7 +14,8 @@ pub trait Images: Send + Sync + 'static {
     /// One image: by its name, or its id or digest or the beginning of one.
     async fn image(&self, reference: String) -> Result<ImageDetails, Refusal>;
 
-    /// Pulls an image. The last item is [`PullProgress::End`] or an error; the pull ends when the feed is dropped.
+    /// Pulls an image. The last item is [`PullProgress::End`] or an error; the pull ends when the
+    /// feed is dropped.
     async fn pull_image(&self, request: PullRequest) -> Result<Feed<PullProgress>, Refusal>;
 
     /// Removes an image's name, and of its layers what nothing else needs.

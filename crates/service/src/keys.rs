@@ -15,8 +15,8 @@ pub trait Keys: Send + Sync + 'static {
     /// Adds a key, which seals from now on.
     async fn rotate_keys(&self) -> Result<KeyView, Refusal>;
 
-    /// Destroys a key, named by its id or the beginning of it. Without `yes` it is refused, and the refusal names what that
-    /// would cost.
+    /// Destroys a key, named by its id or the beginning of it. Without `yes` it is refused, and the
+    /// refusal names what that would cost.
     async fn destroy_key(&self, key: String, yes: bool) -> Result<DestroyedKeyView, Refusal>;
 
     /// All keys, closed.

@@ -1,4 +1,5 @@
-//! The interface between API and worker: everything the API can ask of the machine, a trait for each subject.
+//! The interface between API and worker: everything the API can ask of the machine, a trait for
+//! each subject.
 //!
 //! | trait | what is asked |
 //! | --- | --- |
@@ -8,11 +9,13 @@
 //! | [`Snapshots`], [`Images`], [`Keys`], [`Volumes`] | what the data directory and its store keep |
 //! | [`Node`] | the daemon itself, and all procs at once |
 //!
-//! [`Service`] is all of them. The API holds one as `dyn Service`, so that it does not depend on what is behind it.
-//! Never acts and never decides: it has no code but the types of what flows between the two.
+//! [`Service`] is all of them. The API holds one as `dyn Service`, so that it does not depend on
+//! what is behind it. Never acts and never decides: it has no code but the types of what flows
+//! between the two.
 //!
-//! The API calls what changes something from a task of its own and lets it run to its end even when no client waits for
-//! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
+//! The API calls what changes something from a task of its own and lets it run to its end even when
+//! no client waits for the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its
+//! client: it is dropped when the client goes.
 #![forbid(unsafe_code)]
 
 mod files;
@@ -41,8 +44,8 @@ pub trait Service: Procs + Files + Trials + Snapshots + Images + Keys + Volumes 
 
 impl<T: Procs + Files + Trials + Snapshots + Images + Keys + Volumes + Node> Service for T {}
 
-/// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is dropped when
-/// no client wants more.
+/// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is
+/// dropped when no client wants more.
 pub type Feed<T> = mpsc::Receiver<Result<T, Refusal>>;
 
 /// Items of a feed that wait for their reader.
@@ -78,7 +81,7 @@ pub enum ExecInput {
 pub struct ExecSession {
     /// What the client sends. Dropped at the client's end of file.
     pub input: mpsc::Sender<ExecInput>,
-    /// What it writes. When this is dropped before [`ExecOutput::End`] came, the client is gone and a program that runs for it is
-    /// killed.
+    /// What it writes. When this is dropped before [`ExecOutput::End`] came, the client is gone and
+    /// a program that runs for it is killed.
     pub output: mpsc::Receiver<ExecOutput>,
 }

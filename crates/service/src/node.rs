@@ -11,7 +11,8 @@ pub trait Node: Send + Sync + 'static {
     /// About this daemon.
     async fn info(&self) -> Result<Info, Refusal>;
 
-    /// How procs were spread over the tiers in the last hour, and are at this moment. Wakes no proc.
+    /// How procs were spread over the tiers in the last hour, and are at this moment. Wakes no
+    /// proc.
     async fn history(&self) -> Result<HistoryView, Refusal>;
 
     /// Metrics, in Prometheus' text format. Wakes and inspects no proc.
@@ -20,11 +21,12 @@ pub trait Node: Send + Sync + 'static {
     /// What happened, oldest first; those that are kept and, with `follow`, all that come.
     async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal>;
 
-    /// Writes all that the data directory keeps into a file. The last item is [`BackupProgress::End`] or an error; the
-    /// backup ends when the feed is dropped.
+    /// Writes all that the data directory keeps into a file. The last item is
+    /// [`BackupProgress::End`] or an error; the backup ends when the feed is dropped.
     async fn backup(&self, request: BackupRequest) -> Result<Feed<BackupProgress>, Refusal>;
 
-    /// Ends all procs, sleeping ones included, and what is kept running for them: nothing of the data directory is left on
-    /// the machine but its files. Or parks them and keeps what they need to come back. After `Ok` the API ends.
+    /// Ends all procs, sleeping ones included, and what is kept running for them: nothing of the
+    /// data directory is left on the machine but its files. Or parks them and keeps what they need
+    /// to come back. After `Ok` the API ends.
     async fn down(&self, how: DownRequest) -> Result<DownView, Refusal>;
 }

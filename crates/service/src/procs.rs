@@ -11,8 +11,9 @@ use kip_types::name::ProcName;
 /// Procs: made, looked at, put to sleep, woken, removed.
 #[async_trait]
 pub trait Procs: Send + Sync + 'static {
-    /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its ports listen. Nothing in
-    /// the request is left open any more. A name in use is `Code::Taken`, and so is a port.
+    /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its
+    /// ports listen. Nothing in the request is left open any more. A name in use is `Code::Taken`,
+    /// and so is a port.
     async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal>;
 
     /// All names in use. Cheap: measures nothing.
@@ -24,14 +25,16 @@ pub trait Procs: Send + Sync + 'static {
     /// One proc. Does not wake it.
     async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal>;
 
-    /// How a proc is: its probes are asked, if it is awake and they were not a moment ago. Neither wakes it nor keeps it
-    /// awake.
+    /// How a proc is: its probes are asked, if it is awake and they were not a moment ago. Neither
+    /// wakes it nor keeps it awake.
     async fn health(&self, name: ProcName) -> Result<HealthView, Refusal>;
 
-    /// A proc from within: open files, environments, sockets, maps of memory. Does not wake it, and changes nothing.
+    /// A proc from within: open files, environments, sockets, maps of memory. Does not wake it, and
+    /// changes nothing.
     async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal>;
 
-    /// Why a proc is in the tier that it is in. Watches a running one for a second; touches, wakes and waits for no proc.
+    /// Why a proc is in the tier that it is in. Watches a running one for a second; touches, wakes
+    /// and waits for no proc.
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal>;
 
     /// What a proc has used, all of it or after `since_ms`. Does not wake it.
@@ -49,8 +52,8 @@ pub trait Procs: Send + Sync + 'static {
     /// Ends a proc; keeps name, files and logs. One that is stopped already is answered as it is.
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal>;
 
-    /// Sends a signal to a proc's program, which is woken for it; its end, if that is what comes of it, is as by itself. SIGKILL
-    /// wakes none and ends the proc as a stop does.
+    /// Sends a signal to a proc's program, which is woken for it; its end, if that is what comes of
+    /// it, is as by itself. SIGKILL wakes none and ends the proc as a stop does.
     async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal>;
 
     /// Removes a proc with all it has. One that is not stopped is `Code::State` unless forced.
@@ -59,11 +62,12 @@ pub trait Procs: Send + Sync + 'static {
     /// Sends a proc to a lower tier and returns when it is there.
     async fn sleep(&self, name: ProcName, how: SleepRequest) -> Result<Moved, Refusal>;
 
-    /// Wakes a proc and returns when it runs. One that is not known here is looked for in the store, by its id or by its
-    /// name there, and taken over if it runs nowhere.
+    /// Wakes a proc and returns when it runs. One that is not known here is looked for in the
+    /// store, by its id or by its name there, and taken over if it runs nowhere.
     async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal>;
 
-    /// What a proc's own program writes, and what a client types for it, until the client goes. One that has ended shows what it wrote.
+    /// What a proc's own program writes, and what a client types for it, until the client goes. One
+    /// that has ended shows what it wrote.
     async fn attach(&self, name: ProcName, request: AttachRequest) -> Result<ExecSession, Refusal>;
 
     /// Runs a program inside a proc, which is woken for it.

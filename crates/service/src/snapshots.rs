@@ -17,8 +17,8 @@ pub trait Snapshots: Send + Sync + 'static {
     /// One generation in the store.
     async fn snapshot(&self, which: SnapshotName) -> Result<SnapshotDetails, Refusal>;
 
-    /// Verifies that generations are what was sealed, as long as the client listens. The last item is [`Verified::End`] or
-    /// an error.
+    /// Verifies that generations are what was sealed, as long as the client listens. The last item
+    /// is [`Verified::End`] or an error.
     async fn verify(&self, request: VerifyRequest) -> Result<Feed<Verified>, Refusal>;
 
     /// Writes a generation into a file, whose path is absolute.

@@ -1,7 +1,7 @@
 //! Clients at a proc's own terminal or open standard input: `kip run -it`, `kip attach`.
 //!
-//! What a client types wakes the proc first, as in [`crate::session`]. Output of a program without a terminal comes from its log. A
-//! client that goes leaves the program alone.
+//! What a client types wakes the proc first, as in [`crate::session`]. Output of a program without
+//! a terminal comes from its log. A client that goes leaves the program alone.
 
 use crate::follow::Follower;
 use crate::session::{KeepAwake, READS_WITHIN, woken};
@@ -128,7 +128,8 @@ fn output_of(line: LogLine) -> ExecOutput {
     if stream == Stream::Stderr { ExecOutput::Stderr(text) } else { ExecOutput::Stdout(text) }
 }
 
-/// Sends what the program writes, and last how it ended. A program that is started again has another terminal, which may follow.
+/// Sends what the program writes, and last how it ended. A program that is started again has
+/// another terminal, which may follow.
 async fn show(mut from: From, mut ended: Ended, sender: &mpsc::Sender<ExecOutput>) {
     let goes_on = matches!(from, From::Terminal { .. });
     let (mut is_open, mut has_all) = (true, false);
@@ -154,8 +155,9 @@ async fn show(mut from: From, mut ended: Ended, sender: &mpsc::Sender<ExecOutput
     let _ = sender.send(ExecOutput::End(ExecEnd { code: exit.shell_code(), refusal: None })).await;
 }
 
-/// Where what a client types goes. Opened for each piece: a program that is started again has another terminal, and no client is to keep a
-/// program from the end of input that another has given.
+/// Where what a client types goes. Opened for each piece: a program that is started again has
+/// another terminal, and no client is to keep a program from the end of input that another has
+/// given.
 enum To {
     Terminal(AsyncFd<OwnedFd>),
     Pipe(pipe::Sender),
@@ -219,7 +221,8 @@ impl Feeder {
                 Ok(Some(ticket)) => ticket,
                 // The client has gone, which ends this.
                 Ok(None) => return std::future::pending().await,
-                // The program has ended, or is about to be started again: `show` tells the client how it ended.
+                // The program has ended, or is about to be started again: `show` tells the client
+                // how it ended.
                 Err(refusal) if matches!(refusal.code, Code::State | Code::Unknown) => continue,
                 Err(refusal) => return refusal,
             };
@@ -235,7 +238,8 @@ impl Feeder {
         has(key::TERMINAL) || matches!(input, ExecInput::Bytes(_)) && has(key::IN)
     }
 
-    /// A program that does not read what was typed may sleep all the same, and what was typed waits.
+    /// A program that does not read what was typed may sleep all the same, and what was typed
+    /// waits.
     async fn give(&self, input: ExecInput, awake: Ticket) -> io::Result<()> {
         let Some(to) = To::of(&self.proc)? else { return Ok(()) };
         let mut awake = Some(awake);

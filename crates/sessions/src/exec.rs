@@ -1,7 +1,7 @@
 //! Programs run inside a running proc for a client.
 //!
-//! The proc stays awake as long as one runs. A client that goes away ends its program, with what that has started and not put into a
-//! group of its own.
+//! The proc stays awake as long as one runs. A client that goes away ends its program, with what
+//! that has started and not put into a group of its own.
 
 use kip_engine::blocking::blocking;
 use kip_engine::host::Proc;
@@ -189,7 +189,8 @@ async fn carry(
                 _ => { err_open = false; None }
             },
             end = &mut ends, if exit.is_none() => { exit = Some(end.unwrap_or(Exit::Unknown)); None }
-            // A child it left behind may keep the pipes open: what was written when it ended is enough.
+            // A child it left behind may keep the pipes open: what was written when it ended is
+            // enough.
             () = tokio::time::sleep(std::time::Duration::from_millis(50)), if exit.is_some() => break,
             () = sender.closed() => {
                 let _ = kip_sys::process::pidfd_kill_group(executing.pidfd.as_fd());

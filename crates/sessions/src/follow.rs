@@ -1,7 +1,7 @@
 //! The lines of a log, as they come, for any number of clients.
 //!
-//! A follower has a thread only while it reads what is there. In between it looks ten times a second whether the log has grown, by one
-//! system call.
+//! A follower has a thread only while it reads what is there. In between it looks ten times a
+//! second whether the log has grown, by one system call.
 
 use kip_engine::blocking::blocking;
 use kip_logs::{FOLLOW_POLL, From, LogLine, LogReader, ReadError};
@@ -31,7 +31,8 @@ impl Follower {
         Ok(Follower(ReaderState::End(reader)))
     }
 
-    /// The next lines that are there, none at the end of the log. May be dropped: the next call goes on.
+    /// The next lines that are there, none at the end of the log. May be dropped: the next call
+    /// goes on.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -57,7 +58,8 @@ impl Follower {
         }
     }
 
-    /// Waits for the next lines; none when the log has gone with its proc. May be dropped as [`Follower::there`] may.
+    /// Waits for the next lines; none when the log has gone with its proc. May be dropped as
+    /// [`Follower::there`] may.
     ///
     /// # Errors
     /// [`ReadError`].

@@ -1,8 +1,10 @@
 //! A client's terminal in a proc: a program that is a part of the proc's tree and sleeps with it.
 //!
-//! The client has one side of a pseudoterminal, through the daemon; the kernel keeps the rest. The proc is kept awake only while
-//! something comes from the client: what the client types wakes it first, for a signal that the terminal makes of it (Ctrl-C) must find
-//! its processes. When the client goes the terminal is hung up, as that of a lost connection is. A session does not outlive its daemon.
+//! The client has one side of a pseudoterminal, through the daemon; the kernel keeps the rest. The
+//! proc is kept awake only while something comes from the client: what the client types wakes it
+//! first, for a signal that the terminal makes of it (Ctrl-C) must find its processes. When the
+//! client goes the terminal is hung up, as that of a lost connection is. A session does not outlive
+//! its daemon.
 
 use crate::exec::ExecContext;
 use kip_engine::blocking::blocking;
@@ -45,7 +47,8 @@ const LAST_PIECES: usize = 8;
 /// Wakes the proc if it sleeps, and keeps it awake as long as the ticket lives.
 pub type KeepAwake = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Ticket, Refusal>> + Send>> + Send + Sync>;
 
-/// Starts the program, on a terminal or without a client. `awake` keeps the proc awake until it runs.
+/// Starts the program, on a terminal or without a client. `awake` keeps the proc awake until it
+/// runs.
 pub async fn begin(
     proc: Arc<Proc>,
     request: ExecRequest,
@@ -121,7 +124,8 @@ fn launch(proc: &Proc, request: &ExecRequest, size: TerminalSize) -> Result<Laun
     Ok(Launched { master: Some(master), status })
 }
 
-/// The same without a client and a terminal; what the program writes goes where the proc's own output goes.
+/// The same without a client and a terminal; what the program writes goes where the proc's own
+/// output goes.
 fn launch_detached(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
     let place = ExecContext::find(proc, request)?;
     let io = |e: io::Error| place.refuse(Code::Exhausted, &e.to_string());
@@ -229,8 +233,9 @@ async fn carry(
     let _ = sender.send(ExecOutput::End(ExecEnd { code: exit.shell_code(), refusal: None })).await;
 }
 
-/// Wakes the proc for what was typed. A wake that is refused (there is no memory, say) is tried again as long as there is a client, but
-/// not where the proc has ended; none if the client has gone.
+/// Wakes the proc for what was typed. A wake that is refused (there is no memory, say) is tried
+/// again as long as there is a client, but not where the proc has ended; none if the client has
+/// gone.
 pub(crate) async fn woken(
     keep_awake: &KeepAwake,
     client: &mpsc::Sender<ExecOutput>,

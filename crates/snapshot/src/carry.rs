@@ -1,8 +1,9 @@
-//! Takes pages that a process never brought back over from where they lie into a new generation, without reading them where
-//! that can be avoided: files of which at least half is still needed become links, the rest is copied.
+//! Takes pages that a process never brought back over from where they lie into a new generation,
+//! without reading them where that can be avoided: files of which at least half is still needed
+//! become links, the rest is copied.
 //!
-//! So the files of a generation are never more than twice what is needed of them. Never looks at a process: the caller knows
-//! which pages are still out.
+//! So the files of a generation are never more than twice what is needed of them. Never looks at a
+//! process: the caller knows which pages are still out.
 
 use crate::error::{SnapshotError, io_at};
 use crate::pages::remote::OpenPages;
@@ -48,8 +49,8 @@ fn part(run: &Run, start: u64, end: u64) -> Run {
     Run { start, pages: pages(end - start), first: run.first + pages(start - run.start), ..*run }
 }
 
-/// Adds to `map`, which describes what is in `growing` already, the runs of `carried`, whose files lie in `from`. No page may
-/// be in both.
+/// Adds to `map`, which describes what is in `growing` already, the runs of `carried`, whose files
+/// lie in `from`. No page may be in both.
 ///
 /// # Errors
 /// The file system's; a page that is damaged where it lies.
@@ -165,8 +166,8 @@ impl Copies<'_> {
     }
 }
 
-/// Writes [`crate::pages::SETS`]: the bytes of the sets that `map` names, which loses the pages that it has no place for, or
-/// that are not here.
+/// Writes [`crate::pages::SETS`]: the bytes of the sets that `map` names, which loses the pages
+/// that it has no place for, or that are not here.
 ///
 /// # Errors
 /// The file system's.

@@ -1,9 +1,11 @@
-//! Snapshots on local disk: a directory per generation that is either complete, read back and sealed, or nothing.
+//! Snapshots on local disk: a directory per generation that is either complete, read back and
+//! sealed, or nothing.
 //!
-//! Owns the manifest and the checks. Knows nothing of processes: what the sleeping program needs besides files is an
-//! opaque part of the manifest ([`Manifest::body`]). A generation without a manifest does not exist; the manifest is
-//! written last, by rename, after every other file was synced and read back. Crash: at worst a directory without a
-//! manifest, which [`sweep`] removes. Where the processes' memory lies, page by page, says [`pages`].
+//! Owns the manifest and the checks. Knows nothing of processes: what the sleeping program needs
+//! besides files is an opaque part of the manifest ([`Manifest::body`]). A generation without a
+//! manifest does not exist; the manifest is written last, by rename, after every other file was
+//! synced and read back. Crash: at worst a directory without a manifest, which [`sweep`] removes.
+//! Where the processes' memory lies, page by page, says [`pages`].
 //!
 //! ```text
 //! gen-7.new/  --seal-->  gen-7.new/manifest.json  --rename-->  gen-7/
@@ -29,7 +31,8 @@ use std::path::{Path, PathBuf};
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
-/// Logs and statistics of CRIU's, and what is derived from the rest; they are not part of a generation.
+/// Logs and statistics of CRIU's, and what is derived from the rest; they are not part of a
+/// generation.
 const NOT_PART: [&str; 7] =
     ["dump.log", "stats-dump", "restore.log", "stats-restore", "wake.plan", pages::PAGES, MANIFEST];
 
@@ -49,7 +52,8 @@ pub struct Part {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// CRC-32 (ISO-HDLC) of the contents, of a page file that of its pages' checksums: finds damage, not malice.
+    /// CRC-32 (ISO-HDLC) of the contents, of a page file that of its pages' checksums: finds
+    /// damage, not malice.
     pub crc: u32,
 }
 
@@ -99,8 +103,8 @@ pub fn begin(dir: &Path, generation: Generation) -> Result<PathBuf, SnapshotErro
     Ok(path)
 }
 
-/// The same for a generation that comes back from elsewhere, made of what [`leave_spare`] left: its files are there already, empty.
-/// Returns their names; those that do not come are to be removed.
+/// The same for a generation that comes back from elsewhere, made of what [`leave_spare`] left: its
+/// files are there already, empty. Returns their names; those that do not come are to be removed.
 pub fn begin_copy(dir: &Path, generation: Generation) -> Result<(PathBuf, BTreeSet<String>), SnapshotError> {
     let path = begin(dir, generation)?;
     match fs::rename(dir.join(SPARE), &path) {
@@ -109,10 +113,11 @@ pub fn begin_copy(dir: &Path, generation: Generation) -> Result<(PathBuf, BTreeS
     }
 }
 
-/// Removes a generation that is elsewhere, but leaves the files of its images, empty, to those of the
-/// copy that will come. ext4 gives no new file the inode of one that was removed in the last minutes,
-/// and looks at each such inode before it finds another (`recently_deleted` in the kernel's
-/// fs/ext4/ialloc.c): where procs come and go, a new file takes many times as long as one that is there.
+/// Removes a generation that is elsewhere, but leaves the files of its images, empty, to those of
+/// the copy that will come. ext4 gives no new file the inode of one that was removed in the last
+/// minutes, and looks at each such inode before it finds another (`recently_deleted` in the
+/// kernel's fs/ext4/ialloc.c): where procs come and go, a new file takes many times as long as one
+/// that is there.
 pub fn leave_spare(dir: &Path, generation: Generation) -> Result<(), SnapshotError> {
     let (path, spare) = (path_of(dir, generation), dir.join(SPARE));
     let left = (|| {
@@ -147,8 +152,8 @@ pub struct Contents<B> {
     pub engine: String,
     /// See [`Manifest::body`].
     pub body: B,
-    /// Where the processes' memory lies. Checksums that are missing are filled in; files that have theirs are links to those
-    /// of an earlier generation, which were read back then.
+    /// Where the processes' memory lies. Checksums that are missing are filled in; files that have
+    /// theirs are links to those of an earlier generation, which were read back then.
     pub pages: PageMap,
 }
 
@@ -178,7 +183,8 @@ pub struct Sealed {
     pub pages: PageMap,
 }
 
-/// Syncs every file of `growing`, reads each back, writes page map and manifest and gives the directory its final name.
+/// Syncs every file of `growing`, reads each back, writes page map and manifest and gives the
+/// directory its final name.
 pub fn seal<B: Serialize>(
     growing: &Path,
     generation: Generation,
@@ -187,8 +193,9 @@ pub fn seal<B: Serialize>(
     seal_as(growing, generation, contents, Kept::Synced, Vec::new())
 }
 
-/// The same of what is also elsewhere, in an object store, and will be fetched from there again after a crash of the machine:
-/// nothing is synced, and `written` are files whose checksums were taken of what was written, which are not read back.
+/// The same of what is also elsewhere, in an object store, and will be fetched from there again
+/// after a crash of the machine: nothing is synced, and `written` are files whose checksums were
+/// taken of what was written, which are not read back.
 pub fn seal_copy<B: Serialize>(
     growing: &Path,
     generation: Generation,
@@ -336,8 +343,8 @@ pub fn verify_some(path: &Path, parts: &[Part], pages: &[Run]) -> Result<(), Sna
     page_map(path, parts)?.verify(path, pages)
 }
 
-/// The page map, once all other files are as they were; of page files only the size is looked at. A generation of an older
-/// Kip has none.
+/// The page map, once all other files are as they were; of page files only the size is looked at. A
+/// generation of an older Kip has none.
 fn page_map(path: &Path, parts: &[Part]) -> Result<PageMap, SnapshotError> {
     let map = match parts.iter().any(|part| part.name == pages::PAGES) {
         true => PageMap::load(path)?,
@@ -360,8 +367,8 @@ fn page_map(path: &Path, parts: &[Part]) -> Result<PageMap, SnapshotError> {
     Ok(map)
 }
 
-/// Keeps a generation that could not be restored out of the way of later ones, for an operator to look
-/// at: as `failed-gen-N`, the newest such only.
+/// Keeps a generation that could not be restored out of the way of later ones, for an operator to
+/// look at: as `failed-gen-N`, the newest such only.
 pub fn set_aside(dir: &Path, generation: Generation) -> Result<(), SnapshotError> {
     for entry in fs::read_dir(dir).map_err(io_at(dir))? {
         let entry = entry.map_err(io_at(dir))?;

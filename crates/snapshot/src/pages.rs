@@ -1,15 +1,19 @@
-//! Where the memory of a generation's processes lies: for every page that is not zeros a place in a page file, and for every
-//! page of a page file a checksum, so that one page can be read and trusted without the rest.
+//! Where the memory of a generation's processes lies: for every page that is not zeros a place in a
+//! page file, and for every page of a page file a checksum, so that one page can be read and
+//! trusted without the rest.
 //!
-//! Owns `pages.map`, a part of the generation like the others. Page files are files of whole pages one behind the other;
-//! one may belong to several generations (a hard link), when what lies in it has not changed. Never reads a process.
+//! Owns `pages.map`, a part of the generation like the others. Page files are files of whole pages
+//! one behind the other; one may belong to several generations (a hard link), when what lies in it
+//! has not changed. Never reads a process.
 //!
-//! Layout, little-endian 64-bit words: `KIPPAGES`, CRC-32 of all that follows, number of files, number of processes; per file
-//! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; of a
-//! remote one ([`remote`]) the highest bit of the length of the name is set and there are no checksums here; per
-//! process its number, the count of its runs, the count of its working sets; then each run as start, pages, file, first
-//! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind padded to words, the
-//! addresses in the order in which they are needed, with 1 added to those held back, 16 for each time that they are confirmed.
+//! Layout, little-endian 64-bit words: `KIPPAGES`, CRC-32 of all that follows, number of files,
+//! number of processes; per file the length of its name, the number of its pages, the name padded
+//! to words, the CRC-32 of each page, two to a word; of a remote one ([`remote`]) the highest bit
+//! of the length of the name is set and there are no checksums here; per process its number, the
+//! count of its runs, the count of its working sets; then each run as start, pages, file, first
+//! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind
+//! padded to words, the addresses in the order in which they are needed, with 1 added to those held
+//! back, 16 for each time that they are confirmed.
 
 pub mod remote;
 
@@ -23,7 +27,8 @@ use std::path::Path;
 
 /// The file's name.
 pub const PAGES: &str = "pages.map";
-/// Name of the page file with the pages of all working sets once more, each process's by address, the processes by number.
+/// Name of the page file with the pages of all working sets once more, each process's by address,
+/// the processes by number.
 pub const SETS: &str = "sets.pages";
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -58,7 +63,8 @@ impl Run {
 pub struct PageFile {
     /// Its name in the generation's directory.
     pub name: String,
-    /// CRC-32 (ISO-HDLC) of each page; empty until the file has been read ([`crate::seal`]), and of a remote one.
+    /// CRC-32 (ISO-HDLC) of each page; empty until the file has been read ([`crate::seal`]), and of
+    /// a remote one.
     pub sums: Vec<u32>,
     /// How many pages it has if it is a remote one: [`remote`].
     pub remote: Option<u32>,
@@ -91,7 +97,8 @@ pub struct WorkingSet {
 pub struct Process {
     /// By address, none over another.
     pub runs: Vec<Run>,
-    /// The newest kind first. The bytes of all pages that any of them has lie in [`SETS`] once more.
+    /// The newest kind first. The bytes of all pages that any of them has lie in [`SETS`] once
+    /// more.
     pub sets: Vec<WorkingSet>,
 }
 

@@ -1,10 +1,11 @@
-//! Limits of a process that it has used up, lifted for a moment while it stands still, so that calls can be made in it: these need
-//! two descriptors, and some memory of their own.
+//! Limits of a process that it has used up, lifted for a moment while it stands still, so that
+//! calls can be made in it: these need two descriptors, and some memory of their own.
 //!
-//! Only what is nearly used up is lifted, each limit as far as the kernel allows: a hard limit can be raised with
-//! CAP_SYS_RESOURCE of the machine only, and without it the soft limit is raised to the hard one. Whether that is enough shows when
-//! the calls are made; [`used_up`] names the limit if it was not. What a limit was stands in a file meanwhile, if there is to be
-//! one, from which [`put_back_left`] takes it should the pager die in between.
+//! Only what is nearly used up is lifted, each limit as far as the kernel allows: a hard limit can
+//! be raised with CAP_SYS_RESOURCE of the machine only, and without it the soft limit is raised to
+//! the hard one. Whether that is enough shows when the calls are made; [`used_up`] names the limit
+//! if it was not. What a limit was stands in a file meanwhile, if there is to be one, from which
+//! [`put_back_left`] takes it should the pager die in between.
 
 use kip_sys::status::Status;
 use rustix::io::Errno;
@@ -60,7 +61,8 @@ fn uses(pid: u32) -> io::Result<Vec<(u64, Rlimit)>> {
     Ok(used.into_iter().zip(&LIMITS).map(|(used, scarce)| (used, limit(scarce.row))).collect())
 }
 
-/// Whether less than `spare` is left of a limit. New memory is locked only in a process that locks memory.
+/// Whether less than `spare` is left of a limit. New memory is locked only in a process that locks
+/// memory.
 fn is_short(index: usize, used: u64, limit: Rlimit, spare: u64) -> bool {
     let counts = LIMITS[index].resource != Resource::Memlock || used > 0;
     counts && limit.current.is_some_and(|most| used.saturating_add(spare) > most)
@@ -82,8 +84,8 @@ fn lift(pid: u32, index: usize, Rlimit { current, maximum }: Rlimit) -> Result<(
 }
 
 impl Lifted {
-    /// Lifts what a process has nearly used up; none if that is nothing. A limit that cannot be lifted stays as it is. `file` is for
-    /// the next pager.
+    /// Lifts what a process has nearly used up; none if that is nothing. A limit that cannot be
+    /// lifted stays as it is. `file` is for the next pager.
     ///
     /// # Errors
     /// Those of reading /proc and of writing the file; all is as it was.
@@ -149,8 +151,8 @@ pub fn put_back_left(file: &Path) {
     let _ = std::fs::remove_file(file);
 }
 
-/// What a process has used up and keeps calls from being made in it, for people; none if there is nothing. To be asked after
-/// such calls have failed, while what can be lifted is lifted.
+/// What a process has used up and keeps calls from being made in it, for people; none if there is
+/// nothing. To be asked after such calls have failed, while what can be lifted is lifted.
 pub fn used_up(pid: u32) -> Option<String> {
     let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     let process = format!("the process {pid} ({})", comm.trim_end());

@@ -1,8 +1,10 @@
-//! Whole processes brought to a stop, all of their threads, and let go again without having noticed.
+//! Whole processes brought to a stop, all of their threads, and let go again without having
+//! noticed.
 //!
-//! A thread that waits for a missing page stops only when the page has come, so faults must be served by other threads
-//! meanwhile. Traces belong to the calling thread: [`Stopped`] cannot leave it, and if the thread ends, everything runs on.
-//! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
+//! A thread that waits for a missing page stops only when the page has come, so faults must be
+//! served by other threads meanwhile. Traces belong to the calling thread: [`Stopped`] cannot leave
+//! it, and if the thread ends, everything runs on. A thread that does not stop in time (it waits in
+//! vfork(2), or for a device) makes [`stop`] give up and let all go.
 
 use crate::timeouts;
 use kip_sys::armed::Armed;
@@ -24,12 +26,14 @@ use std::time::{Duration, Instant};
 const QUIESCENT_AFTER: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(5), Duration::from_millis(10)];
 
-/// How long to wait for threads that are to be let go and have not stopped yet. One that waits in vfork(2), or for a device, does not.
+/// How long to wait for threads that are to be let go and have not stopped yet. One that waits in
+/// vfork(2), or for a device, does not.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 /// How much longer to wait for one that only needs a processor: it will stop.
 const PROCESSOR_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long to wait until sockets have their own time-outs back: as long as their threads take to be in their calls again.
+/// How long to wait until sockets have their own time-outs back: as long as their threads take to
+/// be in their calls again.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(50);
 /// Between looks.
 const GIVEN_BACK_EVERY: Duration = Duration::from_micros(500);
@@ -51,7 +55,8 @@ pub enum StopError {
     /// The processes cannot be listed.
     #[error("the processes to stop cannot be listed")]
     List(#[source] io::Error),
-    /// New threads or processes came faster than they were stopped, or the processors had no time for it.
+    /// New threads or processes came faster than they were stopped, or the processors had no time
+    /// for it.
     #[error("its threads could not be stopped in time: new ones came all the while, or the processors are too busy")]
     Unstable,
 }
@@ -100,7 +105,8 @@ pub fn ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
-/// Stops all threads of all processes that `list` tells, until nothing new comes. Processes that end are left out.
+/// Stops all threads of all processes that `list` tells, until nothing new comes. Processes that
+/// end are left out.
 ///
 /// # Errors
 /// See [`StopError`]; all run on then.
@@ -140,9 +146,10 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
     }
 }
 
-/// Looks for threads of which the kernel does not say since when they wait, because it moved them to another CPU while they were about to
-/// sleep. Each is stopped and let go alone, so that its timer is the one that is gone; its call goes on with a record of its end.
-/// Faults must be served by other threads.
+/// Looks for threads of which the kernel does not say since when they wait, because it moved them
+/// to another CPU while they were about to sleep. Each is stopped and let go alone, so that its
+/// timer is the one that is gone; its call goes on with a record of its end. Faults must be served
+/// by other threads.
 ///
 /// # Errors
 /// See [`StopError`]; all run on.
@@ -150,9 +157,10 @@ pub fn find_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
     find_ends_of(pids, until, kip_sys::ran::is_undated)
 }
 
-/// Gives each wait that ends by a time-out a record of its end ([`kip_sys::ends`]). A call that is broken off from outside and begun anew,
-/// as by a dump that is called off, takes the whole time again; with a record the next stop has it end when it would have
-/// ended. So it is to be called before and after. A program with system call filters of its own keeps its calls as they are.
+/// Gives each wait that ends by a time-out a record of its end ([`kip_sys::ends`]). A call that is
+/// broken off from outside and begun anew, as by a dump that is called off, takes the whole time
+/// again; with a record the next stop has it end when it would have ended. So it is to be called
+/// before and after. A program with system call filters of its own keeps its calls as they are.
 ///
 /// # Errors
 /// See [`StopError`]; all run on.
@@ -282,7 +290,8 @@ impl Stopped {
             Ok(mended) => {
                 self.asked.remove(&tid);
                 let before = self.since.get(&tid).filter(|before| waited_no_more(tid, before.waits)).copied();
-                // What fails here fails because it has died, or has no time-out that the kernel could read.
+                // What fails here fails because it has died, or has no time-out that the kernel
+                // could read.
                 if let Ok(Some(end)) = timeouts::end(tid, mended.is_some(), before, armed) {
                     process.ends.insert(tid, end);
                     if mended.is_some() {
@@ -330,7 +339,8 @@ impl Stopped {
     /// Lets all run.
     pub fn go(self) {}
 
-    /// Lets all run, and waits until the sockets in whose calls threads stood have their own time-outs back, but for `within` at most.
+    /// Lets all run, and waits until the sockets in whose calls threads stood have their own
+    /// time-outs back, but for `within` at most.
     fn go_and_give_back(mut self, within: Duration) {
         self.release();
         let until = Instant::now() + within;
@@ -344,7 +354,8 @@ impl Stopped {
         self.packet_ns = Some(kip_sys::ran::monotonic_ns() - came.elapsed().as_nanos() as i64);
     }
 
-    /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails because it has died.
+    /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails
+    /// because it has died.
     fn make_ready(&self, process: &StoppedProcess, tid: u32) {
         let mended = process.mended.contains(&tid);
         match process.ends.get(&tid) {
@@ -366,7 +377,8 @@ impl Drop for Stopped {
         }
         let asked = self.take_asked();
         self.release();
-        // The stop was given up before these had stopped: each has to be put back onto its call like all others.
+        // The stop was given up before these had stopped: each has to be put back onto its call
+        // like all others.
         self.processes = asked;
         let all = self.processes.values().flat_map(|process| process.threads.iter().map(|tid| (process.pid, *tid)));
         let until = Instant::now() + LET_GO_WITHIN;
@@ -399,9 +411,11 @@ impl Stopped {
         let mut until = None;
         let processes = std::mem::take(&mut self.processes);
         let mut ends: Vec<(u32, End)> = processes.values().flat_map(|process| process.ends.clone()).collect();
-        // What is left is reckoned when the pages that this needs are there: one that is brought in between makes the wait longer.
+        // What is left is reckoned when the pages that this needs are there: one that is brought in
+        // between makes the wait longer.
         ends.iter().for_each(|(tid, _)| timeouts::fetch_for_call(*tid));
-        // Before any of them runs; of those that share one, the last to end is the one that it must not be too short for.
+        // Before any of them runs; of those that share one, the last to end is the one that it must
+        // not be too short for.
         ends.sort_by_key(|(_, end)| end.at_ns);
         let mut shortened = HashMap::new();
         for (tid, end) in ends {
@@ -424,7 +438,8 @@ impl Stopped {
     }
 }
 
-/// A thread that has not stopped yet, or has died. One that gets no processor for so long is let go when our thread ends.
+/// A thread that has not stopped yet, or has died. One that gets no processor for so long is let go
+/// when our thread ends.
 fn let_go(tid: u32, until: Instant) {
     while let Ok(found) = inject::poll_stop(tid) {
         match found {
@@ -443,8 +458,8 @@ impl StoppedProcess {
         StoppedProcess { pid, threads: Vec::new(), mended: Vec::new(), ends: HashMap::new(), alarmed: false }
     }
 
-    /// A thread that makes calls for us: one that stands in a call if there is one, for it is in no critical section of
-    /// rseq(2), which it would have to leave by its abort address.
+    /// A thread that makes calls for us: one that stands in a call if there is one, for it is in no
+    /// critical section of rseq(2), which it would have to leave by its abort address.
     ///
     /// # Errors
     /// As [`Hand::take`].
@@ -469,7 +484,8 @@ mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
-    /// A wait of 2 s, which is looked for when a part of it has passed, and of which only its timer tells when it began.
+    /// A wait of 2 s, which is looked for when a part of it has passed, and of which only its timer
+    /// tells when it began.
     #[test]
     fn a_wait_whose_beginning_is_not_known_ends_when_its_timer_says() {
         let waits = [

@@ -1,20 +1,25 @@
-//! Relative time-outs of calls that a stop breaks off: they end when they would have ended, however often that happens.
+//! Relative time-outs of calls that a stop breaks off: they end when they would have ended, however
+//! often that happens.
 //!
-//! Three kinds. select, pselect6 and ppoll have what was left when they were broken off in the program's own memory, where the
-//! kernel has put it; the time that the thread stood still is taken off. epoll_wait, epoll_pwait, epoll_pwait2, sigtimedwait,
-//! semtimedop and io_getevents end with EINTR and are called again, with what is left and a record beside it
-//! ([`kip_sys::ends`]), from the stop on. poll, nanosleep, clock_nanosleep and FUTEX_WAIT are restarted by the kernel, which knows
-//! when they end but does not tell: seen from outside the thread is in restart_syscall, and a proc that is parked then has lost
-//! which call that was. So they too are called again with a record, when they are let go; if we die before, the kernel's own end
-//! holds. Calls that epoll_wait, epoll_pwait and poll are exchanged for take a struct timespec instead of milliseconds.
+//! Three kinds. select, pselect6 and ppoll have what was left when they were broken off in the
+//! program's own memory, where the kernel has put it; the time that the thread stood still is taken
+//! off. epoll_wait, epoll_pwait, epoll_pwait2, sigtimedwait, semtimedop and io_getevents end with
+//! EINTR and are called again, with what is left and a record beside it ([`kip_sys::ends`]), from
+//! the stop on. poll, nanosleep, clock_nanosleep and FUTEX_WAIT are restarted by the kernel, which
+//! knows when they end but does not tell: seen from outside the thread is in restart_syscall, and a
+//! proc that is parked then has lost which call that was. So they too are called again with a
+//! record, when they are let go; if we die before, the kernel's own end holds. Calls that
+//! epoll_wait, epoll_pwait and poll are exchanged for take a struct timespec instead of
+//! milliseconds.
 //!
-//! A call that obeys the time-out of its socket (SO_RCVTIMEO, SO_SNDTIMEO) ends with EINTR too; the socket has what is left for
-//! as long as the thread enters the call, and the call a mark that its record belongs to it.
+//! A call that obeys the time-out of its socket (SO_RCVTIMEO, SO_SNDTIMEO) ends with EINTR too; the
+//! socket has what is left for as long as the thread enters the call, and the call a mark that its
+//! record belongs to it.
 //!
 //! A wait for events whose time-out has passed meanwhile ends by it ([`timed`]).
 //!
-//! The pager reckons the end of a call from when its thread last ran before the stop; where the kernel does not say that, from the
-//! timer that is gone when the thread has stopped ([`Armed`]).
+//! The pager reckons the end of a call from when its thread last ran before the stop; where the
+//! kernel does not say that, from the timer that is gone when the thread has stopped ([`Armed`]).
 
 use kip_sys::armed::Armed;
 use kip_sys::ends::{self, Call, End};
@@ -75,7 +80,8 @@ pub(crate) struct Before {
 /// That of each thread that waits in such a call.
 pub(crate) type Since = HashMap<u32, Before>;
 
-/// Register with the address of a time-out that the kernel updates, and nanoseconds of its second half's unit.
+/// Register with the address of a time-out that the kernel updates, and nanoseconds of its second
+/// half's unit.
 fn updated(call: u64) -> Option<(usize, i64)> {
     match call {
         SELECT => Some((R8, 1_000)),
@@ -102,7 +108,8 @@ fn milliseconds(call: &Call) -> Option<i64> {
     (value > 0).then_some(value)
 }
 
-/// Whether a call ends by a relative time-out that the kernel does not update for its program, or may do so because of its socket.
+/// Whether a call ends by a relative time-out that the kernel does not update for its program, or
+/// may do so because of its socket.
 fn is_timed(call: &Call) -> bool {
     let [number, arguments @ .., _] = call;
     let pointed = || ends::relative_timespec(*number, arguments).is_some_and(|index| arguments[index] != 0);
@@ -110,7 +117,8 @@ fn is_timed(call: &Call) -> bool {
     milliseconds(call).is_some() || socket || !matches!(*number, SELECT | PSELECT6) && pointed()
 }
 
-/// Which threads of these processes wait in such a call, and since when. To be asked before they are stopped.
+/// Which threads of these processes wait in such a call, and since when. To be asked before they
+/// are stopped.
 pub(crate) fn since(pids: &[u32]) -> Since {
     let mut clocks = CpuClocks::default();
     let waiting = |tid| {
@@ -137,9 +145,10 @@ fn parse(text: &str) -> Option<Call> {
     Some(call)
 }
 
-/// When the call of a thread that has just stopped ends; none if it has no time-out, or one that the kernel updates. `before` is
-/// what [`since`] has found, if the thread slept from then on; if that is no time, `armed` has what the thread was to be woken by.
-/// `mended`: it is put back onto its call. Faults must be served.
+/// When the call of a thread that has just stopped ends; none if it has no time-out, or one that
+/// the kernel updates. `before` is what [`since`] has found, if the thread slept from then on; if
+/// that is no time, `armed` has what the thread was to be woken by. `mended`: it is put back onto
+/// its call. Faults must be served.
 ///
 /// # Errors
 /// ESRCH when it has died; EFAULT for a time-out that cannot be read.
@@ -158,7 +167,8 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<Before>, armed: Option<
     }
     let now = monotonic_ns();
     let before = before.filter(|before| before.call == call);
-    // A thread that has run since the look began this call after it: late by what the look took, and never early.
+    // A thread that has run since the look began this call after it: late by what the look took,
+    // and never early.
     let since = before.and_then(|before| before.since).unwrap_or(now);
     let [number, arguments @ .., _] = call;
     let whole = match (milliseconds(&call), ends::relative_timespec(number, &arguments)) {
@@ -189,8 +199,8 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<Before>, armed: Option<
     Ok(Some(End { at_ns, whole_ns: whole }))
 }
 
-/// Whether a program filters its own calls, seccomp(2): it may refuse one that its call is exchanged for, or a descriptor with a
-/// mark. Every program has the filter of its sandbox.
+/// Whether a program filters its own calls, seccomp(2): it may refuse one that its call is
+/// exchanged for, or a descriptor with a mark. Every program has the filter of its sandbox.
 pub(crate) fn has_own_filters(tid: u32) -> bool {
     Status::read(tid).is_ok_and(|status| status.number("Seccomp_filters:").is_some_and(|count| count > 1))
 }
@@ -201,7 +211,8 @@ fn socket_wait(tid: u32, call: &Call) -> Option<Wait> {
     Some(Wait { tid, call: call[0], fd: call[1] as i32, sending })
 }
 
-/// Gives the socket that a stopped thread waits for what is left of its time-out; none if it waits for no socket.
+/// Gives the socket that a stopped thread waits for what is left of its time-out; none if it waits
+/// for no socket.
 ///
 /// # Errors
 /// The thread has ended, or has closed the socket.
@@ -211,8 +222,9 @@ pub(crate) fn shorten_socket(tid: u32, end: End) -> io::Result<Option<Shortened>
     Shortened::shorten(wait, ns(end.whole_ns), ns(end.at_ns - monotonic_ns())).map(Some)
 }
 
-/// Puts a stopped thread that the kernel would have restart a wait with an absolute end back onto that call itself: seen from
-/// outside it would be in restart_syscall. And brings the word of a lock for which it waits.
+/// Puts a stopped thread that the kernel would have restart a wait with an absolute end back onto
+/// that call itself: seen from outside it would be in restart_syscall. And brings the word of a
+/// lock for which it waits.
 ///
 /// # Errors
 /// ESRCH when it has died.
@@ -231,13 +243,15 @@ pub(crate) fn make_again(tid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel says is left of a sleep. It may have written that over the whole time: sleep(3) gives it one place for both.
+/// What the kernel says is left of a sleep. It may have written that over the whole time: sleep(3)
+/// gives it one place for both.
 fn remainder(tid: u32, number: u64, arguments: &[u64; 6]) -> io::Result<Option<i64>> {
     ends::remainder(number, arguments).map(|at| read_time(tid, at, 1)).transpose()
 }
 
-/// Lets a stopped thread make the call that it was broken off in again, with what is left of its time-out and a record of its
-/// end. A packet that came at `packet_ns` (CLOCK_MONOTONIC), before that end, is given to the program first. Faults must be served.
+/// Lets a stopped thread make the call that it was broken off in again, with what is left of its
+/// time-out and a record of its end. A packet that came at `packet_ns` (CLOCK_MONOTONIC), before
+/// that end, is given to the program first. Faults must be served.
 ///
 /// # Errors
 /// ESRCH when it has died; EFAULT for memory below its stack that cannot be written.
@@ -304,8 +318,9 @@ fn point(registers: &mut [u64; GENERAL], place: u64) {
     (registers[RAX], registers[ORIG_RAX]) = (number, number);
 }
 
-/// Takes the time that a thread stood still off the time-out of a select or ppoll that begins anew: `ns` nanoseconds, or
-/// since the thread last ran, which is when it was interrupted, if that is longer.
+/// Takes the time that a thread stood still off the time-out of a select or ppoll that begins anew:
+/// `ns` nanoseconds, or since the thread last ran, which is when it was interrupted, if that is
+/// longer.
 ///
 /// # Errors
 /// ESRCH when it has died; EFAULT for a time-out that cannot be written.

@@ -28,7 +28,8 @@ pub struct Timer {
     pub every_ns: i64,
 }
 
-/// All armed timers by real time of a process; `alarmed`: the signal of its interval timer waited before it was stopped.
+/// All armed timers by real time of a process; `alarmed`: the signal of its interval timer waited
+/// before it was stopped.
 ///
 /// # Errors
 /// Those of the injection; a timer that is gone meanwhile is left out.
@@ -36,8 +37,9 @@ pub fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> io::Resu
     const REAL: u64 = 0;
     let mut found = Vec::new();
     hand.call(call::GETITIMER, &[REAL, scratch.at])?;
-    // With nothing left and an interval its signal waits to be taken, and the timer does not run until that is done. It is due now
-    // if the signal has just come. A program that has let it wait since before is not woken by it.
+    // With nothing left and an interval its signal waits to be taken, and the timer does not run
+    // until that is done. It is due now if the signal has just come. A program that has let it wait
+    // since before is not woken by it.
     let (left_ns, every_ns) = read(pid, scratch.at, 1_000)?;
     if left_ns > 0 || every_ns > 0 && !alarmed {
         found.push(Timer { interval_timer: true, left_ns: left_ns.max(1), every_ns });
@@ -53,9 +55,9 @@ pub fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> io::Resu
     Ok(found)
 }
 
-/// All armed timers by real time of a stopped process whose memory stays. The sandbox's pid 1 has none, and is not asked; nor is one that
-/// has just been killed, or runs 32-bit code, whose timers are late. `lifted`: where the next pager finds the limits that are lifted
-/// meanwhile.
+/// All armed timers by real time of a stopped process whose memory stays. The sandbox's pid 1 has
+/// none, and is not asked; nor is one that has just been killed, or runs 32-bit code, whose timers
+/// are late. `lifted`: where the next pager finds the limits that are lifted meanwhile.
 ///
 /// # Errors
 /// As [`left`], and those of taking a thread.
@@ -78,8 +80,8 @@ pub fn ask(process: &StoppedProcess, lifted: Option<&Path>) -> io::Result<Vec<Ti
     found
 }
 
-/// All armed timers by real time of running processes, which are stopped for a moment. Faults must be served by other threads.
-/// A process that cannot be asked is left out. `lifted` as in [`ask`].
+/// All armed timers by real time of running processes, which are stopped for a moment. Faults must
+/// be served by other threads. A process that cannot be asked is left out. `lifted` as in [`ask`].
 ///
 /// # Errors
 /// They do not stop by `until`; all run on.

@@ -1,7 +1,7 @@
 //! What a store did: requests by kind, bytes, second tries, and how long first bytes took.
 //!
-//! Every handle counts for itself and for the one it came from, so that a wake can say how many requests it made while
-//! others use the same store.
+//! Every handle counts for itself and for the one it came from, so that a wake can say how many
+//! requests it made while others use the same store.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -16,8 +16,9 @@ pub const FIRST_BYTE_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.0
 /// A median of fewer says nothing.
 const ENOUGH: usize = 4;
 
-/// Counts since the handle was made. Requests are those that were sent, failed ones and second ones included; requests for
-/// credentials are not in it. Of a directory store each operation counts as one request.
+/// Counts since the handle was made. Requests are those that were sent, failed ones and second ones
+/// included; requests for credentials are not in it. Of a directory store each operation counts as
+/// one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads of objects or parts of them.

@@ -1,10 +1,12 @@
 //! A store in a directory: an object is a file, its key the path.
 //!
-//! What is written is durable when the call returns: temporary file beside it, fsync, rename (or link, where nothing may be
-//! replaced), fsync of the directory. References are swapped under a lock file, so processes of one machine, or of several
-//! on a file system whose flock(2) reaches all of them, exclude each other. Crash: at worst a file `name#new.<number>`
-//! that no key can name and no listing shows; [`Directory::remove_leftovers`] removes it. What is deleted is deleted under the lock that swapping
-//! takes. Only Kip's user may read what is made here (0600, 0700). `name#lock` lies beside a reference as long as it exists.
+//! What is written is durable when the call returns: temporary file beside it, fsync, rename (or
+//! link, where nothing may be replaced), fsync of the directory. References are swapped under a
+//! lock file, so processes of one machine, or of several on a file system whose flock(2) reaches
+//! all of them, exclude each other. Crash: at worst a file `name#new.<number>` that no key can name
+//! and no listing shows; [`Directory::remove_leftovers`] removes it. What is deleted is deleted
+//! under the lock that swapping takes. Only Kip's user may read what is made here (0600, 0700).
+//! `name#lock` lies beside a reference as long as it exists.
 
 mod files;
 

@@ -1,7 +1,8 @@
 //! What can go wrong, in words for people: one line that says what, where and what to do.
 //!
-//! [`Failure`] is the store's own trouble and the same for every operation; the error of an operation adds what only it can
-//! meet. Nothing here decides to try again, but [`Failure::is_temporary`] says whether that could help.
+//! [`Failure`] is the store's own trouble and the same for every operation; the error of an
+//! operation adds what only it can meet. Nothing here decides to try again, but
+//! [`Failure::is_temporary`] says whether that could help.
 
 use crate::key::Key;
 use crate::wire::{Answer, Cause, Misfortune, TransportError};
@@ -212,7 +213,8 @@ pub enum Failure {
         /// How long was waited, attempts and waits together.
         waited_ms: u64,
     },
-    /// A task of the store's own came to no end. Nothing to be done about it but to start Kip again.
+    /// A task of the store's own came to no end. Nothing to be done about it but to start Kip
+    /// again.
     #[error("work on store {store} was cut off: Kip is shutting down, or this is a bug")]
     Ended {
         /// As in the URL.
@@ -233,8 +235,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether the same request may succeed later by itself. Requests whose errors cannot pass are not
-    /// tried again.
+    /// Whether the same request may succeed later by itself. Requests whose errors cannot pass are
+    /// not tried again.
     pub fn is_temporary(&self) -> bool {
         matches!(
             self,
@@ -252,8 +254,8 @@ impl Failure {
     pub(crate) fn may_have_acted(&self) -> bool {
         match self {
             Failure::TimedOut { .. } | Failure::Broken { .. } | Failure::Unintelligible { .. } => true,
-            // A 503 without a code of the store's own is from a proxy before the store, which may have
-            // passed the request on.
+            // A 503 without a code of the store's own is from a proxy before the store, which may
+            // have passed the request on.
             Failure::Busy { status: 503, code, .. } => code.is_empty(),
             Failure::Busy { status, .. } => *status != 429,
             _ => false,
@@ -318,10 +320,12 @@ pub enum GetError {
     Store(#[from] Failure),
 }
 
-/// An object was not written, or it is not known whether it was: after a temporary failure it may be there, whole.
+/// An object was not written, or it is not known whether it was: after a temporary failure it may
+/// be there, whole.
 #[derive(Debug, thiserror::Error)]
 pub enum PutError {
-    /// It is in its place, or may be, but whether it stays or whether it is this one could not be learned.
+    /// It is in its place, or may be, but whether it stays or whether it is this one could not be
+    /// learned.
     #[error(
         "whether object {key} of store {store} was written is not known: write it again, under another key if it must not be replaced"
     )]
@@ -363,7 +367,8 @@ pub enum ReadReferenceError {
     Store(#[from] Failure),
 }
 
-/// A reference was not changed, but for [`SwapError::Superseded`] and [`SwapError::Unknown`], which say what is known.
+/// A reference was not changed, but for [`SwapError::Superseded`] and [`SwapError::Unknown`], which
+/// say what is known.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
     /// Another value stands than the one expected. The own value never stood.
@@ -374,7 +379,8 @@ pub enum SwapError {
         /// Which.
         key: Key,
     },
-    /// Another value stands, and an answer was lost before: the own value may have stood in between and been read.
+    /// Another value stands, and an answer was lost before: the own value may have stood in between
+    /// and been read.
     #[error(
         "reference {key} of store {store} has another version now; whether this change stood before it is not known"
     )]
@@ -384,7 +390,8 @@ pub enum SwapError {
         /// Which.
         key: Key,
     },
-    /// An answer was lost and the store could not be asked, or a request that was sent may still arrive.
+    /// An answer was lost and the store could not be asked, or a request that was sent may still
+    /// arrive.
     #[error(
         "whether reference {key} of store {store} was changed is not known: read it again before relying on either"
     )]
@@ -528,7 +535,8 @@ impl Names {
                 let code = if code.is_empty() { "403" } else { code };
                 Failure::Forbidden { store, code: code.to_owned() }
             }
-            // Not every 404 speaks of the object: to call it missing is to call what lies there lost.
+            // Not every 404 speaks of the object: to call it missing is to call what lies there
+            // lost.
             ("NoSuchKey" | "NoSuchVersion" | "BlobNotFound" | "ResourceNotFound", 404) => return Trouble::Missing,
             ("", 404) if answer.to_head => return Trouble::Missing,
             (_, 304 | 412) => return Trouble::Condition,

@@ -1,13 +1,15 @@
 //! Names of objects: what may be one.
 //!
-//! A key is at once a path in a bucket and a path in a directory, so it is held to what both can bear and no encoding is
-//! ever needed. Characters outside this set (`#`) are left to the directory store's own files.
+//! A key is at once a path in a bucket and a path in a directory, so it is held to what both can
+//! bear and no encoding is ever needed. Characters outside this set (`#`) are left to the directory
+//! store's own files.
 
 use std::fmt;
 
 /// Longest key, bytes. S3 allows 1024 with the prefix of the URL.
 pub const LONGEST_KEY: usize = 800;
-/// Longest component of a key, bytes: leaves room in a file name (255) for what a directory store appends.
+/// Longest component of a key, bytes: leaves room in a file name (255) for what a directory store
+/// appends.
 pub const LONGEST_COMPONENT: usize = 200;
 
 /// The name of an object: components of `A-Z a-z 0-9 . _ -`, parted by `/`.

@@ -1,7 +1,8 @@
 //! Whether a store can hold references: asked of it, not believed.
 //!
-//! Swaps are made with a reference of its own, in the way they are made with any other, some of which must fail. A store that
-//! ignores a condition takes them. What is left if this is cut off is one small object `kip-probe-<number>`.
+//! Swaps are made with a reference of its own, in the way they are made with any other, some of
+//! which must fail. A store that ignores a condition takes them. What is left if this is cut off is
+//! one small object `kip-probe-<number>`.
 
 use crate::failure::{Failure, PutError, ReadReferenceError, SwapError};
 use crate::key::Key;
@@ -51,9 +52,10 @@ struct Probe<'a> {
 }
 
 impl Store {
-    /// Whether references can be kept here: whether a bucket honours If-Match and If-None-Match, whether locks in a directory
-    /// exclude. Writes, swaps and deletes a small reference `kip-probe-<number>`, which stays if this is cut off; five to ten
-    /// requests. Worth asking once, before a store is first used.
+    /// Whether references can be kept here: whether a bucket honours If-Match and If-None-Match,
+    /// whether locks in a directory exclude. Writes, swaps and deletes a small reference
+    /// `kip-probe-<number>`, which stays if this is cut off; five to ten requests. Worth asking
+    /// once, before a store is first used.
     pub async fn check_swaps(&self) -> Result<(), CheckSwapsError> {
         let key = Key::new(format!("kip-probe-{:?}", Nonce::random())).expect("hex digits");
         let probe = Probe { store: self, key };

@@ -1,8 +1,8 @@
 //! How references look in a store: small values that are changed by compare-and-swap.
 //!
-//! A value lies behind one line that names the write it came from, a random number. So no two writes are ever equal: a
-//! version cannot come back (S3's ETag is a hash of the content), and after a lost answer the writer recognises its own
-//! value. Nothing here does I/O.
+//! A value lies behind one line that names the write it came from, a random number. So no two
+//! writes are ever equal: a version cannot come back (S3's ETag is a hash of the content), and
+//! after a lost answer the writer recognises its own value. Nothing here does I/O.
 
 use bytes::{Bytes, BytesMut};
 use std::fmt;
@@ -36,7 +36,8 @@ pub(crate) fn random(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Which value of a reference was read or written. Only good for the next swap of the same reference.
+/// Which value of a reference was read or written. Only good for the next swap of the same
+/// reference.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Version {
     pub(crate) nonce: Nonce,

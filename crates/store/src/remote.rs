@@ -1,8 +1,9 @@
 //! A store in a bucket: single requests, sent again while that can help.
 //!
-//! `object_store` makes, signs and sends one request at a time and is told never to try again itself: so each try is signed
-//! anew, has its own time limit and is counted. A request dropped in the middle leaves nothing behind but a connection that
-//! is closed, and an upload in parts that is aborted in the background.
+//! `object_store` makes, signs and sends one request at a time and is told never to try again
+//! itself: so each try is signed anew, has its own time limit and is counted. A request dropped in
+//! the middle leaves nothing behind but a connection that is closed, and an upload in parts that is
+//! aborted in the background.
 
 pub(crate) mod open;
 mod profile;
@@ -106,8 +107,8 @@ impl Remote {
         }
     }
 
-    /// One request, counted. The wire sees to it that bytes move up, and the answer's head comes; the limit here is for the
-    /// rest of an answer.
+    /// One request, counted. The wire sees to it that bytes move up, and the answer's head comes;
+    /// the limit here is for the rest of an answer.
     async fn once<T>(
         &self,
         kind: Count,
@@ -186,7 +187,8 @@ impl Remote {
         }
     }
 
-    /// One request whatever the size: providers have no condition for uploads in parts that all of them know.
+    /// One request whatever the size: providers have no condition for uploads in parts that all of
+    /// them know.
     pub(crate) async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Placed, PutError> {
         let path = self.path(key);
         let in_doubt = AtomicBool::new(false);
@@ -194,7 +196,8 @@ impl Remote {
             let options = PutOptions::from(PutMode::Create);
             let request = self.cloud().put_opts(&path, bytes.clone().into(), options);
             let result = self.once(Count::Put, bytes.len(), request).await;
-            // Even of one that says it is busy: a condition that fails next may be the own object's doing.
+            // Even of one that says it is busy: a condition that fails next may be the own object's
+            // doing.
             if matches!(&result, Err(Trouble::Store(failure)) if !matches!(failure, Failure::Unreachable { .. })) {
                 in_doubt.store(true, Ordering::Relaxed);
             }
@@ -227,7 +230,8 @@ impl Remote {
             self.e_tag(&answer.meta).map(|_| answer.meta.size)
         };
         let found = self.in_time(self.retried(head)).await;
-        // S3's answer to this question has no room for a reason: a missing bucket, a wrong clock. A read has.
+        // S3's answer to this question has no room for a reason: a missing bucket, a wrong clock. A
+        // read has.
         let without_reason = match &found {
             Err(Trouble::Missing) => true,
             Err(Trouble::Store(failure)) => {

@@ -1,9 +1,10 @@
 //! HTTP for `object_store`: connections, TLS with ring, and what became of each exchange.
 //!
-//! One request in, one answer out: it never tries again and never decides whether trying helps. Every answer that is not a
-//! success comes back as a [`Misfortune`] inside the error, so that [`crate::failure`] can read the status and the store's
-//! own error code, which `object_store` only has as text. HTTP/1.1 only: it is what S3 speaks, and connections are
-//! independent, so a lost packet delays one stream and not all. Proxies are not used.
+//! One request in, one answer out: it never tries again and never decides whether trying helps.
+//! Every answer that is not a success comes back as a [`Misfortune`] inside the error, so that
+//! [`crate::failure`] can read the status and the store's own error code, which `object_store` only
+//! has as text. HTTP/1.1 only: it is what S3 speaks, and connections are independent, so a lost
+//! packet delays one stream and not all. Proxies are not used.
 
 mod sending;
 
@@ -144,7 +145,8 @@ impl HttpConnector for Connector {
     }
 }
 
-/// The system's certificates, ring's ciphers. A machine without certificates can still use plain HTTP.
+/// The system's certificates, ring's ciphers. A machine without certificates can still use plain
+/// HTTP.
 fn tls(plain_allowed: bool) -> io::Result<rustls::ClientConfig> {
     let builder = || {
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -232,7 +234,8 @@ impl HttpService for Exchanger {
         let text = tokio::time::timeout(self.connect_timeout, Limited::new(body, LONGEST_INSPECTED).collect()).await;
         let text = match text {
             Ok(Ok(collected)) => collected.to_bytes(),
-            // What is missing must be told from what else has this status. Of others the status is enough.
+            // What is missing must be told from what else has this status. Of others the status is
+            // enough.
             _ if parts.status == StatusCode::NOT_FOUND => {
                 let ended = Cause::new(io::Error::from(io::ErrorKind::UnexpectedEof));
                 return Err(self.error(&uri, TransportError::Broken(ended)));

@@ -7,8 +7,8 @@ use crate::remote::upload::PartsWriter;
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// An object on its way into a store, from [`crate::Store::writer`]. It is there when [`Writer::finish`] returns, whole; dropped
-/// before, it leaves what was there.
+/// An object on its way into a store, from [`crate::Store::writer`]. It is there when
+/// [`Writer::finish`] returns, whole; dropped before, it leaves what was there.
 #[derive(Debug)]
 pub struct Writer {
     pub(crate) store: Arc<str>,
@@ -25,9 +25,10 @@ pub(crate) enum Destination {
 }
 
 impl Writer {
-    /// Takes the next bytes. Waits when too many are under way already, so what is held in memory stays bounded: in a bucket
-    /// [`crate::Settings::most_uploads`] parts and two more, in a directory none. An error may be about earlier ones. After an
-    /// error, or when this is dropped before it is done, the object cannot be finished.
+    /// Takes the next bytes. Waits when too many are under way already, so what is held in memory
+    /// stays bounded: in a bucket [`crate::Settings::most_uploads`] parts and two more, in a
+    /// directory none. An error may be about earlier ones. After an error, or when this is dropped
+    /// before it is done, the object cannot be finished.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), PutError> {
         let whole = std::mem::replace(&mut self.whole, false);
         match &mut self.to {

@@ -1,4 +1,5 @@
-//! Room on the local disk: what the generations of parked procs may take together (`kip up --disk`).
+//! Room on the local disk: what the generations of parked procs may take together
+//! (`kip up --disk`).
 //!
 //! One task adds them up. While they take more, the procs that were parked the longest ago are
 //! archived, one after the other, by their own tasks, each of which may decline: its proc may just

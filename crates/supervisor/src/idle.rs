@@ -1,14 +1,16 @@
-//! Is a running proc idle? Payload that moved and CPU work above 1% of a core are activity; ticks, bare connects and
-//! probes are not (docs/how-sleep-works.md).
+//! Is a running proc idle? Payload that moved and CPU work above 1% of a core are activity; ticks,
+//! bare connects and probes are not (docs/how-sleep-works.md).
 //!
-//! A share needs a span, and work comes in bursts: a JVM that uses half a percent uses two now and then. So a proc saves up
-//! what it leaves of its 1%, up to [`SAVED`], and works once it uses more than that.
+//! A share needs a span, and work comes in bursts: a JVM that uses half a percent uses two now and
+//! then. So a proc saves up what it leaves of its 1%, up to [`SAVED`], and works once it uses more
+//! than that.
 
 use std::time::{Duration, Instant};
 
 /// CPU share above which a proc counts as working.
 const BUSY_SHARE: f64 = 0.01;
-/// CPU time that a proc has saved up once it has been active, so that one tick just after is not work.
+/// CPU time that a proc has saved up once it has been active, so that one tick just after is not
+/// work.
 const FORGIVEN: Duration = Duration::from_millis(5);
 /// The most CPU time that a proc saves up: a burst that is longer is work.
 const SAVED: Duration = Duration::from_millis(50);

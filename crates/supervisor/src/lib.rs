@@ -11,7 +11,8 @@
 //! | [`policy`] | what images from a store may ask for |
 //! | [`probe`] | ports on which Kip answers how a proc is |
 //!
-//! Touches a process only through `kip_engine`; never speaks to clients, but for the one line that a probe is answered.
+//! Touches a process only through `kip_engine`; never speaks to clients, but for the one line that
+//! a probe is answered.
 #![forbid(unsafe_code)]
 
 pub mod disk;

@@ -1,4 +1,5 @@
-//! Residents that run another file than the one that is installed now: an upgrade has put new programs in their place.
+//! Residents that run another file than the one that is installed now: an upgrade has put new
+//! programs in their place.
 //!
 //! The launcher is the daemon's own and as new as it. Keeper and pager outlive daemons, and are
 //! replaced by the next daemon, once it has taken up everything: the same way as if they had died,
@@ -26,7 +27,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// How many times the procs that have hibernated meanwhile are parked, at most.
 const ROUNDS: u32 = 5;
 
-/// Whether a process runs another file than the one that has this path now. Not if there is none: then nothing could replace it.
+/// Whether a process runs another file than the one that has this path now. Not if there is none:
+/// then nothing could replace it.
 fn is_other(pid: u32, program: &Path) -> bool {
     let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     match (file(Path::new(&format!("/proc/{pid}/exe"))), file(program)) {

@@ -1,8 +1,9 @@
-//! What the images of a proc may ask for: its spec and the sandbox's rules as [`kip_checkpoint::policy`] wants them.
+//! What the images of a proc may ask for: its spec and the sandbox's rules as
+//! [`kip_checkpoint::policy`] wants them.
 //!
-//! Asked for every generation that came from a store, before anything of it is restored, and for every one that is to go there,
-//! before it does: what would be refused then stays parked. Not for those that never left the local disk:
-//! only root can write there.
+//! Asked for every generation that came from a store, before anything of it is restored, and for
+//! every one that is to go there, before it does: what would be refused then stays parked. Not for
+//! those that never left the local disk: only root can write there.
 
 use kip_checkpoint::bars_criu;
 use kip_checkpoint::plan::PLAN;
@@ -82,7 +83,8 @@ fn volumes(proc: &Proc, body: &Body) -> BTreeMap<String, (String, bool)> {
     .collect()
 }
 
-/// Whether a generation that came from a store may be restored. `known` is what was kept here of its manifest.
+/// Whether a generation that came from a store may be restored. `known` is what was kept here of
+/// its manifest.
 ///
 /// # Errors
 /// What it asks for that its sandbox does not give; its images cannot be read.

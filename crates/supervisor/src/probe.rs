@@ -1,5 +1,5 @@
-//! Ports of the host on which Kip itself answers how a proc is: awake, by a check that does not count as activity; asleep, by what
-//! that said last, without waking it.
+//! Ports of the host on which Kip itself answers how a proc is: awake, by a check that does not
+//! count as activity; asleep, by what that said last, without waking it.
 //!
 //! The ports are there from the proc's creation to its removal, also while it is stopped. The
 //! keeper has them as well: a client that connects while there is no daemon waits, and is answered
@@ -188,7 +188,8 @@ async fn ask(handle: &Handle, probe: &Probe) {
         return;
     }
     let Ok(Some(asking)) = handle.ask(|reply| Command::Ask { reply }).await else { return };
-    // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as activity.
+    // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as
+    // activity.
     let nobodys = Arc::default();
     let answer = tokio::time::timeout(CHECK_WITHIN, check_once(&handle.proc, &probe.check, &nobodys)).await;
     let wrong = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();

@@ -1,8 +1,10 @@
-//! After a start of the daemon: makes every record true again, whatever the last daemon was killed at.
+//! After a start of the daemon: makes every record true again, whatever the last daemon was killed
+//! at.
 //!
 //! What is found running is newer than any snapshot and wins. | record | processes there | none |
-//! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
-//! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
+//! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked
+//! and waking: adopted (a kill order never reached CRIU, or a restore had finished), or parked;
+//! stopping: finished.
 
 use crate::task;
 use kip_engine::cause::WakeCause;
@@ -185,7 +187,8 @@ fn is_lost_copy(proc: &Proc, generation: Generation) -> bool {
     is_copy && !matches!(opened, Ok(_) | Err(kip_snapshot::SnapshotError::Newer { .. }))
 }
 
-/// Takes up what the pager has of it. True if it is hibernated and sleeps on: in its calls or, held, until its task parks it.
+/// Takes up what the pager has of it. True if it is hibernated and sleeps on: in its calls or,
+/// held, until its task parks it.
 fn still_asleep(proc: &Proc, state: &State) -> bool {
     let status = hibernate::take_up(proc);
     if status.asleep && matches!(state, State::Hibernated { .. }) {
@@ -219,7 +222,8 @@ async fn stable_init(proc: &Arc<Proc>) -> Option<u32> {
     loop {
         let pids = proc.cgroup.pids().unwrap_or_default();
         let tree = Tree::read(&pids);
-        // A helper that restores is in the cgroup, outside the sandbox; one that dumps traces the tree.
+        // A helper that restores is in the cgroup, outside the sandbox; one that dumps traces the
+        // tree.
         let helper = pids.len() > tree.pids.len();
         let traced = tree.pids.iter().any(|pid| is_traced(*pid));
         if !helper && !traced {
@@ -257,7 +261,8 @@ fn is_traced(pid: u32) -> bool {
     Status::read(pid).is_ok_and(|status| status.number("TracerPid:").is_some_and(|tracer| tracer != 0))
 }
 
-/// A running tree. If a sleep or wake had been under way, the sockets are the program's alone again.
+/// A running tree. If a sleep or wake had been under way, the sockets are the program's alone
+/// again.
 fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation) -> Record {
     let body = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).ok().map(|m| m.body);
     for socket in body.iter().flat_map(|b| &b.sockets) {

@@ -1,4 +1,5 @@
-//! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and the pager's.
+//! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and
+//! the pager's.
 
 use crate::task::{self, Command, Handle, Removed};
 use kip_engine::cause::WakeCause;
@@ -169,8 +170,8 @@ impl Registry {
         }
     }
 
-    /// Wakes a held proc, without its task: that hears of it when the program may run already. None if there is no room,
-    /// or it is not hibernated: then it is its task's business.
+    /// Wakes a held proc, without its task: that hears of it when the program may run already. None
+    /// if there is no room, or it is not hibernated: then it is its task's business.
     fn rouse_held(&self, handle: &Handle, key: Slot, cause: WakeCause) -> Option<Grant> {
         let leave = {
             let status = handle.status.borrow();
@@ -186,7 +187,8 @@ impl Registry {
         Some(leave)
     }
 
-    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
+    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is
+    /// closed.
     pub fn serve_wake_plane(self: &Arc<Registry>) {
         let plane = Arc::clone(&self.host.wake_plane);
         let machine = Arc::downgrade(self);

@@ -1,7 +1,8 @@
 //! The one task that looks at memory and asks procs to sleep.
 //!
-//! It asks a victim's own task, which looks once more and may decline; it waits for none in particular, and counts what is
-//! on its way out as gone. A proc that cannot sleep is left alone for a while, longer each time.
+//! It asks a victim's own task, which looks once more and may decline; it waits for none in
+//! particular, and counts what is on its way out as gone. A proc that cannot sleep is left alone
+//! for a while, longer each time.
 
 mod choice;
 
@@ -43,7 +44,8 @@ const REFUSED_LONGEST: Duration = Duration::from_secs(600);
 /// Steps down, the cheapest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
-    /// Its memory goes to a swap file and its working set stays at hand: it is back within a millisecond or two.
+    /// Its memory goes to a swap file and its working set stays at hand: it is back within a
+    /// millisecond or two.
     Hibernate,
     Park,
 }
@@ -236,7 +238,8 @@ impl Relief {
             let slot = victim.proc.slot;
             let mut status = victim.status.clone();
             let gone_on = status.wait_for(|s| !is_there(&s.record.state));
-            // A proc that went another way meanwhile may have work that waits for us: it is not waited for.
+            // A proc that went another way meanwhile may have work that waits for us: it is not
+            // waited for.
             let answer = tokio::select! {
                 biased;
                 answer = victim.ask(|reply| Command::Relieve { to, cause, reply }) => Some(answer),

@@ -1,7 +1,9 @@
-//! One task owns each proc: requests and events come in on one queue and are handled one at a time, top to bottom.
+//! One task owns each proc: requests and events come in on one queue and are handled one at a time,
+//! top to bottom.
 //!
-//! A handler decides with the pure lifecycle function, records what it is going to do, does it on a blocking thread,
-//! and records the outcome. What others may see of a proc leaves on a watch channel ([`Status`]).
+//! A handler decides with the pure lifecycle function, records what it is going to do, does it on a
+//! blocking thread, and records the outcome. What others may see of a proc leaves on a watch
+//! channel ([`Status`]).
 
 mod adopt;
 mod archive;
@@ -187,7 +189,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A client may have its reply before the wake is recorded: what is under way is waited for, but not long.
+    /// A client may have its reply before the wake is recorded: what is under way is waited for,
+    /// but not long.
     pub async fn wait_until_stable(&mut self) {
         let stable = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
         let _ = tokio::time::timeout(STABLE_WITHIN, stable).await;
@@ -326,8 +329,8 @@ impl Task {
         self.write(next, durability)
     }
 
-    /// The state after something that has happened: it is so even if it cannot be recorded now, and the next daemon finds
-    /// out by itself.
+    /// The state after something that has happened: it is so even if it cannot be recorded now, and
+    /// the next daemon finds out by itself.
     fn record_outcome(&mut self, input: Input) {
         if let Ok(next) = self.record.after(input) {
             self.keep(next);

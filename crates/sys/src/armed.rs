@@ -1,12 +1,15 @@
-//! When sleeping threads are to be woken by the kernel's own timers, as /proc/timer_list shows them.
+//! When sleeping threads are to be woken by the kernel's own timers, as /proc/timer_list shows
+//! them.
 //!
-//! The list names no threads, but a thread that is broken off in its sleep takes its timer with it: what the list has before that
-//! and not after it is the thread's, or belongs to one of the few others on the machine that woke early at the same moment.
+//! The list names no threads, but a thread that is broken off in its sleep takes its timer with it:
+//! what the list has before that and not after it is the thread's, or belongs to one of the few
+//! others on the machine that woke early at the same moment.
 
 use std::collections::HashSet;
 use std::fs;
 
-/// Timers that wake a thread: the kernel's name for each, and when it expires, nanoseconds of CLOCK_MONOTONIC.
+/// Timers that wake a thread: the kernel's name for each, and when it expires, nanoseconds of
+/// CLOCK_MONOTONIC.
 #[derive(Debug, Default)]
 pub struct Armed(HashSet<(String, i64)>);
 
@@ -23,8 +26,9 @@ impl Armed {
     }
 }
 
-/// For each timer a line with its name and function and one with when it expires, by a clock whose offset from CLOCK_MONOTONIC
-/// stands before its timers. A range begins with the time that the thread asked for.
+/// For each timer a line with its name and function and one with when it expires, by a clock whose
+/// offset from CLOCK_MONOTONIC stands before its timers. A range begins with the time that the
+/// thread asked for.
 fn parse(text: &str) -> HashSet<(String, i64)> {
     let (mut offset, mut name) = (0, None);
     let mut found = HashSet::new();

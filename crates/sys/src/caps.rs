@@ -1,4 +1,5 @@
-//! What a process gives up for good: system call filters. (Capabilities and no_new_privs are in rustix.)
+//! What a process gives up for good: system call filters. (Capabilities and no_new_privs are in
+//! rustix.)
 
 use std::io;
 
@@ -16,18 +17,19 @@ pub struct Instruction {
     pub k: u32,
 }
 
-/// Adds a filter to the calling thread, for ever and for its children: seccomp(2), SECCOMP_SET_MODE_FILTER, Linux 3.17.
+/// Adds a filter to the calling thread, for ever and for its children: seccomp(2),
+/// SECCOMP_SET_MODE_FILTER, Linux 3.17.
 ///
 /// # Errors
-/// EACCES without no_new_privs and without CAP_SYS_ADMIN in the user namespace, EINVAL for a program the kernel does not
-/// accept, ENOMEM when all filters together are too long.
+/// EACCES without no_new_privs and without CAP_SYS_ADMIN in the user namespace, EINVAL for a
+/// program the kernel does not accept, ENOMEM when all filters together are too long.
 pub fn add_seccomp_filter(program: &[Instruction]) -> io::Result<()> {
     let Ok(len) = u16::try_from(program.len()) else {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     };
     let header = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
-    // SAFETY: `Instruction` has sock_filter's layout (repr(C), the same four fields); `header` and `program` live
-    // through the call and the kernel only reads them.
+    // SAFETY: `Instruction` has sock_filter's layout (repr(C), the same four fields); `header` and
+    // `program` live through the call and the kernel only reads them.
     let done = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &header) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,16 +1,20 @@
-//! Waits that say themselves when they end: the record that lies beside a time-out of ours in a thread's stack.
+//! Waits that say themselves when they end: the record that lies beside a time-out of ours in a
+//! thread's stack.
 //!
-//! A call with a relative time-out that is broken off and made anew would wait its whole time again. So the call is made anew with a
-//! time-out of ours, which is what is left, and which lies below the red zone of the thread's stack. Beside it lies when the wait
-//! ends and how long the program wanted to wait, because the next stop of the thread has to know both. A thread that
-//! waits in a call whose time-out is at that place has not left the call since: a program's own time-out is never
-//! below its own stack. So the record needs no table and no process that remembers it, and it lies in the images of a parked
-//! proc as well.
+//! A call with a relative time-out that is broken off and made anew would wait its whole time
+//! again. So the call is made anew with a time-out of ours, which is what is left, and which lies
+//! below the red zone of the thread's stack. Beside it lies when the wait ends and how long the
+//! program wanted to wait, because the next stop of the thread has to know both. A thread that
+//! waits in a call whose time-out is at that place has not left the call since: a program's own
+//! time-out is never below its own stack. So the record needs no table and no process that
+//! remembers it, and it lies in the images of a parked proc as well.
 //!
-//! The calls that obey a socket's own time-out have no argument to point to the record. There the upper half of the descriptor's
-//! register, which the kernel ignores, is a mark that a program's own call does not have.
+//! The calls that obey a socket's own time-out have no argument to point to the record. There the
+//! upper half of the descriptor's register, which the kernel ignores, is a mark that a program's
+//! own call does not have.
 
-/// Distance of the record below the stack pointer, bytes: past the 128 bytes of the red zone (x86-64 psABI 3.2.2).
+/// Distance of the record below the stack pointer, bytes: past the 128 bytes of the red zone
+/// (x86-64 psABI 3.2.2).
 const BELOW: u64 = 512;
 /// Bytes of a record. The first 16 are the struct timespec that the call takes.
 pub const LENGTH: usize = 48;
@@ -29,7 +33,8 @@ pub struct End {
     pub whole_ns: i64,
 }
 
-/// Number, six arguments and stack pointer of the call that a thread waits in, as in proc_pid_syscall(5).
+/// Number, six arguments and stack pointer of the call that a thread waits in, as in
+/// proc_pid_syscall(5).
 pub type Call = [u64; 8];
 
 /// Where the record of a thread with that stack pointer lies.
@@ -37,12 +42,14 @@ pub fn place(sp: u64) -> u64 {
     (sp.wrapping_sub(BELOW)) & !15
 }
 
-/// Which argument of a call, counted from 0, is the address of a relative struct timespec; none if it has none.
+/// Which argument of a call, counted from 0, is the address of a relative struct timespec; none if
+/// it has none.
 pub fn relative_timespec(call: u64, arguments: &[u64; 6]) -> Option<usize> {
     match call {
         35 => Some(0),
         128 | 271 => Some(2),
-        // CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID and dynamic clocks do not go on while a thread waits for us.
+        // CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID and dynamic clocks do not go on while a
+        // thread waits for us.
         230 if arguments[1] & 1 == 0 && matches!(arguments[0] as i32, 0 | 1 | 7..=9 | 11) => Some(2),
         202 if arguments[1] & 0x7f == 0 => Some(3),
         220 | 441 => Some(3),
@@ -51,8 +58,9 @@ pub fn relative_timespec(call: u64, arguments: &[u64; 6]) -> Option<usize> {
     }
 }
 
-/// Whether a call obeys the time-out of the socket in its first argument: true for SO_SNDTIMEO, false for SO_RCVTIMEO. Connecting
-/// is left out: a connect that goes on is another call than one that begins.
+/// Whether a call obeys the time-out of the socket in its first argument: true for SO_SNDTIMEO,
+/// false for SO_RCVTIMEO. Connecting is left out: a connect that goes on is another call than one
+/// that begins.
 pub fn socket_call(call: u64) -> Option<bool> {
     match call {
         0 | 19 | 43 | 45 | 47 | 288 | 299 => Some(false),
@@ -61,8 +69,8 @@ pub fn socket_call(call: u64) -> Option<bool> {
     }
 }
 
-/// The word of a lock with priority inheritance that a call waits for: the kernel changes it in a way that fails with EFAULT rather
-/// than wait for a page from a userfaultfd.
+/// The word of a lock with priority inheritance that a call waits for: the kernel changes it in a
+/// way that fails with EFAULT rather than wait for a page from a userfaultfd.
 pub fn lock_word(call: u64, arguments: &[u64; 6]) -> Option<u64> {
     match (call, arguments[1] & 0x7f) {
         (202, 6 | 13) => Some(arguments[0]),
@@ -91,8 +99,8 @@ pub fn is_marked(call: u64, arguments: &[u64; 6]) -> bool {
     socket_call(call).is_some() && arguments[0] >> 32 == MARK
 }
 
-/// The record that belongs to the call that a thread waits in; none if the call is the program's own. `read` reads the thread's
-/// memory, and is not called for the latter.
+/// The record that belongs to the call that a thread waits in; none if the call is the program's
+/// own. `read` reads the thread's memory, and is not called for the latter.
 pub fn of(call: &Call, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<End> {
     let [number, arguments @ .., sp] = call;
     let ours = match relative_timespec(*number, arguments) {
@@ -104,7 +112,8 @@ pub fn of(call: &Call, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<End> {
     (ours && read(at, &mut bytes)).then(|| decode(&bytes, at)).flatten()
 }
 
-/// The record, at a [`place`], of a wait of which `left_ns` are left, at least a nanosecond: 0 would be not to wait.
+/// The record, at a [`place`], of a wait of which `left_ns` are left, at least a nanosecond: 0
+/// would be not to wait.
 pub fn encode(left_ns: i64, end: End, place: u64) -> [u8; LENGTH] {
     let left = left_ns.max(1);
     let words = [(left / SECOND) as u64, (left % SECOND) as u64, MAGIC, end.at_ns as u64, end.whole_ns as u64];
@@ -115,7 +124,8 @@ pub fn encode(left_ns: i64, end: End, place: u64) -> [u8; LENGTH] {
     bytes
 }
 
-/// None for anything else than [`encode`] has made for that place; what the kernel has left of the time-out may differ.
+/// None for anything else than [`encode`] has made for that place; what the kernel has left of the
+/// time-out may differ.
 fn decode(bytes: &[u8; LENGTH], place: u64) -> Option<End> {
     let word = |index: usize| u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("8 bytes"));
     let end = End { at_ns: word(3) as i64, whole_ns: word(4) as i64 };

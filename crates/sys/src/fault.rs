@@ -1,4 +1,5 @@
-//! Fault injection: `kip up --fault-at STEP` kills the daemon, by SIGKILL, when it first reaches that step.
+//! Fault injection: `kip up --fault-at STEP` kills the daemon, by SIGKILL, when it first reaches
+//! that step.
 //!
 //! Only tests use it. A step costs one atomic load otherwise.
 

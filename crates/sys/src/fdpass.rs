@@ -1,8 +1,8 @@
 //! Messages with descriptors over unix SEQPACKET sockets: unix(7), SCM_RIGHTS in cmsg(3).
 //!
-//! One call is one message. A descriptor in flight is alive even when its sender is gone. A message that would arrive
-//! in part (too many bytes, too many descriptors, no room in the receiver's descriptor table) is an error and never
-//! half a result: what did arrive of it is closed.
+//! One call is one message. A descriptor in flight is alive even when its sender is gone. A message
+//! that would arrive in part (too many bytes, too many descriptors, no room in the receiver's
+//! descriptor table) is an error and never half a result: what did arrive of it is closed.
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -15,8 +15,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// Most descriptors in one message. The kernel's own limit is 253 (SCM_MAX_FD, unix(7)).
 pub const MAX_FDS: usize = 250;
 
-/// Most bytes in one message that is sure to pass with the default buffers (net.core.wmem_default is 212,992 with
-/// the kernel's overhead of about a page).
+/// Most bytes in one message that is sure to pass with the default buffers (net.core.wmem_default
+/// is 212,992 with the kernel's overhead of about a page).
 pub const MAX_BYTES: usize = 128 * 1024;
 
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
@@ -32,18 +32,20 @@ struct LostDescriptors {
     arrived: usize,
 }
 
-/// Whether an error of [`recv`] means that descriptors of the message were lost: there were too many, or this process is
-/// at its RLIMIT_NOFILE.
+/// Whether an error of [`recv`] means that descriptors of the message were lost: there were too
+/// many, or this process is at its RLIMIT_NOFILE.
 pub fn lost_descriptors(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|e| e.is::<LostDescriptors>())
 }
 
-/// Sends one message: sendmsg(2), never SIGPIPE. The descriptors are duplicated by the kernel, the caller keeps its own.
+/// Sends one message: sendmsg(2), never SIGPIPE. The descriptors are duplicated by the kernel, the
+/// caller keeps its own.
 ///
 /// # Errors
-/// `InvalidInput` for an empty message (the receiver could not tell it from the end) or more than [`MAX_FDS`];
-/// `BrokenPipe` or `ConnectionReset` when the other end is closed; `WouldBlock` for a nonblocking socket whose peer
-/// does not read; `ETOOMANYREFS` when the user has as many descriptors in flight as its RLIMIT_NOFILE.
+/// `InvalidInput` for an empty message (the receiver could not tell it from the end) or more than
+/// [`MAX_FDS`]; `BrokenPipe` or `ConnectionReset` when the other end is closed; `WouldBlock` for a
+/// nonblocking socket whose peer does not read; `ETOOMANYREFS` when the user has as many
+/// descriptors in flight as its RLIMIT_NOFILE.
 pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || fds.len() > MAX_FDS {
         return Err(io::Error::new(
@@ -68,12 +70,13 @@ pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     Ok(())
 }
 
-/// Receives one message of at most `max_bytes` bytes and [`MAX_FDS`] descriptors, which are close-on-exec: recvmsg(2).
+/// Receives one message of at most `max_bytes` bytes and [`MAX_FDS`] descriptors, which are
+/// close-on-exec: recvmsg(2).
 ///
 /// # Errors
-/// `UnexpectedEof` when the peer has closed; `InvalidData` when the message was longer than `max_bytes` or lost
-/// descriptors (too many of them, or this process is at its RLIMIT_NOFILE), in which case all of it is dropped;
-/// `WouldBlock` for a nonblocking socket without a message.
+/// `UnexpectedEof` when the peer has closed; `InvalidData` when the message was longer than
+/// `max_bytes` or lost descriptors (too many of them, or this process is at its RLIMIT_NOFILE), in
+/// which case all of it is dropped; `WouldBlock` for a nonblocking socket without a message.
 pub fn recv(sock: BorrowedFd<'_>, max_bytes: usize) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; max_bytes];
     let (length, fds) = recv_into(sock, &mut bytes)?;
@@ -177,7 +180,8 @@ mod tests {
         assert_eq!(send(b.as_fd(), b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
-    /// RLIMIT_NOFILE belongs to the whole process, so this test runs in a child: the test binary with this test only.
+    /// RLIMIT_NOFILE belongs to the whole process, so this test runs in a child: the test binary
+    /// with this test only.
     #[test]
     fn no_room_for_the_descriptors_is_an_error() {
         const NAME: &str = "fdpass::tests::no_room_for_the_descriptors_is_an_error";

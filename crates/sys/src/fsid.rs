@@ -20,8 +20,8 @@ pub(crate) fn keeping_dumpable<T>(change: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Has the calling thread make files as user and group `id`, with the capabilities that it has: setfsgid(2), setfsuid(2). For a thread that
-/// ends with that.
+/// Has the calling thread make files as user and group `id`, with the capabilities that it has:
+/// setfsgid(2), setfsuid(2). For a thread that ends with that.
 ///
 /// # Errors
 /// EPERM: the ids are not the caller's to take. capget(2), capset(2).
@@ -29,8 +29,8 @@ pub fn become_maker(id: u32) -> Result<()> {
     // A user other than 0 has those that have to do with files taken out of the effective set.
     let before = capabilities(None)?;
     let now = keeping_dumpable(|| {
-        // SAFETY: the calls take a number and change the calling thread's credentials only. They answer what was before, and -1 is no id: it
-        // changes nothing.
+        // SAFETY: the calls take a number and change the calling thread's credentials only. They
+        // answer what was before, and -1 is no id: it changes nothing.
         unsafe {
             libc::setfsgid(id);
             libc::setfsuid(id);

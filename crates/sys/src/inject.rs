@@ -1,13 +1,16 @@
-//! A running process taken in hand: its threads stopped one by one without waiting, and system calls made by one of
-//! them. ptrace(2), x86_64 only; the rules of [`crate::trace`] about the tracing thread hold here too.
+//! A running process taken in hand: its threads stopped one by one without waiting, and system
+//! calls made by one of them. ptrace(2), x86_64 only; the rules of [`crate::trace`] about the
+//! tracing thread hold here too.
 //!
-//! What a thread sees of it: nothing. A call that the interruption broke off with one of the kernel's restart codes is
-//! restarted by the kernel itself, because the last stop before it runs on is always one where it does so. A call that
-//! ended with a plain EINTR (epoll_wait, a receive with SO_RCVTIMEO, semop) is put back by [`mend`].
+//! What a thread sees of it: nothing. A call that the interruption broke off with one of the
+//! kernel's restart codes is restarted by the kernel itself, because the last stop before it runs
+//! on is always one where it does so. A call that ended with a plain EINTR (epoll_wait, a receive
+//! with SO_RCVTIMEO, semop) is put back by [`mend`].
 //!
-//! Unlike [`crate::trace::seize`], [`seize`] lets the threads run on when the tracer dies: their registers are their own, or,
-//! while a [`Hand`] holds one, lead back to them ([`crate::stub`]). Only where its process must not run on without us
-//! ([`Hand::survives`]) does the tracer's death kill it.
+//! Unlike [`crate::trace::seize`], [`seize`] lets the threads run on when the tracer dies: their
+//! registers are their own, or, while a [`Hand`] holds one, lead back to them ([`crate::stub`]).
+//! Only where its process must not run on without us ([`Hand::survives`]) does the tracer's death
+//! kill it.
 
 use crate::restart;
 use crate::rseq;
@@ -90,7 +93,8 @@ pub fn poll_stop(tid: u32) -> io::Result<StopStatus> {
     }))
 }
 
-/// Waits until a traced thread stands still, at most until `until`; signals on the way are delivered.
+/// Waits until a traced thread stands still, at most until `until`; signals on the way are
+/// delivered.
 ///
 /// # Errors
 /// `TimedOut`; ESRCH when it has ended.
@@ -109,7 +113,8 @@ pub fn until_stopped(tid: u32, until: Instant) -> io::Result<Stop> {
     }
 }
 
-/// Puts a stopped thread back onto a call that ended with EINTR because of the stop; tells which call that was.
+/// Puts a stopped thread back onto a call that ended with EINTR because of the stop; tells which
+/// call that was.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
@@ -124,7 +129,8 @@ pub fn mend(tid: u32) -> io::Result<Option<u64>> {
     Ok(broken.then_some(registers[ORIG_RAX]))
 }
 
-/// The signals that a stopped thread blocks, signal N as bit N - 1: ptrace(2) PTRACE_GETSIGMASK, Linux 3.11.
+/// The signals that a stopped thread blocks, signal N as bit N - 1: ptrace(2) PTRACE_GETSIGMASK,
+/// Linux 3.11.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
@@ -150,8 +156,8 @@ enum Phase {
     Inside,
 }
 
-/// A stopped thread that makes calls for us. Dropped without [`Hand::give_back`], it is given back all the same, however long
-/// that takes: a thread must never run on with registers of ours.
+/// A stopped thread that makes calls for us. Dropped without [`Hand::give_back`], it is given back
+/// all the same, however long that takes: a thread must never run on with registers of ours.
 #[derive(Debug)]
 pub struct Hand {
     tid: u32,
@@ -165,13 +171,13 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`. Its seccomp filters are
-    /// suspended. If it stands in a critical section of rseq(2), it is taken to have been interrupted there, and
-    /// goes on where that section says.
+    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`. Its
+    /// seccomp filters are suspended. If it stands in a critical section of rseq(2), it is taken to
+    /// have been interrupted there, and goes on where that section says.
     ///
     /// # Errors
-    /// The kernel's; `Unsupported` for a 32-bit thread or a vdso without calls; EPERM when we lack CAP_SYS_ADMIN or have a
-    /// filter ourselves. The thread is as it was.
+    /// The kernel's; `Unsupported` for a 32-bit thread or a vdso without calls; EPERM when we lack
+    /// CAP_SYS_ADMIN or have a filter ourselves. The thread is as it was.
     pub fn take(tid: u32, vdso: u64) -> io::Result<Self> {
         let mut saved = trace::get_general(tid)?;
         if !is_64_bit(&saved) {
@@ -198,8 +204,8 @@ impl Hand {
         Ok(hand)
     }
 
-    /// Whether its process survives our death from now on. Without a stub ([`crate::stub`]) it never does. The thread must
-    /// stand still.
+    /// Whether its process survives our death from now on. Without a stub ([`crate::stub`]) it
+    /// never does. The thread must stand still.
     ///
     /// # Errors
     /// ESRCH.
@@ -219,15 +225,15 @@ impl Hand {
     /// Makes one call.
     ///
     /// # Errors
-    /// The call's own; ESRCH when the thread was killed; `TimedOut` when it did not return in time: it may still be made, until
-    /// the hand is used again or given back.
+    /// The call's own; ESRCH when the thread was killed; `TimedOut` when it did not return in time:
+    /// it may still be made, until the hand is used again or given back.
     pub fn call(&self, call: i64, arguments: &[u64]) -> io::Result<u64> {
         self.enter(arguments)?;
         self.leave(call, Some(LONGEST_CALL))
     }
 
-    /// Brings the thread to the beginning of a call with these arguments, which [`Hand::leave`] makes. Unless it does, and if we
-    /// die before, the thread makes none but getpid(2).
+    /// Brings the thread to the beginning of a call with these arguments, which [`Hand::leave`]
+    /// makes. Unless it does, and if we die before, the thread makes none but getpid(2).
     ///
     /// # Errors
     /// ESRCH when the thread was killed; `TimedOut` when it does not come to run.
@@ -293,7 +299,8 @@ impl Hand {
         io::Error::new(error.kind(), what)
     }
 
-    /// Waits until a thread that runs for us stands still, without a limit. A call that it has not begun is not made.
+    /// Waits until a thread that runs for us stands still, without a limit. A call that it has not
+    /// begun is not made.
     fn be_still(&self) -> io::Result<()> {
         let phase = self.phase.get();
         let mut at_the_beginning = phase == Phase::Entered;
@@ -328,8 +335,8 @@ impl Hand {
         trace::set_signal_mask(self.tid, self.blocked)?;
         trace::set_general(self.tid, &self.saved)?;
         request(libc::PTRACE_SETOPTIONS, self.tid, SYSGOOD as usize)?;
-        // Behind our last call it would go on with a restart code as its call's result: it must come to a stop where the
-        // kernel looks for those.
+        // Behind our last call it would go on with a restart code as its call's result: it must
+        // come to a stop where the kernel looks for those.
         trace::interrupt(self.tid)?;
         let mut signal = 0;
         loop {
@@ -364,8 +371,8 @@ impl Drop for Hand {
     }
 }
 
-/// The registers that a thread which stands in a broken-off call goes on with where the kernel does not begin that call
-/// anew: it makes the call once more itself.
+/// The registers that a thread which stands in a broken-off call goes on with where the kernel does
+/// not begin that call anew: it makes the call once more itself.
 fn going_on(registers: &[u64; GENERAL]) -> [u64; GENERAL] {
     const RESTART_SYSCALL: u64 = 219;
     let mut registers = *registers;
@@ -451,8 +458,9 @@ mod tests {
     // promise hibernation: a thread that makes calls for the pager gets back to its own, with its
     //   mask, when the pager ends at any moment of one, and when a call does not return in time
     // held by: this, `kip_sys::inject::tests::a_call_that_is_not_begun_in_time_is_not_made`
-    /// The tracer's end at every moment of a call: before it, where it begins, in it (it is still to run when the tracer ends),
-    /// and after it. Each time the thread must be back in its read, with its own mask.
+    /// The tracer's end at every moment of a call: before it, where it begins, in it (it is still
+    /// to run when the tracer ends), and after it. Each time the thread must be back in its read,
+    /// with its own mask.
     #[test]
     fn the_end_of_the_tracer_in_a_call_gives_the_thread_back() {
         for moment in 0..5 {
@@ -508,7 +516,8 @@ mod tests {
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
     }
 
-    /// A thread that gets no processor is given back whole, in the end: the call that it was to make is not made.
+    /// A thread that gets no processor is given back whole, in the end: the call that it was to
+    /// make is not made.
     #[test]
     fn a_call_that_is_not_begun_in_time_is_not_made() {
         let mut child = cat();

@@ -1,6 +1,7 @@
 //! The only crate with unsafe code: thin wrappers, each around one system call or one small family.
 //!
-//! A wrapper takes `BorrowedFd`, returns `OwnedFd`, names its man page and minimum kernel, and holds no policy.
+//! A wrapper takes `BorrowedFd`, returns `OwnedFd`, names its man page and minimum kernel, and
+//! holds no policy.
 #![allow(unsafe_code)]
 
 pub mod armed;

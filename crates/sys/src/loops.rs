@@ -1,4 +1,5 @@
-//! Loop devices: block devices that are a file. loop(4); they go by themselves when no process has them open or mounted.
+//! Loop devices: block devices that are a file. loop(4); they go by themselves when no process has
+//! them open or mounted.
 
 use std::ffi::{c_int, c_ulong};
 use std::fs::File;
@@ -58,8 +59,8 @@ fn open(number: impl std::fmt::Display) -> io::Result<Loop> {
     Ok(Loop { path, _open: open })
 }
 
-/// The device that a file is on already. A file on two devices is soon of no use: look before [`attach`], and let no other
-/// caller come between.
+/// The device that a file is on already. A file on two devices is soon of no use: look before
+/// [`attach`], and let no other caller come between.
 ///
 /// # Errors
 /// fstat(2), reading /sys.
@@ -75,7 +76,8 @@ pub fn attached(file: BorrowedFd<'_>) -> io::Result<Option<Loop>> {
         // Open, it does not go away any more; it may have gone before.
         let Ok(device) = open(number) else { continue };
         let mut info = Info::default();
-        // SAFETY: `info` has the layout and size that this request writes, and lives through the call.
+        // SAFETY: `info` has the layout and size that this request writes, and lives through the
+        // call.
         let done = unsafe { libc::ioctl(device._open.as_raw_fd(), GET_STATUS, &raw mut info) };
         if done == 0 && (info.device, info.inode) == (wanted.st_dev, wanted.st_ino) {
             return Ok(Some(device));
@@ -84,8 +86,9 @@ pub fn attached(file: BorrowedFd<'_>) -> io::Result<Option<Loop>> {
     Ok(None)
 }
 
-/// Makes a block device of a file, with blocks of `block` bytes, past the page cache where the file's own filesystem can: loop(4)
-/// `LOOP_CONFIGURE`, Linux 5.8. The device goes when it is neither open nor mounted any more.
+/// Makes a block device of a file, with blocks of `block` bytes, past the page cache where the
+/// file's own filesystem can: loop(4) `LOOP_CONFIGURE`, Linux 5.8. The device goes when it is
+/// neither open nor mounted any more.
 ///
 /// # Errors
 /// `NotFound` where the kernel has no loop devices, EBUSY when all are taken by others, EPERM.
@@ -101,7 +104,8 @@ pub fn attach(file: BorrowedFd<'_>, block: u32) -> io::Result<Loop> {
         let device = open(number)?;
         let info = Info { flags: AUTOCLEAR | DIRECT_IO, ..Info::default() };
         let config = Config { fd: file.as_raw_fd() as u32, block_size: block, info, ..Config::default() };
-        // SAFETY: `config` has the layout and size that this request reads, and lives through the call.
+        // SAFETY: `config` has the layout and size that this request reads, and lives through the
+        // call.
         match unsafe { libc::ioctl(device._open.as_fd().as_raw_fd(), CONFIGURE, &raw const config) } {
             0 => return Ok(device),
             _ => match io::Error::last_os_error() {
@@ -117,7 +121,8 @@ pub fn attach(file: BorrowedFd<'_>, block: u32) -> io::Result<Loop> {
 mod tests {
     use super::*;
 
-    /// In a process of its own: a child that another test forks has the device open until it executes its program.
+    /// In a process of its own: a child that another test forks has the device open until it
+    /// executes its program.
     #[test]
     fn a_file_is_found_again_as_long_as_its_device_is_open() {
         const NAME: &str = "loops::tests::a_file_is_found_again_as_long_as_its_device_is_open";

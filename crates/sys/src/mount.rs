@@ -1,5 +1,5 @@
-//! What rustix does not have of mounts: changing a detached one, in particular its mapping of user ids, opening a file
-//! without a name by one, and giving back what is free in one.
+//! What rustix does not have of mounts: changing a detached one, in particular its mapping of user
+//! ids, opening a file without a name by one, and giving back what is free in one.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags};
@@ -20,18 +20,20 @@ struct Handle {
     data: [u8; HANDLE_BYTES],
 }
 
-/// Makes the files of a detached mount (open_tree(2) with OPEN_TREE_CLONE) appear with the ids that the user namespace
-/// maps them to: mount_setattr(2) with MOUNT_ATTR_IDMAP, Linux 5.12; as an overlay's lower layer, 5.19.
+/// Makes the files of a detached mount (open_tree(2) with OPEN_TREE_CLONE) appear with the ids that
+/// the user namespace maps them to: mount_setattr(2) with MOUNT_ATTR_IDMAP, Linux 5.12; as an
+/// overlay's lower layer, 5.19.
 ///
 /// # Errors
-/// EINVAL when the filesystem has no such mounts (overlayfs has not; tmpfs only from 6.3) or the mount was in use or
-/// mapped already, EPERM without CAP_SYS_ADMIN or for the initial user namespace.
+/// EINVAL when the filesystem has no such mounts (overlayfs has not; tmpfs only from 6.3) or the
+/// mount was in use or mapped already, EPERM without CAP_SYS_ADMIN or for the initial user
+/// namespace.
 pub fn idmap(tree: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     set(tree, Some(user_namespace), MountAttrFlags::empty(), MountPropagationFlags::empty())
 }
 
-/// The same of a mount that is given into a sandbox: beside the mapping it gets these attributes, and nothing that is mounted
-/// below it on the host arrives.
+/// The same of a mount that is given into a sandbox: beside the mapping it gets these attributes,
+/// and nothing that is mounted below it on the host arrives.
 ///
 /// # Errors
 /// As [`idmap`].
@@ -46,7 +48,8 @@ pub fn idmap_private(
 /// Gives a detached mount (fsmount(2)) these attributes: mount_setattr(2), Linux 5.12.
 ///
 /// # Errors
-/// EBUSY when it is to be read-only and a file in it is open for writing, EPERM without CAP_SYS_ADMIN.
+/// EBUSY when it is to be read-only and a file in it is open for writing, EPERM without
+/// CAP_SYS_ADMIN.
 pub fn restrict(mount: BorrowedFd<'_>, attributes: MountAttrFlags) -> io::Result<()> {
     set(mount, None, attributes, MountPropagationFlags::PRIVATE)
 }
@@ -63,8 +66,8 @@ fn set(
         propagation: u64::from(propagation.bits()),
         userns_fd: user_namespace.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
-    // SAFETY: the path is an empty C string with static lifetime, `attributes` lives through the call and its size is
-    // what is passed; the kernel only reads both.
+    // SAFETY: the path is an empty C string with static lifetime, `attributes` lives through the
+    // call and its size is what is passed; the kernel only reads both.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -78,18 +81,18 @@ fn set(
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Opens an open file once more, by a mount of its filesystem, whether it has a name or not: name_to_handle_at(2) and
-/// open_by_handle_at(2), Linux 2.6.39.
+/// Opens an open file once more, by a mount of its filesystem, whether it has a name or not:
+/// name_to_handle_at(2) and open_by_handle_at(2), Linux 2.6.39.
 ///
 /// # Errors
-/// EOPNOTSUPP when the filesystem has no handles (an overlay needs `nfs_export=on`), ESTALE when it does not find deleted
-/// files by them, EPERM without CAP_DAC_READ_SEARCH.
+/// EOPNOTSUPP when the filesystem has no handles (an overlay needs `nfs_export=on`), ESTALE when it
+/// does not find deleted files by them, EPERM without CAP_DAC_READ_SEARCH.
 pub fn open_again(file: BorrowedFd<'_>, mount: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let mut handle = Handle { bytes: HANDLE_BYTES as u32, kind: 0, data: [0; HANDLE_BYTES] };
     let mut mount_id: c_int = 0;
     let (path, empty) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
-    // SAFETY: the path is an empty C string with static lifetime; `handle` has as much room as it says, and it and
-    // `mount_id` live through the call, which writes to them only.
+    // SAFETY: the path is an empty C string with static lifetime; `handle` has as much room as it
+    // says, and it and `mount_id` live through the call, which writes to them only.
     let done = unsafe {
         libc::syscall(libc::SYS_name_to_handle_at, file.as_raw_fd(), path, &mut handle, &mut mount_id, empty)
     };
@@ -108,14 +111,16 @@ pub fn open_again(file: BorrowedFd<'_>, mount: BorrowedFd<'_>, flags: OFlags) ->
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
-/// Tells the device of a filesystem, of which `root` is a directory, what is free in it: ioctl(2) FITRIM, as fstrim(8).
+/// Tells the device of a filesystem, of which `root` is a directory, what is free in it: ioctl(2)
+/// FITRIM, as fstrim(8).
 ///
 /// # Errors
 /// EOPNOTSUPP where device or filesystem have nothing of the kind, EPERM without CAP_SYS_ADMIN.
 pub fn trim(root: BorrowedFd<'_>) -> io::Result<()> {
     // struct fstrim_range: from where, how much, at least so much in one piece.
     let mut range = [0, u64::MAX, 0];
-    // SAFETY: `range` has the layout and size that this request reads and writes, and lives through the call.
+    // SAFETY: `range` has the layout and size that this request reads and writes, and lives through
+    // the call.
     match unsafe { libc::ioctl(root.as_raw_fd(), TRIM, range.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,11 +1,13 @@
 //! Network namespaces of threads: unshare(2), setns(2), network_namespaces(7).
 //!
-//! Both calls change the calling thread only. The caller owns that thread and ends it or brings it back.
+//! Both calls change the calling thread only. The caller owns that thread and ends it or brings it
+//! back.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// Puts the calling thread into a fresh network namespace, owned by its user namespace. Needs `CAP_SYS_ADMIN`.
+/// Puts the calling thread into a fresh network namespace, owned by its user namespace. Needs
+/// `CAP_SYS_ADMIN`.
 pub fn unshare_net() -> io::Result<()> {
     // SAFETY: unshare takes flags only; CLONE_NEWNET affects no memory, file table or other thread.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

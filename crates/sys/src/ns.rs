@@ -1,6 +1,8 @@
-//! New processes in new namespaces, and what a process does to itself between clone(2) and execve(2).
+//! New processes in new namespaces, and what a process does to itself between clone(2) and
+//! execve(2).
 //!
-//! For small single-threaded launchers; nothing here but [`owner`] belongs in a process with threads.
+//! For small single-threaded launchers; nothing here but [`owner`] belongs in a process with
+//! threads.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
@@ -9,10 +11,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 /// Stack of a child, bytes. The child of a shared clone runs system calls and little else.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Which resources the child of [`clone_child`] shares with its parent, and which namespaces are new for it.
+/// Which resources the child of [`clone_child`] shares with its parent, and which namespaces are
+/// new for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clone {
-    /// CLONE_VM and CLONE_VFORK: memory is shared and the parent stands still until the child has exec'd or ended.
+    /// CLONE_VM and CLONE_VFORK: memory is shared and the parent stands still until the child has
+    /// exec'd or ended.
     pub shared: bool,
     /// CLONE_FILES: the descriptor table is shared.
     pub files: bool,
@@ -22,7 +26,8 @@ pub struct Clone {
     pub new_pid: bool,
     /// CLONE_NEWUSER.
     pub new_user: bool,
-    /// CLONE_PARENT: the child is not ours but our parent's, which is told of its end as of ours. An init cannot do that.
+    /// CLONE_PARENT: the child is not ours but our parent's, which is told of its end as of ours.
+    /// An init cannot do that.
     pub sibling: bool,
 }
 
@@ -35,19 +40,21 @@ pub struct Child {
     pub pidfd: OwnedFd,
 }
 
-/// Runs `child` in a new process and lets that exit with what it returns: clone(2) with CLONE_PIDFD (Linux 5.2).
+/// Runs `child` in a new process and lets that exit with what it returns: clone(2) with CLONE_PIDFD
+/// (Linux 5.2).
 ///
-/// With [`Clone::shared`] what the child writes to borrowed variables is seen by the parent afterwards. A child that
-/// execs leaves whatever `child` owned undropped. Such a child may make another one itself, which then has a stack of
-/// its own in the same memory: each of the three stands still while the next one runs.
+/// With [`Clone::shared`] what the child writes to borrowed variables is seen by the parent
+/// afterwards. A child that execs leaves whatever `child` owned undropped. Such a child may make
+/// another one itself, which then has a stack of its own in the same memory: each of the three
+/// stands still while the next one runs.
 ///
 /// # Errors
 /// EPERM, ENOMEM, EAGAIN (pids limit), ENOSPC (too many namespaces).
 pub fn clone_child(how: Clone, child: &mut dyn FnMut() -> i32) -> io::Result<Child> {
     extern "C" fn run(argument: *mut c_void) -> c_int {
-        // SAFETY: `argument` is the address of `slot` below. Without CLONE_VM it is the child's own copy; with it the
-        // parent is suspended (CLONE_VFORK) and its frame alive until the child has exec'd or ended, so that this is
-        // the only access at any time.
+        // SAFETY: `argument` is the address of `slot` below. Without CLONE_VM it is the child's own
+        // copy; with it the parent is suspended (CLONE_VFORK) and its frame alive until the child
+        // has exec'd or ended, so that this is the only access at any time.
         let child = unsafe { &mut *argument.cast::<&mut dyn FnMut() -> i32>() };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(255)
     }
@@ -67,10 +74,11 @@ pub fn clone_child(how: Clone, child: &mut dyn FnMut() -> i32) -> io::Result<Chi
     let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / 16);
     let mut slot = child;
     let mut pidfd: c_int = -1;
-    // SAFETY: the stack is STACK_BYTES long, 16-byte aligned, and grows down from its end; it and `slot` live until
-    // after the call, which with CLONE_VM returns only when the child uses neither any more, and without it the child
-    // has copies. `run` never unwinds. With CLONE_VM the child's changes to this memory are those of an ordinary call,
-    // for the calling thread is suspended. `pidfd` is written before the call returns.
+    // SAFETY: the stack is STACK_BYTES long, 16-byte aligned, and grows down from its end; it and
+    // `slot` live until after the call, which with CLONE_VM returns only when the child uses
+    // neither any more, and without it the child has copies. `run` never unwinds. With CLONE_VM the
+    // child's changes to this memory are those of an ordinary call, for the calling thread is
+    // suspended. `pidfd` is written before the call returns.
     let pid = unsafe {
         libc::clone(
             run,
@@ -117,7 +125,8 @@ pub fn unshare(what: Unshare) -> io::Result<()> {
             flags |= flag;
         }
     }
-    // SAFETY: no pointers. CLONE_FILES, which could make descriptors of other threads vanish, is never among the flags.
+    // SAFETY: no pointers. CLONE_FILES, which could make descriptors of other threads vanish, is
+    // never among the flags.
     let done = unsafe { libc::unshare(flags) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -145,17 +154,17 @@ impl Strings {
 
 /// Replaces the calling process by a program: execve(2). Returns only when that failed.
 pub fn exec(path: &CStr, arguments: &Strings, environment: &Strings) -> io::Error {
-    // SAFETY: `path` is a C string; both lists are null-terminated arrays of pointers to C strings that the borrowed
-    // `Strings` own.
+    // SAFETY: `path` is a C string; both lists are null-terminated arrays of pointers to C strings
+    // that the borrowed `Strings` own.
     unsafe { libc::execve(path.as_ptr(), arguments.pointers.as_ptr(), environment.pointers.as_ptr()) };
     io::Error::last_os_error()
 }
 
-/// As [`exec`], of an open file: execveat(2) with AT_EMPTY_PATH, Linux 3.19. Nothing that is still open for writing can be
-/// executed (ETXTBSY), a script must not be close-on-exec.
+/// As [`exec`], of an open file: execveat(2) with AT_EMPTY_PATH, Linux 3.19. Nothing that is still
+/// open for writing can be executed (ETXTBSY), a script must not be close-on-exec.
 pub fn exec_open(program: BorrowedFd<'_>, arguments: &Strings, environment: &Strings) -> io::Error {
-    // SAFETY: the path is an empty C string; both lists are null-terminated arrays of pointers to C strings that the
-    // borrowed `Strings` own.
+    // SAFETY: the path is an empty C string; both lists are null-terminated arrays of pointers to C
+    // strings that the borrowed `Strings` own.
     unsafe {
         libc::syscall(
             libc::SYS_execveat,
@@ -169,8 +178,8 @@ pub fn exec_open(program: BorrowedFd<'_>, arguments: &Strings, environment: &Str
     io::Error::last_os_error()
 }
 
-/// Blocks SIGCHLD and returns a descriptor, close-on-exec and nonblocking, that is readable while one is pending:
-/// signalfd(2).
+/// Blocks SIGCHLD and returns a descriptor, close-on-exec and nonblocking, that is readable while
+/// one is pending: signalfd(2).
 ///
 /// # Errors
 /// EMFILE, ENOMEM.
@@ -206,21 +215,24 @@ pub fn unblock_signals() -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Gives every signal its default effect: rt_sigaction(2). An ignored signal stays ignored across execve(2), and Rust's
-/// start-up code ignores SIGPIPE. For processes with one thread: two signals are libc's own, which it uses among threads
-/// and lets no program touch, but which may come to us ignored.
+/// Gives every signal its default effect: rt_sigaction(2). An ignored signal stays ignored across
+/// execve(2), and Rust's start-up code ignores SIGPIPE. For processes with one thread: two signals
+/// are libc's own, which it uses among threads and lets no program touch, but which may come to us
+/// ignored.
 pub fn default_signals() {
     // Of the kernel's own layout: SIG_DFL, no flags, no restorer, an empty mask.
     let action = [0_u64; 4];
     for number in 1..=64 {
-        // SAFETY: `action` lives and is as large as what the kernel reads, with its mask of 8 bytes; the old action is not
-        // asked for. SIG_DFL installs no handler, so nothing of ours can run in a signal's context. The kernel refuses
-        // the numbers for which this cannot be done.
+        // SAFETY: `action` lives and is as large as what the kernel reads, with its mask of 8
+        // bytes; the old action is not asked for. SIG_DFL installs no handler, so nothing of ours
+        // can run in a signal's context. The kernel refuses the numbers for which this cannot be
+        // done.
         unsafe { libc::syscall(libc::SYS_rt_sigaction, number, action.as_ptr(), std::ptr::null_mut::<u64>(), 8) };
     }
 }
 
-/// Marks every descriptor from `first` on close-on-exec: close_range(2) with CLOSE_RANGE_CLOEXEC, Linux 5.11.
+/// Marks every descriptor from `first` on close-on-exec: close_range(2) with CLOSE_RANGE_CLOEXEC,
+/// Linux 5.11.
 ///
 /// # Errors
 /// EINVAL on an older kernel.
@@ -232,10 +244,11 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Makes `fd` appear as descriptor `number`, to be inherited by the program that is about to be exec'd: dup2(2).
+/// Makes `fd` appear as descriptor `number`, to be inherited by the program that is about to be
+/// exec'd: dup2(2).
 ///
-/// Whatever was `number` is closed, so only a child that is about to exec and has a descriptor table of its own may do
-/// this; it leaves `number` to the next program.
+/// Whatever was `number` is closed, so only a child that is about to exec and has a descriptor
+/// table of its own may do this; it leaves `number` to the next program.
 ///
 /// # Errors
 /// EBADF, EMFILE.
@@ -245,8 +258,8 @@ pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
         let done = unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
         return if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
     }
-    // SAFETY: dup2 takes no pointers. That `number` is not owned by anything which is used before the exec is the
-    // documented duty of the caller.
+    // SAFETY: dup2 takes no pointers. That `number` is not owned by anything which is used before
+    // the exec is the documented duty of the caller.
     let done = unsafe { libc::dup2(fd.as_raw_fd(), number) };
     if done == number { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

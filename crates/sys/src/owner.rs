@@ -10,7 +10,8 @@ const F_SETOWN_EX: libc::c_int = 15;
 const OWNER_TID: libc::c_int = 0;
 const OWNER_PID: libc::c_int = 1;
 const OWNER_PGRP: libc::c_int = 2;
-/// `si_code` of sigaction(2) that a process may send for another one and that has `si_band` and `si_fd`.
+/// `si_code` of sigaction(2) that a process may send for another one and that has `si_band` and
+/// `si_fd`.
 const SI_SIGIO: i32 = -5;
 
 /// To which threads the signal goes.
@@ -43,7 +44,8 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Sets the owner of an open file, in place of the one before, by ids of this process's pid namespace.
+/// Sets the owner of an open file, in place of the one before, by ids of this process's pid
+/// namespace.
 ///
 /// # Errors
 /// Those of fcntl(2): ESRCH if there is no such thread, process or group, EINVAL for a bad signal.
@@ -55,7 +57,8 @@ pub fn set_owner(fd: BorrowedFd<'_>, owner: Owner) -> io::Result<()> {
         Some(Whom::Group(group)) => (OWNER_PGRP, group),
     };
     let set = OwnerEx { kind, pid: pid as libc::pid_t };
-    // SAFETY: F_SETSIG takes an int; F_SETOWN_EX reads one struct f_owner_ex, which `set` is, and only during the call.
+    // SAFETY: F_SETSIG takes an int; F_SETOWN_EX reads one struct f_owner_ex, which `set` is, and
+    // only during the call.
     unsafe {
         check(libc::fcntl(fd.as_raw_fd(), F_SETSIG, owner.signal))?;
         check(libc::fcntl(fd.as_raw_fd(), F_SETOWN_EX, &raw const set))?;
@@ -73,7 +76,8 @@ pub fn notifies_owner(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(flags & libc::O_ASYNC != 0)
 }
 
-/// Sends what the kernel would have sent when there was something to read. `process`: of the thread; `number`: the descriptor there.
+/// Sends what the kernel would have sent when there was something to read. `process`: of the
+/// thread; `number`: the descriptor there.
 ///
 /// # Errors
 /// Those of rt_sigqueueinfo(2) and kill(2).
@@ -83,7 +87,8 @@ pub fn notify(owner: Owner, process: u32, number: i32) -> io::Result<()> {
     for (at, word) in [(0, signal), (8, SI_SIGIO), (16, i32::from(libc::POLLIN | libc::POLLRDNORM)), (24, number)] {
         info[at..at + 4].copy_from_slice(&word.to_le_bytes());
     }
-    // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the call.
+    // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the
+    // call.
     let rc = unsafe {
         match owner.whom {
             None => 0,
@@ -97,15 +102,16 @@ pub fn notify(owner: Owner, process: u32, number: i32) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Calls `f` by a thread of its own with that user and effective user (ids of this process's user namespace), and without any capability:
-/// the kernel notes the user that sets an owner, and checks at each signal whether that user may send
-/// it. All other threads of this process keep their user.
+/// Calls `f` by a thread of its own with that user and effective user (ids of this process's user
+/// namespace), and without any capability: the kernel notes the user that sets an owner, and checks
+/// at each signal whether that user may send it. All other threads of this process keep their user.
 ///
 /// # Errors
 /// Those of setresuid(2), and of `f`.
 pub fn as_user<T: Send>(user: u32, effective: u32, f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     let act = || {
-        // SAFETY: plain numbers. Called by its number it changes this thread alone, which ends below.
+        // SAFETY: plain numbers. Called by its number it changes this thread alone, which ends
+        // below.
         if unsafe { libc::syscall(libc::SYS_setresuid, user, effective, effective) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -129,7 +135,8 @@ mod tests {
 
     fn owner(fd: BorrowedFd<'_>) -> io::Result<Owner> {
         let mut found = OwnerEx { kind: OWNER_PID, pid: 0 };
-        // SAFETY: F_GETSIG takes no argument; F_GETOWN_EX writes one struct f_owner_ex, which `found` is, and only during the call.
+        // SAFETY: F_GETSIG takes no argument; F_GETOWN_EX writes one struct f_owner_ex, which
+        // `found` is, and only during the call.
         let signal = unsafe {
             check(libc::fcntl(fd.as_raw_fd(), F_GETOWN_EX, &raw mut found))?;
             check(libc::fcntl(fd.as_raw_fd(), F_GETSIG))?

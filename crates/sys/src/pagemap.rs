@@ -1,5 +1,5 @@
-//! Which pages of a process are there, and in what state: ioctl PAGEMAP_SCAN on /proc/PID/pagemap; and reading many
-//! ranges of its memory at once. Linux 6.7.
+//! Which pages of a process are there, and in what state: ioctl PAGEMAP_SCAN on /proc/PID/pagemap;
+//! and reading many ranges of its memory at once. Linux 6.7.
 
 use std::io;
 use std::ops::{BitOr, Range};
@@ -30,7 +30,8 @@ impl States {
     pub const ZERO: Self = Self(1 << 5);
     /// Part of a huge page.
     pub const HUGE: Self = Self(1 << 6);
-    /// A guard (MADV_GUARD_INSTALL): whatever touches it gets SIGSEGV. Such a page counts as [`Self::SWAPPED`] too. See [`guards`].
+    /// A guard (MADV_GUARD_INSTALL): whatever touches it gets SIGSEGV. Such a page counts as
+    /// [`Self::SWAPPED`] too. See [`guards`].
     pub const GUARD: Self = Self(1 << 8);
 
     /// Whether all of `other` hold.
@@ -99,10 +100,12 @@ pub fn present(pid: u32, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     Ok(of(pid, range, filter)?.into_iter().map(|region| region.range).collect())
 }
 
-/// The pages of a range that pass the filter: ioctl(2) PAGEMAP_SCAN, as often as it takes to get to the end.
+/// The pages of a range that pass the filter: ioctl(2) PAGEMAP_SCAN, as often as it takes to get to
+/// the end.
 ///
 /// # Errors
-/// EINVAL for a range that is not of whole pages, EPERM for `protect` where mappings are not registered, ESRCH.
+/// EINVAL for a range that is not of whole pages, EPERM for `protect` where mappings are not
+/// registered, ESRCH.
 pub fn scan(pagemap: BorrowedFd<'_>, range: Range<u64>, filter: Filter) -> io::Result<Vec<Region>> {
     let mut found = Vec::new();
     let mut regions = [[0u64; 3]; MOST];
@@ -122,8 +125,8 @@ pub fn scan(pagemap: BorrowedFd<'_>, range: Range<u64>, filter: Filter) -> io::R
             filter.any.0,
             filter.report.0,
         ];
-        // SAFETY: the argument has the size that its first word and the request's number say; the vector that it names
-        // has room for `MOST` regions; both live through the call.
+        // SAFETY: the argument has the size that its first word and the request's number say; the
+        // vector that it names has room for `MOST` regions; both live through the call.
         let count = match unsafe { libc::ioctl(pagemap.as_raw_fd(), SCAN, argument.as_mut_ptr()) } {
             -1 => return Err(io::Error::last_os_error()),
             n => n as usize,
@@ -146,8 +149,9 @@ pub fn guards() -> States {
     if *told { States::GUARD } else { States::default() }
 }
 
-/// Reads ranges one behind the other into `buffer`, as much of the list as one call takes; returns the bytes:
-/// process_vm_readv(2), Linux 3.2. Must not be used on pages that a userfaultfd has taken away.
+/// Reads ranges one behind the other into `buffer`, as much of the list as one call takes; returns
+/// the bytes: process_vm_readv(2), Linux 3.2. Must not be used on pages that a userfaultfd has
+/// taken away.
 ///
 /// # Errors
 /// EFAULT when the first range is not readable, ESRCH, EPERM.
@@ -157,8 +161,8 @@ pub fn read_ranges(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Re
         |r: &Range<u64>| libc::iovec { iov_base: r.start as *mut libc::c_void, iov_len: (r.end - r.start) as usize };
     let remote: Vec<libc::iovec> = ranges.iter().take(1024).map(part).collect();
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: `local` describes `buffer`, which we may write to; `remote` holds addresses of the other process, which the
-    // kernel checks there; both live through the call.
+    // SAFETY: `local` describes `buffer`, which we may write to; `remote` holds addresses of the
+    // other process, which the kernel checks there; both live through the call.
     let done = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
     usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }

@@ -1,7 +1,8 @@
-//! Other processes by pidfd, their descriptors, their memory and their identity; and what a resident process sets for
-//! itself once (subreaper, locked memory, ignored signals).
+//! Other processes by pidfd, their descriptors, their memory and their identity; and what a
+//! resident process sets for itself once (subreaper, locked memory, ignored signals).
 //!
-//! A pid alone may be reused at any moment. Hold a pidfd, or compare [`start_time`] before and after.
+//! A pid alone may be reused at any moment. Hold a pidfd, or compare [`start_time`] before and
+//! after.
 
 use rustix::mm::MlockAllFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
@@ -19,7 +20,8 @@ fn pid_of(pid: u32) -> io::Result<Pid> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{pid} is not a process id")))
 }
 
-/// A descriptor for a process, close-on-exec: pidfd_open(2), Linux 5.3. It becomes readable when the process ends.
+/// A descriptor for a process, close-on-exec: pidfd_open(2), Linux 5.3. It becomes readable when
+/// the process ends.
 ///
 /// # Errors
 /// ESRCH when there is no such process (or only a thread has that id), EMFILE.
@@ -27,8 +29,8 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid_of(pid)?, PidfdFlags::empty())?)
 }
 
-/// A duplicate of descriptor `number` of the process, close-on-exec, sharing its open file description:
-/// pidfd_getfd(2), Linux 5.6. Needs PTRACE_MODE_ATTACH_REALCREDS over the process.
+/// A duplicate of descriptor `number` of the process, close-on-exec, sharing its open file
+/// description: pidfd_getfd(2), Linux 5.6. Needs PTRACE_MODE_ATTACH_REALCREDS over the process.
 ///
 /// # Errors
 /// EBADF when the process has no such descriptor, ESRCH when it has ended, EPERM, EMFILE.
@@ -44,7 +46,8 @@ pub fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> io::Result<()
     Ok(rustix::process::pidfd_send_signal(pidfd, signal)?)
 }
 
-/// Sends a signal to one thread, which must not be able to end meanwhile (its number could be another's then): tkill(2).
+/// Sends a signal to one thread, which must not be able to end meanwhile (its number could be
+/// another's then): tkill(2).
 ///
 /// # Errors
 /// ESRCH, EPERM.
@@ -67,8 +70,8 @@ pub fn pidfd_send_signal_number(pidfd: BorrowedFd<'_>, signal: i32) -> io::Resul
     if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Kills the process and the others of its group, of which it is the leader: pidfd_send_signal(2) with
-/// PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9; on older kernels the process alone.
+/// Kills the process and the others of its group, of which it is the leader: pidfd_send_signal(2)
+/// with PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9; on older kernels the process alone.
 ///
 /// # Errors
 /// ESRCH when it has ended and been waited for, EPERM.
@@ -85,8 +88,8 @@ pub fn pidfd_kill_group(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Waits up to `timeout` for the process to end (none waits for ever) and tells whether it has: poll(2) on a pidfd,
-/// Linux 5.3. A zombie has ended. Zero only looks.
+/// Waits up to `timeout` for the process to end (none waits for ever) and tells whether it has:
+/// poll(2) on a pidfd, Linux 5.3. A zombie has ended. Zero only looks.
 ///
 /// # Errors
 /// ENOMEM.
@@ -115,9 +118,9 @@ fn transfer(pid: u32, address: u64, local: libc::iovec, direction: Direction) ->
     }
     let pid = pid_of(pid)?.as_raw_nonzero().get();
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: local.iov_len };
-    // SAFETY: `local` and `remote` are single valid iovecs that live through the call. `local` describes memory
-    // borrowed by our callers for that time, mutably when it is written to. `remote` is only an address in the other
-    // process, which the kernel checks there.
+    // SAFETY: `local` and `remote` are single valid iovecs that live through the call. `local`
+    // describes memory borrowed by our callers for that time, mutably when it is written to.
+    // `remote` is only an address in the other process, which the kernel checks there.
     let done = unsafe {
         match direction {
             Direction::Read => libc::process_vm_readv(pid, &local, 1, &remote, 1, 0),
@@ -132,28 +135,31 @@ fn transfer(pid: u32, address: u64, local: libc::iovec, direction: Direction) ->
     }
 }
 
-/// Reads `buffer.len()` bytes at `address` of the process: process_vm_readv(2), Linux 3.2. Does not stop it. Must not be
-/// used on pages that a userfaultfd has taken away.
+/// Reads `buffer.len()` bytes at `address` of the process: process_vm_readv(2), Linux 3.2. Does not
+/// stop it. Must not be used on pages that a userfaultfd has taken away.
 ///
 /// # Errors
-/// EFAULT when not all of the range is mapped and readable (the buffer is then partly written), ESRCH, EPERM.
+/// EFAULT when not all of the range is mapped and readable (the buffer is then partly written),
+/// ESRCH, EPERM.
 pub fn read_memory(pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     transfer(pid, address, local, Direction::Read)
 }
 
-/// Writes `bytes` at `address` of the process: process_vm_writev(2), Linux 3.2. Honours the mapping's protection, so
-/// program text cannot be written this way. The process sees a torn write unless it is stopped.
+/// Writes `bytes` at `address` of the process: process_vm_writev(2), Linux 3.2. Honours the
+/// mapping's protection, so program text cannot be written this way. The process sees a torn write
+/// unless it is stopped.
 ///
 /// # Errors
-/// EFAULT when not all of the range is mapped and writable (a prefix may have been written), ESRCH, EPERM.
+/// EFAULT when not all of the range is mapped and writable (a prefix may have been written), ESRCH,
+/// EPERM.
 pub fn write_memory(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     transfer(pid, address, local, Direction::Write)
 }
 
-/// Gives advice about ranges of the process's memory: process_madvise(2), Linux 5.10, as madvise(2). Stops at the first range
-/// that is no longer mapped.
+/// Gives advice about ranges of the process's memory: process_madvise(2), Linux 5.10, as
+/// madvise(2). Stops at the first range that is no longer mapped.
 ///
 /// # Errors
 /// ESRCH, EPERM, EINVAL for advice that the kernel does not take about others.
@@ -164,8 +170,8 @@ pub fn advise(pidfd: BorrowedFd<'_>, ranges: &[std::ops::Range<u64>], advice: i3
             iov_len: (range.end - range.start) as usize,
         };
         let vectors: Vec<libc::iovec> = chunk.iter().map(vector).collect();
-        // SAFETY: `vectors` lives through the call, which reads it only; the addresses in it are the other process's, where
-        // the kernel checks them.
+        // SAFETY: `vectors` lives through the call, which reads it only; the addresses in it are
+        // the other process's, where the kernel checks them.
         let done = unsafe {
             libc::syscall(libc::SYS_process_madvise, pidfd.as_raw_fd(), vectors.as_ptr(), vectors.len(), advice, 0)
         };
@@ -176,8 +182,8 @@ pub fn advise(pidfd: BorrowedFd<'_>, ranges: &[std::ops::Range<u64>], advice: i3
     Ok(())
 }
 
-/// When the process started, in clock ticks (1/100 s) since boot: proc_pid_stat(5), field 22. Together with its pid it
-/// names the process beyond doubt within one boot.
+/// When the process started, in clock ticks (1/100 s) since boot: proc_pid_stat(5), field 22.
+/// Together with its pid it names the process beyond doubt within one boot.
 ///
 /// # Errors
 /// `NotFound` when there is no such process; `InvalidData` when the file cannot be understood.
@@ -191,15 +197,16 @@ pub fn start_time(pid: u32) -> io::Result<u64> {
     start_time_in(&stat).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} has no field 22")))
 }
 
-/// Field 2 is the program's name in parentheses and may hold spaces, parentheses and any bytes, so count from the last.
+/// Field 2 is the program's name in parentheses and may hold spaces, parentheses and any bytes, so
+/// count from the last.
 fn start_time_in(stat: &[u8]) -> Option<u64> {
     let end_of_name = stat.iter().rposition(|b| *b == b')')?;
     let rest = std::str::from_utf8(&stat[end_of_name + 1..]).ok()?;
     rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
-/// Whether two descriptors share one open file description: kcmp(2) with KCMP_FILE, Linux 3.5, CONFIG_KCMP.
-/// Needs PTRACE_MODE_READ_REALCREDS over both processes.
+/// Whether two descriptors share one open file description: kcmp(2) with KCMP_FILE, Linux 3.5,
+/// CONFIG_KCMP. Needs PTRACE_MODE_READ_REALCREDS over both processes.
 ///
 /// # Errors
 /// EBADF, ESRCH, EPERM.
@@ -221,8 +228,8 @@ pub fn same_open_file_here(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<b
     same_open_file(own, a.as_raw_fd(), own, b.as_raw_fd())
 }
 
-/// Makes this process the parent of orphaned descendants (or no longer): prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4.
-/// It then has to wait for them.
+/// Makes this process the parent of orphaned descendants (or no longer): prctl(2)
+/// PR_SET_CHILD_SUBREAPER, Linux 3.4. It then has to wait for them.
 ///
 /// # Errors
 /// None in practice.
@@ -230,15 +237,16 @@ pub fn set_child_subreaper(on: bool) -> io::Result<()> {
     Ok(rustix::process::set_child_subreaper(on.then(rustix::process::getpid))?)
 }
 
-/// Has the C library's allocator share so many arenas among all threads: mallopt(3), M_ARENA_MAX. By itself it makes eight for
-/// each processor, and each stays as large as it ever was. To be called before there are threads. It only helps.
+/// Has the C library's allocator share so many arenas among all threads: mallopt(3), M_ARENA_MAX.
+/// By itself it makes eight for each processor, and each stays as large as it ever was. To be
+/// called before there are threads. It only helps.
 pub fn share_arenas(most: i32) {
     // SAFETY: takes two numbers and changes the allocator's own settings, under its own lock.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, most) };
 }
 
-/// Keeps every page of this process in memory from the moment it is first touched: mlockall(2) with MCL_ONFAULT,
-/// Linux 4.4. Untouched pages cost nothing.
+/// Keeps every page of this process in memory from the moment it is first touched: mlockall(2) with
+/// MCL_ONFAULT, Linux 4.4. Untouched pages cost nothing.
 ///
 /// # Errors
 /// ENOMEM or EPERM beyond RLIMIT_MEMLOCK without CAP_IPC_LOCK.
@@ -246,10 +254,12 @@ pub fn mlockall() -> io::Result<()> {
     Ok(rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
 }
 
-/// Sets a limit of this process by the kernel's number of the resource, setrlimit(2); the largest number is no limit.
+/// Sets a limit of this process by the kernel's number of the resource, setrlimit(2); the largest
+/// number is no limit.
 ///
 /// # Errors
-/// EINVAL for a resource that there is not, EPERM for a hard limit above that of now without CAP_SYS_RESOURCE.
+/// EINVAL for a resource that there is not, EPERM for a hard limit above that of now without
+/// CAP_SYS_RESOURCE.
 pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
     const ALL: [Resource; 16] = [
         Resource::Cpu,
@@ -277,8 +287,8 @@ pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
 /// What RLIMIT_NOFILE was before [`raise_nofile`].
 static NOFILE_BEFORE: std::sync::OnceLock<Rlimit> = std::sync::OnceLock::new();
 
-/// Lets this process, and what it starts, have as many open files as the machine allows: setrlimit(2) up to fs.nr_open,
-/// which needs CAP_SYS_RESOURCE; without that up to the hard limit.
+/// Lets this process, and what it starts, have as many open files as the machine allows:
+/// setrlimit(2) up to fs.nr_open, which needs CAP_SYS_RESOURCE; without that up to the hard limit.
 ///
 /// # Errors
 /// None in practice.
@@ -293,8 +303,8 @@ pub fn raise_nofile() -> io::Result<()> {
     }
 }
 
-/// Gives another process, and what it will start, the RLIMIT_NOFILE that this one had before it raised its own: programs
-/// look at every number below it. prlimit(2).
+/// Gives another process, and what it will start, the RLIMIT_NOFILE that this one had before it
+/// raised its own: programs look at every number below it. prlimit(2).
 ///
 /// # Errors
 /// ESRCH.
@@ -311,7 +321,8 @@ pub fn usual_nofile(pid: u32) -> io::Result<()> {
 /// # Errors
 /// EINVAL for SIGKILL and SIGSTOP.
 pub fn ignore_signal(signal: Signal) -> io::Result<()> {
-    // SAFETY: SIG_IGN installs no code of ours, so there is nothing that could run at the wrong moment.
+    // SAFETY: SIG_IGN installs no code of ours, so there is nothing that could run at the wrong
+    // moment.
     let old = unsafe { libc::signal(signal.as_raw(), libc::SIG_IGN) };
     if old == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -319,8 +330,8 @@ pub fn ignore_signal(signal: Signal) -> io::Result<()> {
 /// Closes every descriptor from 3 upwards that this process inherited: close_range(2), Linux 5.9.
 ///
 /// # Panics
-/// When called a second time. It is the first statement of a `main`: a descriptor that the program opened before it
-/// would be closed under its owner.
+/// When called a second time. It is the first statement of a `main`: a descriptor that the program
+/// opened before it would be closed under its owner.
 ///
 /// # Errors
 /// None in practice.
@@ -393,7 +404,8 @@ mod tests {
         let twin = stdin.try_clone().unwrap();
         assert!(same_open_file_here(stdin.as_fd(), twin.as_fd()).unwrap());
         assert_eq!(pidfd_getfd(pidfd.as_fd(), 99).unwrap_err().raw_os_error(), Some(libc::EBADF));
-        // The child's end of the pipe lives on in us, so what is written after its death is not lost.
+        // The child's end of the pipe lives on in us, so what is written after its death is not
+        // lost.
         let mut writer = child.0.stdin.take().unwrap();
         child.0.kill().unwrap();
         child.0.wait().unwrap();

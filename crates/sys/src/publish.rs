@@ -1,4 +1,5 @@
-//! A file that a client asked for gets its name when it is whole and on the disk; nothing is replaced.
+//! A file that a client asked for gets its name when it is whole and on the disk; nothing is
+//! replaced.
 
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::File;

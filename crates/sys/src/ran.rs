@@ -1,10 +1,11 @@
 //! When a thread was last on a CPU.
 //!
-//! The scheduler stamps `se.exec_start` (proc_pid_sched(5)) by a clock that each CPU has of its own, because it leaves
-//! out what interrupts and the hypervisor took from that CPU. So the clock's distance from CLOCK_MONOTONIC is measured
-//! on the CPU in question, by a short visit. The distance grows by whatever is taken from the CPU while a thread waits, which makes
-//! the thread look as if it had waited less; never more. Where [`watch`] runs, the distance is that of the first visit after the
-//! stamp: the wait looks shorter by what was taken between those two at most.
+//! The scheduler stamps `se.exec_start` (proc_pid_sched(5)) by a clock that each CPU has of its
+//! own, because it leaves out what interrupts and the hypervisor took from that CPU. So the clock's
+//! distance from CLOCK_MONOTONIC is measured on the CPU in question, by a short visit. The distance
+//! grows by whatever is taken from the CPU while a thread waits, which makes the thread look as if
+//! it had waited less; never more. Where [`watch`] runs, the distance is that of the first visit
+//! after the stamp: the wait looks shorter by what was taken between those two at most.
 
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -19,7 +20,8 @@ const SAFETY_NS: i64 = 500_000;
 
 /// Between looks at how much was taken from each CPU.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
-/// Visits of one CPU that are remembered, 128 KiB of them: those of half an hour if something is taken from it all the time.
+/// Visits of one CPU that are remembered, 128 KiB of them: those of half an hour if something is
+/// taken from it all the time.
 const MOST_VISITS: usize = 1 << 13;
 
 /// When a CPU was visited, and how far its clock was behind then, nanoseconds.
@@ -28,7 +30,8 @@ type Visit = (i64, i64);
 /// The visits of each CPU, the oldest first.
 static VISITS: Mutex<BTreeMap<usize, VecDeque<Visit>>> = Mutex::new(BTreeMap::new());
 
-/// Visits each CPU whenever something was taken from it, on a thread of its own, for as long as the process lives.
+/// Visits each CPU whenever something was taken from it, on a thread of its own, for as long as the
+/// process lives.
 ///
 /// # Errors
 /// There can be no other thread.
@@ -47,7 +50,8 @@ pub fn watch() -> io::Result<()> {
     std::thread::Builder::new().name("kip-cpu-clocks".to_owned()).spawn(watch).map(drop)
 }
 
-/// What interrupts and the hypervisor took from each CPU, ticks: irq, softirq and steal of proc_stat(5).
+/// What interrupts and the hypervisor took from each CPU, ticks: irq, softirq and steal of
+/// proc_stat(5).
 fn taken(text: &str) -> Vec<(usize, u64)> {
     let of = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split(' ');
@@ -65,7 +69,8 @@ fn note(visits: &mut VecDeque<Visit>, visit: Visit) {
     visits.push_back(visit);
 }
 
-/// When the clock of a CPU that was visited so often showed `stamp`, or a little later, nanoseconds of CLOCK_MONOTONIC.
+/// When the clock of a CPU that was visited so often showed `stamp`, or a little later, nanoseconds
+/// of CLOCK_MONOTONIC.
 fn when(stamp: i64, visits: &VecDeque<Visit>) -> Option<i64> {
     let first = visits.partition_point(|(at, behind)| at - behind < stamp);
     visits.get(first).or(visits.back()).map(|(_, behind)| stamp + behind)
@@ -76,7 +81,8 @@ fn when(stamp: i64, visits: &VecDeque<Visit>) -> Option<i64> {
 pub struct CpuClocks(BTreeMap<usize, Option<()>>);
 
 impl CpuClocks {
-    /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if that cannot be told.
+    /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if
+    /// that cannot be told.
     pub fn last_ran(&mut self, tid: u32) -> Option<i64> {
         let stamp = stable_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
         let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
@@ -86,7 +92,8 @@ impl CpuClocks {
     }
 }
 
-/// Finds out how far the scheduler's clock of that CPU is behind CLOCK_MONOTONIC; none if that cannot be told.
+/// Finds out how far the scheduler's clock of that CPU is behind CLOCK_MONOTONIC; none if that
+/// cannot be told.
 fn visit(cpu: usize) -> Option<()> {
     if cpu >= CpuSet::MAX_CPU {
         return None;
@@ -95,7 +102,8 @@ fn visit(cpu: usize) -> Option<()> {
     let mut there = CpuSet::new();
     there.set(cpu);
     sched_setaffinity(None, &there).ok()?;
-    // Yielding stamps this thread; the clock is read after that, so that the distance is not too short.
+    // Yielding stamps this thread; the clock is read after that, so that the distance is not too
+    // short.
     std::thread::yield_now();
     let stamp = fs::read_to_string("/proc/thread-self/sched").ok().and_then(|text| exec_start(&text));
     let now = monotonic_ns();
@@ -113,8 +121,9 @@ pub fn monotonic_ns() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// The stamp of a thread, once it has one: the scheduler takes it away from a thread that it moves to another CPU, until the thread
-/// runs there. Taken for a time it would be the machine's start, and a time-out of any length would have passed.
+/// The stamp of a thread, once it has one: the scheduler takes it away from a thread that it moves
+/// to another CPU, until the thread runs there. Taken for a time it would be the machine's start,
+/// and a time-out of any length would have passed.
 fn stable_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
     const READS: u32 = 50;
     const BETWEEN: Duration = Duration::from_millis(1);
@@ -127,8 +136,9 @@ fn stable_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
     None
 }
 
-/// Whether a thread has no stamp, though it sleeps. That of one that is moved while it is about to sleep, but is still counted with those
-/// that run, is gone until it runs again, however long it sleeps: Linux 6.12 and later.
+/// Whether a thread has no stamp, though it sleeps. That of one that is moved while it is about to
+/// sleep, but is still counted with those that run, is gone until it runs again, however long it
+/// sleeps: Linux 6.12 and later.
 pub fn is_undated(tid: u32) -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
     exec_start(&read("sched")) == Some(0) && read("status").contains("\nState:\tS")

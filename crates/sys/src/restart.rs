@@ -1,10 +1,12 @@
 //! Calls that a stopped thread is to make again, left to the kernel.
 //!
-//! A thread that was broken off in a call and put back onto it is between two worlds: a signal that has come by the time it goes
-//! on runs its handler first, and then the call waits in vain for what the handler was to end it for; and the handler's frame lies
-//! where the record of the call's time-out does ([`crate::ends`]), so that the call goes on with whatever is there. The kernel
-//! knows neither case: it decides in one step whether a handler runs, and then ends the call with EINTR or makes it again, as
-//! signal(7) says. [`leave_to_kernel`] gives it that choice back, by registers that say that the call was broken off.
+//! A thread that was broken off in a call and put back onto it is between two worlds: a signal that
+//! has come by the time it goes on runs its handler first, and then the call waits in vain for what
+//! the handler was to end it for; and the handler's frame lies where the record of the call's
+//! time-out does ([`crate::ends`]), so that the call goes on with whatever is there. The kernel
+//! knows neither case: it decides in one step whether a handler runs, and then ends the call with
+//! EINTR or makes it again, as signal(7) says. [`leave_to_kernel`] gives it that choice back, by
+//! registers that say that the call was broken off.
 
 use crate::ends;
 use crate::process::{read_memory, write_memory};
@@ -19,20 +21,23 @@ const RSP: usize = 19;
 const ARGUMENTS: [usize; 6] = [14, 13, 12, 7, 9, 8];
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// The kernel's -ERESTARTSYS: made again after a handler that was set with SA_RESTART, ended with EINTR by another one.
+/// The kernel's -ERESTARTSYS: made again after a handler that was set with SA_RESTART, ended with
+/// EINTR by another one.
 const UNLESS_REFUSED: i64 = -512;
 /// The kernel's -ERESTARTNOHAND: ended with EINTR by any handler.
 const UNLESS_HANDLED: i64 = -514;
 
-/// How the kernel breaks off a call that waits; none for one that does not wait, or that is always made again.
+/// How the kernel breaks off a call that waits; none for one that does not wait, or that is always
+/// made again.
 fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
     /// FUTEX_WAIT and FUTEX_WAIT_BITSET without its flags.
     const FUTEX_WAITS: [u64; 2] = [0, 9];
     /// F_SETLKW and F_OFD_SETLKW.
     const LOCKS: [u64; 2] = [7, 38];
     match call {
-        // poll, select, pause, nanosleep, semop, msgsnd, msgrcv, rt_sigtimedwait, rt_sigsuspend, io_getevents, semtimedop,
-        // clock_nanosleep, epoll_wait, pselect6, ppoll, epoll_pwait, io_pgetevents, epoll_pwait2.
+        // poll, select, pause, nanosleep, semop, msgsnd, msgrcv, rt_sigtimedwait, rt_sigsuspend,
+        // io_getevents, semtimedop, clock_nanosleep, epoll_wait, pselect6, ppoll, epoll_pwait,
+        // io_pgetevents, epoll_pwait2.
         7 | 23 | 34 | 35 | 65 | 69 | 70 | 128 | 130 | 208 | 220 | 230 | 232 | 270 | 271 | 281 | 333 | 441 => {
             Some(UNLESS_HANDLED)
         }
@@ -40,9 +45,9 @@ fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
         202 if arguments[3] != 0 => Some(UNLESS_HANDLED),
         72 if !LOCKS.contains(&arguments[1]) => None,
         _ if ends::is_marked(call, arguments) => Some(UNLESS_HANDLED),
-        // read, write, readv, writev, open, sendfile, connect, accept, sendto, recvfrom, sendmsg, recvmsg, wait4, fcntl, flock, futex,
-        // mq_timedsend, mq_timedreceive, waitid, openat, splice, tee, vmsplice, accept4, recvmmsg, sendmmsg, preadv2, pwritev2,
-        // futex_waitv.
+        // read, write, readv, writev, open, sendfile, connect, accept, sendto, recvfrom, sendmsg,
+        // recvmsg, wait4, fcntl, flock, futex, mq_timedsend, mq_timedreceive, waitid, openat,
+        // splice, tee, vmsplice, accept4, recvmmsg, sendmmsg, preadv2, pwritev2, futex_waitv.
         0..=2
         | 19
         | 20
@@ -70,8 +75,9 @@ fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
     }
 }
 
-/// The registers of a thread that stands on such a call, as if it had been broken off in it; none for any other. `ended`: the call
-/// had ended with EINTR, as one does that no flag of a handler has made again. `code` reads the instruction at an address.
+/// The registers of a thread that stands on such a call, as if it had been broken off in it; none
+/// for any other. `ended`: the call had ended with EINTR, as one does that no flag of a handler has
+/// made again. `code` reads the instruction at an address.
 fn after(registers: &[u64; GENERAL], ended: bool, code: impl FnOnce(u64) -> Option<[u8; 2]>) -> Option<[u64; GENERAL]> {
     if !trace::is_64_bit(registers) {
         return None;
@@ -114,9 +120,10 @@ pub fn stands(tid: u32) -> io::Result<bool> {
     Ok(after(&trace::get_general(tid)?, false, code(tid)).is_some())
 }
 
-/// Has the kernel make the call on which a stopped thread stands as soon as the thread goes on, unless the handler of a signal
-/// runs first: then the call ends with EINTR or is made after that. Nothing happens to a thread that stands on no call that waits.
-/// Its memory must not change after this, and faults of its process must be served. `ended`: it was put back onto a call that had
+/// Has the kernel make the call on which a stopped thread stands as soon as the thread goes on,
+/// unless the handler of a signal runs first: then the call ends with EINTR or is made after that.
+/// Nothing happens to a thread that stands on no call that waits. Its memory must not change after
+/// this, and faults of its process must be served. `ended`: it was put back onto a call that had
 /// ended with EINTR.
 ///
 /// # Errors
@@ -124,8 +131,8 @@ pub fn stands(tid: u32) -> io::Result<bool> {
 pub fn leave_to_kernel(tid: u32, ended: bool) -> io::Result<()> {
     let Some(registers) = after(&trace::get_general(tid)?, ended, code(tid)) else { return Ok(()) };
     if let Some(at) = remainder(&registers) {
-        // The kernel said it when the thread was broken off, which was before the sleep. What cannot be written now the kernel could
-        // not have written either.
+        // The kernel said it when the thread was broken off, which was before the sleep. What
+        // cannot be written now the kernel could not have written either.
         let mut left = [0; 16];
         let _ = read_memory(tid, ends::place(registers[RSP]), &mut left).and_then(|()| write_memory(tid, at, &left));
     }
@@ -167,7 +174,8 @@ mod tests {
         assert_eq!(ended[RAX] as i64, UNLESS_HANDLED, "a receive that had ended");
     }
 
-    /// A shell that reads, stopped and put back onto its call before a signal comes, whose handler does not ask for SA_RESTART.
+    /// A shell that reads, stopped and put back onto its call before a signal comes, whose handler
+    /// does not ask for SA_RESTART.
     #[test]
     fn a_handler_that_comes_first_ends_the_call() {
         let script = "trap 'echo told; exit' USR1; read line; echo ended";

@@ -1,6 +1,7 @@
-//! Critical sections of rseq(2) in stopped threads. A program that is interrupted in one must not go on there but at the
-//! section's abort address; the kernel sees to that, unless a tracer has moved the thread out of the section meanwhile: then
-//! the kernel takes the section for left, and the thread that is put back would go on in it as if nothing had been.
+//! Critical sections of rseq(2) in stopped threads. A program that is interrupted in one must not
+//! go on there but at the section's abort address; the kernel sees to that, unless a tracer has
+//! moved the thread out of the section meanwhile: then the kernel takes the section for left, and
+//! the thread that is put back would go on in it as if nothing had been.
 
 use crate::process::read_memory;
 use std::io;
@@ -12,8 +13,8 @@ const WORDS: usize = 3;
 /// Offset of the pointer to the section in `struct rseq`.
 const SECTION: u64 = 8;
 
-/// Where a stopped thread that stands at `ip` must go on if something moves it: the abort address of its critical section.
-/// None: it is in none, or the kernel has no rseq.
+/// Where a stopped thread that stands at `ip` must go on if something moves it: the abort address
+/// of its critical section. None: it is in none, or the kernel has no rseq.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours; EFAULT when its section cannot be read.
@@ -21,7 +22,8 @@ pub fn abort_of(tid: u32, ip: u64) -> io::Result<Option<u64>> {
     let id = libc::pid_t::try_from(tid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut configuration = [0u64; WORDS];
     let size = size_of_val(&configuration);
-    // SAFETY: the third argument is the size of `configuration`, which lives through the call and may hold any bytes.
+    // SAFETY: the third argument is the size of `configuration`, which lives through the call and
+    // may hold any bytes.
     if unsafe { libc::ptrace(CONFIGURATION, id, size, configuration.as_mut_ptr()) } == -1 {
         return match io::Error::last_os_error() {
             e if matches!(e.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => Ok(None),

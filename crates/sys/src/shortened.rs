@@ -1,8 +1,9 @@
-//! Sockets whose own time-out is, for one call, what is left of it: SO_RCVTIMEO and SO_SNDTIMEO of socket(7).
+//! Sockets whose own time-out is, for one call, what is left of it: SO_RCVTIMEO and SO_SNDTIMEO of
+//! socket(7).
 //!
-//! A thread that was broken off in such a call begins it anew, and the kernel reads the option when the call begins. So the option is
-//! what is left until the thread is in its call, and then again what the program has set. A crash in between leaves the
-//! socket with the short one.
+//! A thread that was broken off in such a call begins it anew, and the kernel reads the option when
+//! the call begins. So the option is what is left until the thread is in its call, and then again
+//! what the program has set. A crash in between leaves the socket with the short one.
 
 use crate::process::{pidfd_getfd, pidfd_open};
 use crate::status::Status;
@@ -15,15 +16,17 @@ use std::time::{Duration, Instant};
 
 /// The least that a socket's time-out is set to: 0 would be for ever.
 const LEAST: Duration = Duration::from_millis(1);
-/// A socket gets its own time-out back when its thread is in the call again. From then on also if the thread is elsewhere.
+/// A socket gets its own time-out back when its thread is in the call again. From then on also if
+/// the thread is elsewhere.
 const BACK_WITHIN: Duration = Duration::from_secs(1);
-/// And from then on wherever it is: a program that computes all the time may have left the call without being seen.
+/// And from then on wherever it is: a program that computes all the time may have left the call
+/// without being seen.
 const BACK_AT_LAST: Duration = Duration::from_secs(60);
 /// Between looks at the thread.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 
-/// Where in the kernel a thread waits that is seen in a call and has not entered it: proc_pid_wchan(5). For a page, as a tracer
-/// or a signal has stopped it, in a frozen cgroup.
+/// Where in the kernel a thread waits that is seen in a call and has not entered it:
+/// proc_pid_wchan(5). For a page, as a tracer or a signal has stopped it, in a frozen cgroup.
 const ON_THE_WAY: [&str; 4] = ["handle_userfault", "ptrace_stop", "do_signal_stop", "do_freezer_trap"];
 
 /// The call that a thread begins anew.
@@ -75,8 +78,9 @@ pub struct Shortened {
 /// A thread that is about to enter its call, or has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It has not run since, runs, or waits for a page: the kernel touches the area of rseq(2) before the thread enters the call, and
-    /// a call may read memory before it looks at the socket; the thread is seen in the call meanwhile.
+    /// It has not run since, runs, or waits for a page: the kernel touches the area of rseq(2)
+    /// before the thread enters the call, and a call may read memory before it looks at the socket;
+    /// the thread is seen in the call meanwhile.
     Before,
     /// It waits in the call.
     Inside,
@@ -107,7 +111,8 @@ impl Shortened {
         let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.wait.tid));
         let Ok(before) = switches(self.wait.tid) else { return Way::Elsewhere };
         let (call, at) = (read("syscall").unwrap_or_default(), read("wchan").unwrap_or_default());
-        // One that sleeps after as many switches has slept between the two looks, and what was read there belongs together.
+        // One that sleeps after as many switches has slept between the two looks, and what was read
+        // there belongs together.
         let slept = before.asleep && switches(self.wait.tid).is_ok_and(|after| after == before);
         if !slept || before.count == self.switches || ON_THE_WAY.contains(&at.as_str()) {
             return Way::Before;
@@ -126,8 +131,8 @@ impl Shortened {
     }
 }
 
-/// Gives sockets their own time-outs back, on a thread of its own; `complain` hears of those that keep what was meant for one call.
-/// Returns that thread, if it takes one.
+/// Gives sockets their own time-outs back, on a thread of its own; `complain` hears of those that
+/// keep what was meant for one call. Returns that thread, if it takes one.
 pub fn give_back(
     shortened: Vec<Shortened>,
     complain: impl Fn(&io::Error) + Send + Clone + 'static,

@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `ioctl` that yields the network namespace of a socket (linux/sockios.h).
 const SIOCGSKNS: libc::c_ulong = 0x894C;
-/// `TCP_REPAIR` value that leaves repair mode without sending a window probe (linux/tcp.h, kernel 4.19).
+/// `TCP_REPAIR` value that leaves repair mode without sending a window probe (linux/tcp.h, kernel
+/// 4.19).
 const TCP_REPAIR_OFF_NO_WP: libc::c_int = -1;
 /// `SO_BUF_LOCK` (asm-generic/socket.h, kernel 5.14).
 const SO_BUF_LOCK: libc::c_int = 72;
@@ -20,9 +21,11 @@ pub enum IntOption {
     ReuseAddr,
     /// `SO_RCVBUF`: reads give the kernel's value, in bytes, which is twice what was asked for.
     RcvBuf,
-    /// `SO_RCVBUFFORCE`: sets half of what reads of `RcvBuf` give, beyond `net.core.rmem_max`; needs `CAP_NET_ADMIN`.
+    /// `SO_RCVBUFFORCE`: sets half of what reads of `RcvBuf` give, beyond `net.core.rmem_max`;
+    /// needs `CAP_NET_ADMIN`.
     RcvBufForce,
-    /// `SO_BUF_LOCK`: bit 0 set when the send buffer's size was chosen by the program, bit 1 for the receive buffer.
+    /// `SO_BUF_LOCK`: bit 0 set when the send buffer's size was chosen by the program, bit 1 for
+    /// the receive buffer.
     BufLock,
     /// `SO_KEEPALIVE`.
     KeepAlive,
@@ -99,7 +102,8 @@ pub fn get_int(fd: BorrowedFd<'_>, option: IntOption) -> io::Result<i32> {
     let (level, name) = option.level_and_name();
     let mut value: libc::c_int = 0;
     let mut len = mem::size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `value` and `len` are live locals of the sizes the kernel is told, written only during the call.
+    // SAFETY: `value` and `len` are live locals of the sizes the kernel is told, written only
+    // during the call.
     let rc = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
     if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
@@ -110,21 +114,24 @@ pub fn set_int(fd: BorrowedFd<'_>, option: IntOption, value: i32) -> io::Result<
     set_raw(fd, level, name, value)
 }
 
-/// Takes a TCP socket out of repair mode without sending a window probe; a socket that is not in it stays as it is,
-/// except for `SO_REUSEADDR`, which the kernel clears. Needs `CAP_NET_ADMIN` over the socket's network namespace.
-/// Kernel 4.19.
+/// Takes a TCP socket out of repair mode without sending a window probe; a socket that is not in it
+/// stays as it is, except for `SO_REUSEADDR`, which the kernel clears. Needs `CAP_NET_ADMIN` over
+/// the socket's network namespace. Kernel 4.19.
 pub fn leave_tcp_repair(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // The queue that was looked at last stays chosen, where a program can see it (TCP_QUEUE_SEQ). Refused out of repair.
+    // The queue that was looked at last stays chosen, where a program can see it (TCP_QUEUE_SEQ).
+    // Refused out of repair.
     let _ = set_raw(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, 0);
     set_raw(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)
 }
 
-/// Puts a TCP socket into repair mode, as a checkpoint does. Needs `CAP_NET_ADMIN` over its network namespace.
+/// Puts a TCP socket into repair mode, as a checkpoint does. Needs `CAP_NET_ADMIN` over its network
+/// namespace.
 pub fn enter_tcp_repair(fd: BorrowedFd<'_>) -> io::Result<()> {
     set_raw(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1)
 }
 
-/// Lets a socket send and receive by one interface only: `SO_BINDTODEVICE`, unprivileged since kernel 5.7.
+/// Lets a socket send and receive by one interface only: `SO_BINDTODEVICE`, unprivileged since
+/// kernel 5.7.
 pub fn bind_to_device(fd: BorrowedFd<'_>, interface: &str) -> io::Result<()> {
     let len = interface.len() as libc::socklen_t;
     // SAFETY: the name is a live slice of the length the kernel is told, only read during the call.
@@ -157,7 +164,8 @@ pub fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     // SAFETY: tcp_info is plain integers, for which all zeros is a value.
     let mut info: libc::tcp_info = unsafe { mem::zeroed() };
     let mut len = mem::size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: `info` and `len` are live locals of the sizes the kernel is told, written only during the call.
+    // SAFETY: `info` and `len` are live locals of the sizes the kernel is told, written only during
+    // the call.
     let rc = unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
     };
@@ -167,7 +175,8 @@ pub fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     Ok(TcpInfo { state: info.tcpi_state, accept_queue: info.tcpi_unacked, backlog: info.tcpi_sacked })
 }
 
-/// Bytes that wait to be read: ioctl `FIONREAD`, tcp(7), udp(7) (there: of the next datagram). Not for listeners.
+/// Bytes that wait to be read: ioctl `FIONREAD`, tcp(7), udp(7) (there: of the next datagram). Not
+/// for listeners.
 pub fn unread_bytes(fd: BorrowedFd<'_>) -> io::Result<u32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: `bytes` is a live local int, which is what this ioctl writes, only during the call.
@@ -175,19 +184,21 @@ pub fn unread_bytes(fd: BorrowedFd<'_>) -> io::Result<u32> {
     if rc == 0 { Ok(bytes.max(0) as u32) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Memory that received and unread packets of a socket take, bytes, bookkeeping included: getsockopt(2) `SO_MEMINFO`,
-/// kernel 4.12.
+/// Memory that received and unread packets of a socket take, bytes, bookkeeping included:
+/// getsockopt(2) `SO_MEMINFO`, kernel 4.12.
 pub fn receive_memory(fd: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info = [0u32; 9];
     let mut len = mem::size_of_val(&info) as libc::socklen_t;
-    // SAFETY: `info` and `len` are live locals of the sizes the kernel is told, written only during the call.
+    // SAFETY: `info` and `len` are live locals of the sizes the kernel is told, written only during
+    // the call.
     let rc = unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, info.as_mut_ptr().cast(), &raw mut len)
     };
     if rc == 0 { Ok(info[0]) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The network namespace a socket lives in: ioctl `SIOCGSKNS`, kernel 4.10. Needs `CAP_NET_ADMIN` over it.
+/// The network namespace a socket lives in: ioctl `SIOCGSKNS`, kernel 4.10. Needs `CAP_NET_ADMIN`
+/// over it.
 pub fn netns_of(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // SAFETY: this ioctl takes no argument and touches no memory of ours.
     let raw = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS) };

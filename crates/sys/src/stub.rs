@@ -1,23 +1,28 @@
-//! A few instructions in a process's vdso by which a thread that makes calls for a tracer finds back by itself.
+//! A few instructions in a process's vdso by which a thread that makes calls for a tracer finds
+//! back by itself.
 //!
-//! A tracer that makes a thread call for it has replaced the thread's registers and blocked its signals. If the tracer dies
-//! at that moment the kernel lets the thread run on. So the calls are made by the `syscall` instruction at the start of these
-//! instructions, and what follows it puts mask and registers back and jumps to where the thread was. A thread that the
-//! tracer has stopped behind the call never runs that part: the tracer sets the registers itself.
+//! A tracer that makes a thread call for it has replaced the thread's registers and blocked its
+//! signals. If the tracer dies at that moment the kernel lets the thread run on. So the calls are
+//! made by the `syscall` instruction at the start of these instructions, and what follows it puts
+//! mask and registers back and jumps to where the thread was. A thread that the tracer has stopped
+//! behind the call never runs that part: the tracer sets the registers itself.
 //!
-//! The instructions and the registers lie in the padding behind the vdso's image, which every process has, may execute and
-//! needs for nothing. The kernel gives the process a copy of that page when it is written to, as it does for a debugger's
-//! breakpoint. Nothing that the instructions use changes the flags, and no stack is needed.
+//! The instructions and the registers lie in the padding behind the vdso's image, which every
+//! process has, may execute and needs for nothing. The kernel gives the process a copy of that page
+//! when it is written to, as it does for a debugger's breakpoint. Nothing that the instructions use
+//! changes the flags, and no stack is needed.
 
 use crate::trace::GENERAL;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::OnceLock;
 
-/// Places in a set of general registers, in the order of the processor's numbers: rax rcx rdx rbx rsp rbp rsi rdi r8 to r15.
+/// Places in a set of general registers, in the order of the processor's numbers: rax rcx rdx rbx
+/// rsp rbp rsi rdi r8 to r15.
 const BY_NUMBER: [usize; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
 const RIP: usize = 16;
-/// Bytes of the instructions, padded, and of the whole: registers, where to go on, and the mask come behind them.
+/// Bytes of the instructions, padded, and of the whole: registers, where to go on, and the mask
+/// come behind them.
 const CODE: usize = 160;
 const WHOLE: usize = CODE + (16 + 2) * 8;
 /// Length of the `syscall` instruction.
@@ -72,14 +77,16 @@ pub fn vdso_of(pid: u32) -> io::Result<u64> {
     range(&maps).map(|(start, _)| start).ok_or_else(none)
 }
 
-/// Offset in bytes of a `syscall` instruction in this kernel's vdso, found in our own; none if there is none.
+/// Offset in bytes of a `syscall` instruction in this kernel's vdso, found in our own; none if
+/// there is none.
 pub fn syscall_offset() -> Option<u64> {
     places().syscall
 }
 
 impl Stub {
-    /// Writes it into the process of a thread that we trace, whose vdso begins at `vdso`: if nothing else happens the thread
-    /// goes on with these registers and this mask. None: this kernel leaves no room or does not let us write there.
+    /// Writes it into the process of a thread that we trace, whose vdso begins at `vdso`: if
+    /// nothing else happens the thread goes on with these registers and this mask. None: this
+    /// kernel leaves no room or does not let us write there.
     pub(crate) fn write(tid: u32, vdso: u64, registers: &[u64; GENERAL], blocked: u64) -> Option<Stub> {
         let at = vdso + places().room?;
         let memory = std::fs::OpenOptions::new().write(true).open(format!("/proc/{tid}/mem")).ok()?;
@@ -95,7 +102,8 @@ impl Stub {
 
 fn bytes(registers: &[u64; GENERAL], blocked: u64) -> Vec<u8> {
     let mut code: Vec<u8> = vec![0x0f, 0x05];
-    // The distance of a place from the end of the instruction that ends with the four bytes which tell it.
+    // The distance of a place from the end of the instruction that ends with the four bytes which
+    // tell it.
     let far = |code: &mut Vec<u8>, place: usize| {
         let distance = (place - (code.len() + 4)) as i32;
         code.extend(distance.to_le_bytes());

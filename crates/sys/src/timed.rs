@@ -1,10 +1,12 @@
-//! Waits whose time-out has passed while their thread stood still: the wait ends by it, before anything else is told.
+//! Waits whose time-out has passed while their thread stood still: the wait ends by it, before
+//! anything else is told.
 //!
-//! A program that waits for events or for a second, and sleeps for an hour, has seen its time-out pass long before the event came
-//! that woke it. Made to wait anew with nothing left, the kernel would tell it of the event first, and what it then does with the
-//! event it does with the time of an hour ago: lighttpd takes a new connection for one that has been silent for that hour, and
-//! closes it. So epoll_wait, poll and select, which can tell of events, return 0 here as they would have. All other calls with
-//! time-outs are left to the kernel.
+//! A program that waits for events or for a second, and sleeps for an hour, has seen its time-out
+//! pass long before the event came that woke it. Made to wait anew with nothing left, the kernel
+//! would tell it of the event first, and what it then does with the event it does with the time of
+//! an hour ago: lighttpd takes a new connection for one that has been silent for that hour, and
+//! closes it. So epoll_wait, poll and select, which can tell of events, return 0 here as they would
+//! have. All other calls with time-outs are left to the kernel.
 
 use crate::inject;
 use crate::process::{read_memory, write_memory};
@@ -19,7 +21,8 @@ const RDI: usize = 14;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// The kernel's -ERESTARTNOHAND and -ERESTART_RESTARTBLOCK: the call is restarted when the thread goes on.
+/// The kernel's -ERESTARTNOHAND and -ERESTART_RESTARTBLOCK: the call is restarted when the thread
+/// goes on.
 const RESTARTS: [i64; 2] = [-514, -516];
 /// struct pollfd of poll(2), bytes, and where its answer lies.
 const POLLFD: usize = 8;
@@ -71,11 +74,12 @@ fn goes_on_with(registers: &[u64; GENERAL], code: impl FnOnce(u64) -> Option<[u8
     to_be_made.then_some((registers[RAX], ip + SYSCALL.len() as u64))
 }
 
-/// Lets the wait of a stopped thread, which it would go on with, end by its time-out; false if it is in no such wait. Faults
-/// of its process must be served.
+/// Lets the wait of a stopped thread, which it would go on with, end by its time-out; false if it
+/// is in no such wait. Faults of its process must be served.
 ///
 /// # Errors
-/// ESRCH when it has died or is not ours; EFAULT for memory that the call could not have written either.
+/// ESRCH when it has died or is not ours; EFAULT for memory that the call could not have written
+/// either.
 pub fn end_wait(tid: u32) -> io::Result<bool> {
     let mut registers = trace::get_general(tid)?;
     let code = |ip| {

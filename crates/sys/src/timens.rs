@@ -1,7 +1,8 @@
-//! Time namespaces, in which CLOCK_MONOTONIC is the machine's plus an offset: time_namespaces(7), Linux 5.6.
+//! Time namespaces, in which CLOCK_MONOTONIC is the machine's plus an offset: time_namespaces(7),
+//! Linux 5.6.
 //!
-//! CLOCK_BOOTTIME has an offset of 0 in all that are made here. The offsets of a namespace cannot be changed any more once a
-//! process is in it.
+//! CLOCK_BOOTTIME has an offset of 0 in all that are made here. The offsets of a namespace cannot
+//! be changed any more once a process is in it.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,22 +13,25 @@ use std::os::linux::fs::MetadataExt;
 pub const NEWTIME: i32 = libc::CLONE_NEWTIME;
 const SECOND: i64 = 1_000_000_000;
 
-/// A new time namespace, owned by the caller's user namespace, in which CLOCK_MONOTONIC is that much ahead of the machine's,
-/// nanoseconds. Needs `CAP_SYS_ADMIN` and `CAP_SYS_TIME`.
+/// A new time namespace, owned by the caller's user namespace, in which CLOCK_MONOTONIC is that
+/// much ahead of the machine's, nanoseconds. Needs `CAP_SYS_ADMIN` and `CAP_SYS_TIME`.
 ///
 /// # Errors
 /// EINVAL where the kernel has none; ERANGE if the clock would be negative.
 pub fn new_time(monotonic_ahead_ns: i64) -> io::Result<OwnedFd> {
-    // unshare(2) lets the children of the calling thread be born there: of a thread that has none nothing is left.
+    // unshare(2) lets the children of the calling thread be born there: of a thread that has none
+    // nothing is left.
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("kip-timens".to_owned()).spawn_scoped(scope, || {
-            // SAFETY: unshare takes flags only; CLONE_NEWTIME affects no memory, file table or other thread.
+            // SAFETY: unshare takes flags only; CLONE_NEWTIME affects no memory, file table or
+            // other thread.
             if unsafe { libc::unshare(libc::CLONE_NEWTIME) } != 0 {
                 return Err(io::Error::last_os_error());
             }
             // /proc/thread-self has no timens_offsets; /proc has every thread under its own number.
             let own = format!("/proc/{}", rustix::thread::gettid().as_raw_nonzero());
-            // What is written is the offset from the machine's own clock, in whatever namespace the caller is.
+            // What is written is the offset from the machine's own clock, in whatever namespace the
+            // caller is.
             let offset = offset_of("self")?.checked_add(monotonic_ahead_ns).ok_or(rustix::io::Errno::RANGE)?;
             let (seconds, rest) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
             fs::write(format!("{own}/timens_offsets"), format!("monotonic {seconds} {rest}\n"))?;
@@ -48,7 +52,8 @@ pub fn other_time_of(pid: u32) -> io::Result<Option<OwnedFd>> {
     Ok((!same).then(|| theirs.into()))
 }
 
-/// How far the CLOCK_MONOTONIC of a process is ahead of the caller's, nanoseconds; 0 where the kernel has no time namespaces.
+/// How far the CLOCK_MONOTONIC of a process is ahead of the caller's, nanoseconds; 0 where the
+/// kernel has no time namespaces.
 ///
 /// # Errors
 /// Those of /proc/PID, and `InvalidData` if the file cannot be understood.

@@ -1,16 +1,18 @@
-//! Timers of other processes: what a timerfd has left and unread, setting it to that again, and the signal of a POSIX
-//! timer sent in its place.
+//! Timers of other processes: what a timerfd has left and unread, setting it to that again, and the
+//! signal of a POSIX timer sent in its place.
 
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_gettime, timerfd_settime};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `ioctl` that sets a timerfd's unread expirations (linux/timerfd.h, kernel 3.17, CONFIG_CHECKPOINT_RESTORE).
+/// `ioctl` that sets a timerfd's unread expirations (linux/timerfd.h, kernel 3.17,
+/// CONFIG_CHECKPOINT_RESTORE).
 const TFD_IOC_SET_TICKS: libc::c_ulong = 0x4008_5400;
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
 
-/// Whether timer_create(2) can be told the number that a timer had before: prctl(2) PR_TIMER_CREATE_RESTORE_IDS, Linux 6.16.
+/// Whether timer_create(2) can be told the number that a timer had before: prctl(2)
+/// PR_TIMER_CREATE_RESTORE_IDS, Linux 6.16.
 pub fn can_choose_timer_ids() -> bool {
     const PR_TIMER_CREATE_RESTORE_IDS: libc::c_int = 77;
     const GET: libc::c_ulong = 2;
@@ -72,7 +74,8 @@ fn unread_and_flags(info: &str) -> Option<(u64, u32)> {
     Some((field("ticks:")?.parse().ok()?, u32::from_str_radix(field("settime flags:")?, 8).ok()?))
 }
 
-/// Sets a timerfd, which forgets unread expirations: timerfd_settime(2), Linux 2.6.25 (`cancel_on_set` 3.0).
+/// Sets a timerfd, which forgets unread expirations: timerfd_settime(2), Linux 2.6.25
+/// (`cancel_on_set` 3.0).
 ///
 /// # Errors
 /// EINVAL for negative times.
@@ -89,7 +92,8 @@ pub fn set_timerfd(fd: BorrowedFd<'_>, value: Value, every_ns: i64) -> io::Resul
     Ok(())
 }
 
-/// Sets the number of a timerfd's unread expirations, which must not be 0: ioctl_tfd(2) `TFD_IOC_SET_TICKS`, Linux 3.17.
+/// Sets the number of a timerfd's unread expirations, which must not be 0: ioctl_tfd(2)
+/// `TFD_IOC_SET_TICKS`, Linux 3.17.
 ///
 /// # Errors
 /// EINVAL for 0, ENOTTY without CONFIG_CHECKPOINT_RESTORE.
@@ -131,14 +135,15 @@ fn padded(bytes: impl Iterator<Item = u8>) -> Vec<u8> {
     all
 }
 
-/// Queues what a POSIX timer would send, for the process, or for one of its threads: rt_sigqueueinfo(2),
-/// rt_tgsigqueueinfo(2), Linux 2.6.31.
+/// Queues what a POSIX timer would send, for the process, or for one of its threads:
+/// rt_sigqueueinfo(2), rt_tgsigqueueinfo(2), Linux 2.6.31.
 ///
 /// # Errors
 /// ESRCH, EPERM, EINVAL for a bad signal, EAGAIN when RLIMIT_SIGPENDING of its user is reached.
 pub fn send_timer_signal(pid: u32, thread: Option<u32>, what: TimerSignal) -> io::Result<()> {
     let info = what.bytes();
-    // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the call.
+    // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the
+    // call.
     let rc = unsafe {
         match thread {
             None => libc::syscall(libc::SYS_rt_sigqueueinfo, pid, what.signal, info.as_ptr()),

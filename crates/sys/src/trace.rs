@@ -1,19 +1,21 @@
-//! Threads of other processes in the hands of a tracer: their registers and their signal masks, by ptrace(2); and the
-//! layout of the floating-point state that goes with them. x86_64 only.
+//! Threads of other processes in the hands of a tracer: their registers and their signal masks, by
+//! ptrace(2); and the layout of the floating-point state that goes with them. x86_64 only.
 //!
-//! A trace belongs to the thread that called [`seize`], not to its process: everything else here, [`wait_stopped`] too,
-//! must be called by that thread, and any other thread gets ESRCH. When it ends, all that it traces is killed
-//! (PTRACE_O_EXITKILL), so a crash leaves no process half made. While a thread is traced, no other
-//! thread of the tracer's process may wait for its id without __WNOTHREAD: such a wait would take the
-//! stop away, even a wait that asked for ends only. A traced thread that has died stays a zombie, hidden from
-//! its real parent, until [`has_ended`] has seen it.
+//! A trace belongs to the thread that called [`seize`], not to its process: everything else here,
+//! [`wait_stopped`] too, must be called by that thread, and any other thread gets ESRCH. When it
+//! ends, all that it traces is killed (PTRACE_O_EXITKILL), so a crash leaves no process half made.
+//! While a thread is traced, no other thread of the tracer's process may wait for its id without
+//! __WNOTHREAD: such a wait would take the stop away, even a wait that asked for ends only. A
+//! traced thread that has died stays a zombie, hidden from its real parent, until [`has_ended`] has
+//! seen it.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Registers in a set of [`get_general`]: r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags
-/// rsp ss fs_base gs_base ds es fs gs (`struct user_regs_struct`, sys/user.h).
+/// Registers in a set of [`get_general`]: r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi
+/// orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs (`struct user_regs_struct`,
+/// sys/user.h).
 pub const GENERAL: usize = 27;
 
 /// NT_PRSTATUS and NT_X86_XSTATE (elf.h): what PTRACE_GETREGSET calls the two sets of registers.
@@ -44,26 +46,27 @@ fn id(tid: u32) -> io::Result<libc::pid_t> {
 /// One ptrace(2) request whose arguments are numbers, not addresses in our memory.
 fn request(request: libc::c_uint, tid: u32, address: usize, data: usize) -> io::Result<()> {
     let tid = id(tid)?;
-    // SAFETY: for the requests of this module that come here neither argument is an address, so the kernel touches
-    // none of our memory.
+    // SAFETY: for the requests of this module that come here neither argument is an address, so the
+    // kernel touches none of our memory.
     match unsafe { libc::ptrace(request, tid, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// Begins to trace a thread, which runs on; if the calling thread ends, its process is killed: ptrace(2) PTRACE_SEIZE
-/// with PTRACE_O_EXITKILL and PTRACE_O_TRACESYSGOOD, Linux 3.8.
+/// Begins to trace a thread, which runs on; if the calling thread ends, its process is killed:
+/// ptrace(2) PTRACE_SEIZE with PTRACE_O_EXITKILL and PTRACE_O_TRACESYSGOOD, Linux 3.8.
 ///
 /// # Errors
-/// EPERM when the thread is traced already or we may not trace it, ESRCH when there is no such thread.
+/// EPERM when the thread is traced already or we may not trace it, ESRCH when there is no such
+/// thread.
 pub fn seize(tid: u32) -> io::Result<()> {
     let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
     request(libc::PTRACE_SEIZE, tid, 0, options as usize)
 }
 
-/// From now on the end of the calling thread lets a stopped thread run on instead of killing its process: ptrace(2)
-/// PTRACE_SETOPTIONS without PTRACE_O_EXITKILL, Linux 3.8.
+/// From now on the end of the calling thread lets a stopped thread run on instead of killing its
+/// process: ptrace(2) PTRACE_SETOPTIONS without PTRACE_O_EXITKILL, Linux 3.8.
 ///
 /// # Errors
 /// ESRCH when it does not stand still, has died or is not ours.
@@ -71,7 +74,8 @@ pub fn outlive(tid: u32) -> io::Result<()> {
     request(libc::PTRACE_SETOPTIONS, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
 }
 
-/// Asks a traced thread to stop; [`wait_stopped`] tells when it has: ptrace(2) PTRACE_INTERRUPT, Linux 3.4.
+/// Asks a traced thread to stop; [`wait_stopped`] tells when it has: ptrace(2) PTRACE_INTERRUPT,
+/// Linux 3.4.
 ///
 /// # Errors
 /// ESRCH when it has died or is not ours.
@@ -81,8 +85,9 @@ pub fn interrupt(tid: u32) -> io::Result<()> {
 
 /// Waits without a limit until a traced thread stands still: waitpid(2) with __WALL.
 ///
-/// The kernel reports the death of a leader only after that of the other threads of its process, and the death of pid 1 of a namespace
-/// after that of all its processes; the tracer has to wait for each of these that it traces. So a thread that is dying counts as dead.
+/// The kernel reports the death of a leader only after that of the other threads of its process,
+/// and the death of pid 1 of a namespace after that of all its processes; the tracer has to wait
+/// for each of these that it traces. So a thread that is dying counts as dead.
 ///
 /// # Errors
 /// ECHILD when it is not ours; ESRCH when it has died instead, or is dying.
@@ -125,7 +130,8 @@ fn poll(tid: u32) -> io::Result<Option<Stop>> {
     }))
 }
 
-/// Whether a thread has begun to end and not been waited for: PF_EXITING among the flags of proc_pid_stat(5), include/linux/sched.h.
+/// Whether a thread has begun to end and not been waited for: PF_EXITING among the flags of
+/// proc_pid_stat(5), include/linux/sched.h.
 fn is_dying(tid: u32) -> bool {
     const EXITING: u64 = 4;
     let stat = match std::fs::read_to_string(format!("/proc/{tid}/stat")) {
@@ -137,8 +143,8 @@ fn is_dying(tid: u32) -> bool {
     flags.is_some_and(|flags| flags & EXITING != 0)
 }
 
-/// Whether a traced thread has died, without waiting; its real parent can see that only after we have. One that is
-/// not ours to wait for counts as ended: waitpid(2) with __WALL and WNOHANG.
+/// Whether a traced thread has died, without waiting; its real parent can see that only after we
+/// have. One that is not ours to wait for counts as ended: waitpid(2) with __WALL and WNOHANG.
 ///
 /// # Errors
 /// EINVAL.
@@ -156,12 +162,13 @@ pub fn has_ended(tid: u32) -> io::Result<bool> {
     }
 }
 
-/// Lets a stopped thread run until it enters or leaves a system call, delivering `signal` first (0: none): ptrace(2)
-/// PTRACE_SYSCALL.
+/// Lets a stopped thread run until it enters or leaves a system call, delivering `signal` first (0:
+/// none): ptrace(2) PTRACE_SYSCALL.
 ///
-/// Prefer it to a single step for running one call. The kernel announces the end of a step by forcing a SIGTRAP on the
-/// thread, and where that signal is blocked or ignored, it first sets its handler back to the default, for good
-/// (`force_sig_info_to_task` in kernel/signal.c). A stop at a call leaves handlers and masks alone.
+/// Prefer it to a single step for running one call. The kernel announces the end of a step by
+/// forcing a SIGTRAP on the thread, and where that signal is blocked or ignored, it first sets its
+/// handler back to the default, for good (`force_sig_info_to_task` in kernel/signal.c). A stop at a
+/// call leaves handlers and masks alone.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
@@ -192,7 +199,8 @@ pub fn in_call(registers: &[u64; GENERAL]) -> bool {
     is_64_bit(registers) && registers[ORIG_RAX] as i64 >= 0
 }
 
-/// A stopped thread's general registers, in the order of [`GENERAL`]: ptrace(2) PTRACE_GETREGSET NT_PRSTATUS.
+/// A stopped thread's general registers, in the order of [`GENERAL`]: ptrace(2) PTRACE_GETREGSET
+/// NT_PRSTATUS.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
@@ -200,7 +208,8 @@ pub fn get_general(tid: u32) -> io::Result<[u64; GENERAL]> {
     let tid = id(tid)?;
     let mut registers = [0u64; GENERAL];
     let mut part = libc::iovec { iov_base: registers.as_mut_ptr().cast(), iov_len: size_of_val(&registers) };
-    // SAFETY: `part` describes `registers`; both live through the call, and any bytes are valid registers.
+    // SAFETY: `part` describes `registers`; both live through the call, and any bytes are valid
+    // registers.
     match unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, GENERAL_SET, &raw mut part) } {
         -1 => Err(io::Error::last_os_error()),
         _ if part.iov_len != size_of_val(&registers) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
@@ -208,30 +217,32 @@ pub fn get_general(tid: u32) -> io::Result<[u64; GENERAL]> {
     }
 }
 
-/// Sets a stopped thread's general registers, in the order of [`GENERAL`]: ptrace(2) PTRACE_SETREGSET NT_PRSTATUS.
-/// With orig_rax -1 no interrupted system call is started again.
+/// Sets a stopped thread's general registers, in the order of [`GENERAL`]: ptrace(2)
+/// PTRACE_SETREGSET NT_PRSTATUS. With orig_rax -1 no interrupted system call is started again.
 ///
 /// # Errors
-/// EIO for a segment selector or a base that no user program may have, ESRCH when it is not stopped, has died, or is
-/// not ours.
+/// EIO for a segment selector or a base that no user program may have, ESRCH when it is not
+/// stopped, has died, or is not ours.
 pub fn set_general(tid: u32, registers: &[u64; GENERAL]) -> io::Result<()> {
     let tid = id(tid)?;
     let part = libc::iovec { iov_base: registers.as_ptr().cast_mut().cast(), iov_len: size_of_val(registers) };
-    // SAFETY: `part` describes `registers`, which the kernel only reads here; both live through the call.
+    // SAFETY: `part` describes `registers`, which the kernel only reads here; both live through the
+    // call.
     match unsafe { libc::ptrace(libc::PTRACE_SETREGSET, tid, GENERAL_SET, &raw const part) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// A stopped thread's floating-point and vector registers, [`XsaveLayout::size`] bytes: ptrace(2) PTRACE_GETREGSET
-/// NT_X86_XSTATE, Linux 2.6.35.
+/// A stopped thread's floating-point and vector registers, [`XsaveLayout::size`] bytes: ptrace(2)
+/// PTRACE_GETREGSET NT_X86_XSTATE, Linux 2.6.35.
 ///
 /// # Errors
 /// ENODEV when the processor has no XSAVE, ESRCH when it is not stopped, has died, or is not ours.
 pub fn get_floating(tid: u32) -> io::Result<Vec<u8>> {
     let tid = id(tid)?;
-    // The size is the processor's, at most 11 KiB so far; the kernel cuts its answer to what there is.
+    // The size is the processor's, at most 11 KiB so far; the kernel cuts its answer to what there
+    // is.
     let mut bytes = vec![0u8; 64 * 1024];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: `part` describes `bytes`; both live through the call.
@@ -242,31 +253,35 @@ pub fn get_floating(tid: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Sets a stopped thread's floating-point and vector registers from an XSAVE area in the standard (not the compacted)
-/// format, exactly [`XsaveLayout::size`] bytes: ptrace(2) PTRACE_SETREGSET NT_X86_XSTATE. A component whose bit in the
-/// header is clear gets its first state; the bytes 464 to 511 are not looked at.
+/// Sets a stopped thread's floating-point and vector registers from an XSAVE area in the standard
+/// (not the compacted) format, exactly [`XsaveLayout::size`] bytes: ptrace(2) PTRACE_SETREGSET
+/// NT_X86_XSTATE. A component whose bit in the header is clear gets its first state; the bytes 464
+/// to 511 are not looked at.
 ///
 /// # Errors
-/// EFAULT for another size, EINVAL for components or bits of MXCSR that the processor does not have or a header that
-/// is not zero behind its first word, ESRCH when it is not stopped, has died, or is not ours.
+/// EFAULT for another size, EINVAL for components or bits of MXCSR that the processor does not have
+/// or a header that is not zero behind its first word, ESRCH when it is not stopped, has died, or
+/// is not ours.
 pub fn set_floating(tid: u32, area: &[u8]) -> io::Result<()> {
     let tid = id(tid)?;
     let part = libc::iovec { iov_base: area.as_ptr().cast_mut().cast(), iov_len: area.len() };
-    // SAFETY: `part` describes `area`, which the kernel only reads here; both live through the call.
+    // SAFETY: `part` describes `area`, which the kernel only reads here; both live through the
+    // call.
     match unsafe { libc::ptrace(libc::PTRACE_SETREGSET, tid, FLOATING_SET, &raw const part) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// Sets which signals a stopped thread blocks, signal N as bit N - 1: ptrace(2) PTRACE_SETSIGMASK, Linux 3.11. SIGKILL
-/// and SIGSTOP are left out silently.
+/// Sets which signals a stopped thread blocks, signal N as bit N - 1: ptrace(2) PTRACE_SETSIGMASK,
+/// Linux 3.11. SIGKILL and SIGSTOP are left out silently.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
 pub fn set_signal_mask(tid: u32, blocked: u64) -> io::Result<()> {
     let tid = id(tid)?;
-    // SAFETY: the third argument is the mask's size, and `blocked`, which the kernel only reads, lives through the call.
+    // SAFETY: the third argument is the mask's size, and `blocked`, which the kernel only reads,
+    // lives through the call.
     match unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw const blocked) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -278,8 +293,8 @@ pub fn set_signal_mask(tid: u32, blocked: u64) -> io::Result<()> {
 pub struct XsaveLayout {
     /// Bytes of the whole area.
     pub size: usize,
-    /// Offset and size in bytes of each component that is switched on, by its number; the first two (x87 and SSE) lie
-    /// in the first 512 bytes and are not here.
+    /// Offset and size in bytes of each component that is switched on, by its number; the first two
+    /// (x87 and SSE) lie in the first 512 bytes and are not here.
     components: [Option<(usize, usize)>; 64],
 }
 
@@ -290,7 +305,8 @@ impl XsaveLayout {
     }
 }
 
-/// The layout on this machine; none if there is no XSAVE. CPUID leaf 0xD and XCR0 (Intel SDM volume 1, chapter 13).
+/// The layout on this machine; none if there is no XSAVE. CPUID leaf 0xD and XCR0 (Intel SDM volume
+/// 1, chapter 13).
 #[allow(unused_unsafe, reason = "cpuid is a safe function in newer compilers only")]
 pub fn xsave_layout() -> Option<XsaveLayout> {
     const OSXSAVE: u32 = 1 << 27;
@@ -299,7 +315,8 @@ pub fn xsave_layout() -> Option<XsaveLayout> {
         return None;
     }
     let (low, high): (u32, u32);
-    // SAFETY: OSXSAVE says that the instruction is there and allowed; it writes the two named registers only.
+    // SAFETY: OSXSAVE says that the instruction is there and allowed; it writes the two named
+    // registers only.
     unsafe {
         std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
             options(nomem, nostack, preserves_flags));
@@ -352,7 +369,8 @@ mod tests {
         assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGKILL) }, 0);
     }
 
-    /// The kernel tells of its end only after that of the other thread, for which only the tracer can wait.
+    /// The kernel tells of its end only after that of the other thread, for which only the tracer
+    /// can wait.
     #[test]
     fn a_leader_that_dies_before_its_threads_are_waited_for_is_dead() {
         let script =

@@ -1,14 +1,16 @@
-//! userfaultfd(2): missing pages of a process, reported to the holder of the descriptor, which fills
-//! them in.
+//! userfaultfd(2): missing pages of a process, reported to the holder of the descriptor, which
+//! fills them in.
 //!
-//! A descriptor belongs to the address space of the thread that made it, and stays with it: every request below acts on
-//! that space, whichever process holds the descriptor. One for another process is made by that process, from an open
-//! /dev/userfaultfd that it was given ([`NEW`] is the request); it needs no privilege then, inside of whatever user
-//! namespace. When the last descriptor is closed, pages that are missing silently become zeros.
+//! A descriptor belongs to the address space of the thread that made it, and stays with it: every
+//! request below acts on that space, whichever process holds the descriptor. One for another
+//! process is made by that process, from an open /dev/userfaultfd that it was given ([`NEW`] is the
+//! request); it needs no privilege then, inside of whatever user namespace. When the last
+//! descriptor is closed, pages that are missing silently become zeros.
 //!
-//! [`EventPage`] is a page of a file into which the kernel itself writes events. What a reader that was killed had
-//! taken from the descriptor is still there: the kernel ends a read(2) that has begun before it looks at SIGKILL.
-//! Missing from this list on purpose: UFFDIO_CONTINUE, UFFDIO_MOVE, UFFDIO_POISON. Linux 6.7 for all features.
+//! [`EventPage`] is a page of a file into which the kernel itself writes events. What a reader that
+//! was killed had taken from the descriptor is still there: the kernel ends a read(2) that has
+//! begun before it looks at SIGKILL. Missing from this list on purpose: UFFDIO_CONTINUE,
+//! UFFDIO_MOVE, UFFDIO_POISON. Linux 6.7 for all features.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
@@ -16,7 +18,8 @@ use std::ops::{BitOr, Range};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
-/// The request that makes a descriptor out of an open /dev/userfaultfd; its argument are [`NEW_FLAGS`].
+/// The request that makes a descriptor out of an open /dev/userfaultfd; its argument are
+/// [`NEW_FLAGS`].
 pub const NEW: u64 = 0xaa00;
 /// Close-on-exec and nonblocking.
 pub const NEW_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
@@ -131,8 +134,9 @@ pub enum Left {
 }
 
 fn request(fd: BorrowedFd<'_>, request: u64, argument: *mut u64) -> io::Result<i32> {
-    // SAFETY: our callers pass an array that has the layout and at least the size that the request's number says, and
-    // that lives through the call. What it points at in turn is said where it is.
+    // SAFETY: our callers pass an array that has the layout and at least the size that the
+    // request's number says, and that lives through the call. What it points at in turn is said
+    // where it is.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) } {
         -1 => Err(io::Error::last_os_error()),
         n => Ok(n),
@@ -148,7 +152,8 @@ pub fn open_device() -> io::Result<OwnedFd> {
     Ok(open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// A descriptor for our own address space, close-on-exec and nonblocking: ioctl(2) USERFAULTFD_IOC_NEW, Linux 6.1.
+/// A descriptor for our own address space, close-on-exec and nonblocking: ioctl(2)
+/// USERFAULTFD_IOC_NEW, Linux 6.1.
 ///
 /// # Errors
 /// EMFILE, ENOTTY when `device` is none.
@@ -164,16 +169,18 @@ pub fn create(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// Sets what a new descriptor does; once: ioctl_userfaultfd(2) UFFDIO_API.
 ///
 /// # Errors
-/// EINVAL when it was done before or the kernel lacks a feature, EPERM for [`Features::FORK`] without CAP_SYS_PTRACE.
+/// EINVAL when it was done before or the kernel lacks a feature, EPERM for [`Features::FORK`]
+/// without CAP_SYS_PTRACE.
 pub fn api(fd: BorrowedFd<'_>, features: Features) -> io::Result<()> {
     request(fd, API, [0xaa, features.0, 0].as_mut_ptr()).map(drop)
 }
 
-/// Catches the faults of a range of whole pages, in place of those that it caught before: UFFDIO_REGISTER.
+/// Catches the faults of a range of whole pages, in place of those that it caught before:
+/// UFFDIO_REGISTER.
 ///
 /// # Errors
-/// EINVAL for unmapped space or a mapping that is not anonymous, shared memory or huge pages, EBUSY when it belongs to
-/// another descriptor, ENOMEM, ESRCH when the address space is gone.
+/// EINVAL for unmapped space or a mapping that is not anonymous, shared memory or huge pages, EBUSY
+/// when it belongs to another descriptor, ENOMEM, ESRCH when the address space is gone.
 pub fn register(fd: BorrowedFd<'_>, range: Range<u64>, catch: Catch) -> io::Result<()> {
     let mode = match catch {
         Catch::Missing => 1,
@@ -183,8 +190,8 @@ pub fn register(fd: BorrowedFd<'_>, range: Range<u64>, catch: Catch) -> io::Resu
     request(fd, REGISTER, [range.start, range.end - range.start, mode, 0].as_mut_ptr()).map(drop)
 }
 
-/// Catches no more faults of a range, lifts its write protection and wakes the threads that wait for
-/// it: UFFDIO_UNREGISTER.
+/// Catches no more faults of a range, lifts its write protection and wakes the threads that wait
+/// for it: UFFDIO_UNREGISTER.
 ///
 /// # Errors
 /// EINVAL as for [`register`], ENOMEM when the address space is gone.
@@ -192,12 +199,12 @@ pub fn unregister(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<()> {
     request(fd, UNREGISTER, [range.start, range.end - range.start].as_mut_ptr()).map(drop)
 }
 
-/// Puts pages in, all of one mapping; returns how many bytes were, which is less than all only if the error of the next
-/// page is to be had by asking again from there: UFFDIO_COPY.
+/// Puts pages in, all of one mapping; returns how many bytes were, which is less than all only if
+/// the error of the next page is to be had by asking again from there: UFFDIO_COPY.
 ///
 /// # Errors
-/// EEXIST when the first page is there, ENOENT when it is not registered or the range crosses mappings, EAGAIN when an
-/// event must be read first, ESRCH when the address space is gone.
+/// EEXIST when the first page is there, ENOENT when it is not registered or the range crosses
+/// mappings, EAGAIN when an event must be read first, ESRCH when the address space is gone.
 pub fn copy(fd: BorrowedFd<'_>, to: u64, bytes: &[u8], mode: CopyMode) -> io::Result<usize> {
     let mode = u64::from(!mode.wake) | u64::from(mode.protect) << 1;
     // The kernel reads `bytes` through the address given here, and only during the call.
@@ -228,8 +235,8 @@ fn done(result: io::Result<i32>, all: usize, told: u64) -> io::Result<usize> {
 /// Protects pages against writing or lifts that: UFFDIO_WRITEPROTECT.
 ///
 /// # Errors
-/// ENOENT when the range is not registered for it, EAGAIN when an event must be read first, ESRCH when the address space
-/// is gone.
+/// ENOENT when the range is not registered for it, EAGAIN when an event must be read first, ESRCH
+/// when the address space is gone.
 pub fn write_protect(fd: BorrowedFd<'_>, range: Range<u64>, protect: bool) -> io::Result<()> {
     request(fd, WRITEPROTECT, [range.start, range.end - range.start, u64::from(protect)].as_mut_ptr()).map(drop)
 }
@@ -248,7 +255,8 @@ pub const EVENT_PAGE: usize = 4096;
 const MESSAGE: usize = 32;
 const MOST: usize = 16;
 
-/// A page into which events are read (see the module). It counts the reads: the first word is the number of the last.
+/// A page into which events are read (see the module). It counts the reads: the first word is the
+/// number of the last.
 #[derive(Debug)]
 pub struct EventPage {
     page: NonNull<u64>,
@@ -282,7 +290,8 @@ impl EventPage {
 
     fn word(&self, index: usize) -> u64 {
         assert!(index < EVENT_PAGE / 8, "inside of the page");
-        // SAFETY: inside of the mapping, aligned, and any bytes are a u64. Volatile, since a file's page is not ours alone.
+        // SAFETY: inside of the mapping, aligned, and any bytes are a u64. Volatile, since a file's
+        // page is not ours alone.
         unsafe { self.page.as_ptr().add(index).read_volatile() }
     }
 
@@ -307,7 +316,8 @@ impl EventPage {
     /// EMFILE: a fork's descriptor does not fit, and its event is still to be had.
     pub fn read(&mut self, fd: BorrowedFd<'_>) -> io::Result<Vec<Event>> {
         self.set_word(0, self.word(0) + 1);
-        // SAFETY: `MOST` messages behind the first 32 bytes lie inside of the mapping, to which no reference exists.
+        // SAFETY: `MOST` messages behind the first 32 bytes lie inside of the mapping, to which no
+        // reference exists.
         let got = unsafe { libc::read(fd.as_raw_fd(), self.page.as_ptr().add(MESSAGE / 8).cast(), MOST * MESSAGE) };
         let Ok(got) = usize::try_from(got) else {
             let e = io::Error::last_os_error();
@@ -320,8 +330,8 @@ impl EventPage {
         let [kind, a, b, c] = self.message(index);
         Some(match kind & 0xff {
             0x12 => Event::Fault { address: b & !0xfff, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 },
-            // SAFETY: the read that our caller has just made gave us this descriptor, and this is the only place that
-            // takes it up; `left` gives numbers only.
+            // SAFETY: the read that our caller has just made gave us this descriptor, and this is
+            // the only place that takes it up; `left` gives numbers only.
             0x13 => Event::Fork(unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) }),
             0x14 => Event::Remap { from: a, to: b, length: c },
             0x15 => Event::Remove(a..b),

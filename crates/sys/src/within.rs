@@ -6,15 +6,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A lookup that is disturbed for this long gets the error. A leased file, whose open gives the same
-/// error without waiting, is not waited for.
+/// A lookup that is disturbed for this long gets the error. A leased file, whose open gives the
+/// same error without waiting, is not waited for.
 const WITHIN: Duration = Duration::from_millis(500);
 /// After some tries at once.
 const PAUSE: Duration = Duration::from_micros(200);
 const AT_ONCE: u32 = 20;
 
-/// openat2(2) with flags that keep the lookup below `root`, Linux 5.6. Where `..` or a link is in the way the kernel gives up with EAGAIN if
-/// anything was renamed or mounted on the machine meanwhile; it is asked again.
+/// openat2(2) with flags that keep the lookup below `root`, Linux 5.6. Where `..` or a link is in
+/// the way the kernel gives up with EAGAIN if anything was renamed or mounted on the machine
+/// meanwhile; it is asked again.
 ///
 /// # Errors
 /// Those of openat2(2).

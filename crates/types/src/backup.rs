@@ -64,7 +64,8 @@ pub enum BackupProgress {
         procs: u64,
         /// Named volumes in it.
         volumes: u64,
-        /// Files and directories of the host that procs have as volumes and that are not in it, sorted.
+        /// Files and directories of the host that procs have as volumes and that are not in it,
+        /// sorted.
         left_out: Vec<String>,
         /// Bytes that went in.
         bytes: u64,

@@ -1,4 +1,5 @@
-//! Images of programs: where they come from, what they say about running them, and the messages of `kip image`.
+//! Images of programs: where they come from, what they say about running them, and the messages of
+//! `kip image`.
 
 use crate::keys::Hidden;
 use crate::name::ProcName;
@@ -65,7 +66,8 @@ impl FromStr for ImageSource {
 }
 
 impl ImageSource {
-    /// The same with an absolute path: the process that reads it may have another working directory.
+    /// The same with an absolute path: the process that reads it may have another working
+    /// directory.
     pub fn absolute(self, absolute: impl FnOnce(PathBuf) -> std::io::Result<PathBuf>) -> std::io::Result<ImageSource> {
         let file = |file: ImageFile| Ok(ImageFile { path: absolute(file.path)?, tag: file.tag });
         match self {
@@ -115,7 +117,8 @@ pub enum Pull {
 pub struct OciImage {
     /// What its owner called it.
     pub reference: String,
-    /// The program of the image is another: what comes before the command. Empty, and there is none.
+    /// The program of the image is another: what comes before the command. Empty, and there is
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entrypoint: Option<Vec<String>>,
     /// Publish every port that the image exposes.
@@ -127,7 +130,8 @@ pub struct OciImage {
     /// Its layers by the digest of what they are unpacked from, lowest first. Found by the worker.
     #[serde(default)]
     pub layers: Vec<String>,
-    /// Directories that it wants for data, each made at a start where it is not there. Found by the worker.
+    /// Directories that it wants for data, each made at a start where it is not there. Found by the
+    /// worker.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<String>,
 }
@@ -150,7 +154,8 @@ pub struct ImageConfig {
     pub exposed_ports: Vec<String>,
     /// Name or number; empty for SIGTERM.
     pub stop_signal: String,
-    /// Directories meant for data. They are made where they are not there, and are ordinary directories of the proc's own.
+    /// Directories meant for data. They are made where they are not there, and are ordinary
+    /// directories of the proc's own.
     pub volumes: Vec<String>,
 }
 
@@ -228,10 +233,12 @@ pub struct PullRequest {
     /// Anonymous without it.
     #[serde(default)]
     pub login: Option<RegistryLogin>,
-    /// Without TLS, which is what registries on this machine are asked anyway, unless `ca_pem` says how to know them.
+    /// Without TLS, which is what registries on this machine are asked anyway, unless `ca_pem` says
+    /// how to know them.
     #[serde(default)]
     pub plain_http: bool,
-    /// Certificates, PEM, of authorities that may vouch for the registry, beside those that the daemon's machine trusts.
+    /// Certificates, PEM, of authorities that may vouch for the registry, beside those that the
+    /// daemon's machine trusts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_pem: Option<String>,
 }

@@ -19,7 +19,8 @@ pub struct KeyView {
     pub destroyed_at_ms: Option<u64>,
     /// It seals what is archived from now on.
     pub current: bool,
-    /// The procs that are lost without it, sorted: archived ones, and others of whose memory some is in the store only.
+    /// The procs that are lost without it, sorted: archived ones, and others of whose memory some
+    /// is in the store only.
     pub procs: Vec<ProcName>,
 }
 
@@ -27,7 +28,8 @@ pub struct KeyView {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DestroyKeyRequest {
-    /// Destroy the key for good. Without it the answer is a refusal that names the procs that would be lost.
+    /// Destroy the key for good. Without it the answer is a refusal that names the procs that would
+    /// be lost.
     pub yes: bool,
 }
 

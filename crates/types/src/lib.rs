@@ -1,7 +1,7 @@
 //! Words of the system: ids, specs, the proc's lifecycle and the messages of the API.
 //!
-//! Owns every type that crosses a crate's border and the pure lifecycle function [`lifecycle::step`]. Never does
-//! I/O, never reads a clock, never holds a lock.
+//! Owns every type that crosses a crate's border and the pure lifecycle function
+//! [`lifecycle::step`]. Never does I/O, never reads a clock, never holds a lock.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -10,7 +10,8 @@ use std::str::FromStr;
 pub const FIRST_PAUSE_MS: u64 = 100;
 /// However often it ended.
 pub const LONGEST_PAUSE_MS: u64 = 30_000;
-/// A program that ran this long ran well: what ended before it does not count any more, milliseconds.
+/// A program that ran this long ran well: what ended before it does not count any more,
+/// milliseconds.
 pub const RAN_WELL_MS: u64 = 10_000;
 
 /// Whether a program that ended by itself is started again: `no`, `on-failure[:MAX]` or `always`.
@@ -21,7 +22,8 @@ pub enum Restart {
     /// It stays stopped.
     #[default]
     No,
-    /// If it ended by a signal or with a code other than 0; at most so often in a row, if that is given.
+    /// If it ended by a signal or with a code other than 0; at most so often in a row, if that is
+    /// given.
     OnFailure(Option<u32>),
     /// However it ended.
     Always,
@@ -79,8 +81,8 @@ impl Restart {
         *self == Restart::No
     }
 
-    /// How long to wait before a program that ended is started again, milliseconds; none if it is not to be. `in_a_row` counts
-    /// the starts again since it last ran well.
+    /// How long to wait before a program that ended is started again, milliseconds; none if it is
+    /// not to be. `in_a_row` counts the starts again since it last ran well.
     pub fn pause_ms(&self, exit: Exit, in_a_row: u32) -> Option<u64> {
         let again = match self {
             Restart::No => false,
@@ -99,7 +101,8 @@ pub const HOOK_WITHIN_MS: u64 = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hooks {
-    /// Before the program is frozen, for whatever reason it is put to sleep. One that fails, or takes too long, refuses the sleep.
+    /// Before the program is frozen, for whatever reason it is put to sleep. One that fails, or
+    /// takes too long, refuses the sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before_sleep: Option<String>,
     /// When the program runs again, beside it. One that fails is an event and no more.
@@ -189,7 +192,8 @@ impl fmt::Display for Check {
     }
 }
 
-/// A port of the host on which Kip itself answers how a proc is, `HOST_PORT=CHECK`. Asking neither wakes the proc nor keeps it awake.
+/// A port of the host on which Kip itself answers how a proc is, `HOST_PORT=CHECK`. Asking neither
+/// wakes the proc nor keeps it awake.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String", extend("pattern" = r"^[0-9]+=(tcp:|http:|exec:)"))]

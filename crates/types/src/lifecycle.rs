@@ -15,10 +15,10 @@
 //!                      +---------- Archived ---taken over---> Elsewhere
 //! ```
 //!
-//! Parking that is refused returns to Hot, waking that fails returns to Parked with the same generation. A crash in
-//! Starting is undone (nothing had been promised), in Parking it is Parked if that generation was recorded and
-//! Hot or Stopped otherwise, in Waking it is Hot if the processes are there and Parked otherwise, in Stopping it is
-//! finished.
+//! Parking that is refused returns to Hot, waking that fails returns to Parked with the same
+//! generation. A crash in Starting is undone (nothing had been promised), in Parking it is Parked
+//! if that generation was recorded and Hot or Stopped otherwise, in Waking it is Hot if the
+//! processes are there and Parked otherwise, in Stopping it is finished.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -100,14 +100,15 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The state of a proc. What is in a variant is all that a restarted daemon needs to finish or undo it.
+/// The state of a proc. What is in a variant is all that a restarted daemon needs to finish or undo
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum State {
     /// The sandbox is being built.
     Starting,
-    /// Running. `init` is the host pid of the sandbox's pid 1, `init_started` its start time in clock ticks
-    /// since boot (proc(5), stat field 22), which together name a process beyond doubt.
+    /// Running. `init` is the host pid of the sandbox's pid 1, `init_started` its start time in
+    /// clock ticks since boot (proc(5), stat field 22), which together name a process beyond doubt.
     Hot {
         /// Host pid of the sandbox's pid 1.
         init: u32,
@@ -139,13 +140,14 @@ pub enum State {
         /// The generation to wake from.
         generation: Generation,
     },
-    /// No process; the generation is in the store, read back, and its head says so. Locally it may be gone.
+    /// No process; the generation is in the store, read back, and its head says so. Locally it may
+    /// be gone.
     Archived {
         /// The generation to wake from.
         generation: Generation,
     },
-    /// It is not here any more: another data directory has taken it over from the store. What is left of it here is
-    /// removed, or nothing.
+    /// It is not here any more: another data directory has taken it over from the store. What is
+    /// left of it here is removed, or nothing.
     Elsewhere {
         /// What it would have woken from here.
         generation: Generation,
@@ -419,8 +421,8 @@ mod tests {
 
     proptest! {
         // promise invariants: 5 generations only grow; a parked proc has one
-        /// Whatever happens, the generation a proc can wake from never goes back while it lives, a parked proc has
-        /// one, and only an end (stop, exit) loses it.
+        /// Whatever happens, the generation a proc can wake from never goes back while it lives, a
+        /// parked proc has one, and only an end (stop, exit) loses it.
         #[test]
         fn generations_only_grow(seq in proptest::collection::vec(inputs(), 0..200)) {
             let mut state = State::Stopped { exit: None };
@@ -443,7 +445,8 @@ mod tests {
             }
         }
 
-        /// From any state a stop or an exit leads to Stopped within four inputs; a proc that lives elsewhere cannot be stopped here.
+        /// From any state a stop or an exit leads to Stopped within four inputs; a proc that lives
+        /// elsewhere cannot be stopped here.
         #[test]
         fn always_can_end(seq in proptest::collection::vec(inputs(), 0..50)) {
             let mut state = State::Stopped { exit: None };

@@ -1,5 +1,5 @@
-//! Names of procs and realms. A name is a file name, a DNS label and part of an nftables comment, so its
-//! alphabet is that of a DNS label.
+//! Names of procs and realms. A name is a file name, a DNS label and part of an nftables comment,
+//! so its alphabet is that of a DNS label.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

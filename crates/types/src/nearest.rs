@@ -1,7 +1,7 @@
 //! What a word that is not known was probably meant to be.
 
-/// The one of `known` that `word` was probably meant to be, by the letters in which they differ; none if
-/// none is near.
+/// The one of `known` that `word` was probably meant to be, by the letters in which they differ;
+/// none if none is near.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     /// More letters than these are another word.
     const FARTHEST: usize = 3;

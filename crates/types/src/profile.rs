@@ -1,9 +1,12 @@
-//! Profiles: programs that are known to bear a sleep in which their own clock, CLOCK_MONOTONIC, stands.
+//! Profiles: programs that are known to bear a sleep in which their own clock, CLOCK_MONOTONIC,
+//! stands.
 //!
-//! Each entry has a test in `tests/test_profiles.py`, which parks that program for some seconds with its clock standing, and
-//! checks that it serves what it served before, new connections, and its periodic work afterwards. A program without such a test
-//! is not in the table. A program is recognised by the file that it executes; a program of an interpreter also by its first
-//! arguments. Every process of a proc has to be of the one profile, or do nothing but wait for others ([`NEUTRAL`]).
+//! Each entry has a test in `tests/test_profiles.py`, which parks that program for some seconds
+//! with its clock standing, and checks that it serves what it served before, new connections, and
+//! its periodic work afterwards. A program without such a test is not in the table. A program is
+//! recognised by the file that it executes; a program of an interpreter also by its first
+//! arguments. Every process of a proc has to be of the one profile, or do nothing but wait for
+//! others ([`NEUTRAL`]).
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,7 +14,8 @@ use serde::Serialize;
 /// Goes up with every change of [`PROFILES`].
 pub const VERSION: u32 = 1;
 
-/// Programs beside those of a profile that have no timers of their own: they start others and wait for them.
+/// Programs beside those of a profile that have no timers of their own: they start others and wait
+/// for them.
 const NEUTRAL: [&str; 4] = ["kip-init", "dash", "tini", "dumb-init"];
 
 /// A program, or programs that work together, known to bear a suspended sleep.
@@ -19,10 +23,11 @@ const NEUTRAL: [&str; 4] = ["kip-init", "dash", "tini", "dumb-init"];
 pub struct Profile {
     /// Its name.
     pub name: &'static str,
-    /// Files that its processes execute, the ends of their paths; `*` stands for any name. A version at the end of a file's own
-    /// name does not count: `python3.11` is `python`.
+    /// Files that its processes execute, the ends of their paths; `*` stands for any name. A
+    /// version at the end of a file's own name does not count: `python3.11` is `python`.
     pub programs: &'static [&'static str],
-    /// The first arguments after options of one letter, of a program of an interpreter; empty for any.
+    /// The first arguments after options of one letter, of a program of an interpreter; empty for
+    /// any.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub arguments: &'static [&'static str],
 }

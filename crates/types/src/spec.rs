@@ -120,8 +120,8 @@ impl FromStr for PortSpec {
             Some(_) => return Err(bad()),
         };
         let (outside, port) = ports.rsplit_once(':').map_or((None, ports), |(outside, port)| (Some(outside), port));
-        // The address may stand alone, with nothing for a port of Kip's choice, or with a port; only in brackets does one of
-        // IPv6 stand alone.
+        // The address may stand alone, with nothing for a port of Kip's choice, or with a port;
+        // only in brackets does one of IPv6 stand alone.
         let (address, host) = match outside {
             None => (None, None),
             Some(alone) if alone.ends_with(']') || alone.parse::<Ipv4Addr>().is_ok() => (Some(alone), None),
@@ -139,7 +139,8 @@ impl FromStr for PortSpec {
     }
 }
 
-/// An address of the host at which a port may be published, IPv6 also in brackets; none within for all of them, `0.0.0.0` and `::`.
+/// An address of the host at which a port may be published, IPv6 also in brackets; none within for
+/// all of them, `0.0.0.0` and `::`.
 pub fn parse_host_addr(text: &str) -> Option<Option<IpAddr>> {
     let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let addr = if plain.len() == text.len() { plain.parse().ok()? } else { IpAddr::V6(plain.parse().ok()?) };
@@ -147,7 +148,7 @@ pub fn parse_host_addr(text: &str) -> Option<Option<IpAddr>> {
     addr.is_none_or(can_be_published_at).then_some(addr)
 }
 
-/// Whether that one address may be published at: a link-local one of IPv6 means nothing without its link.
+/// Whether a port may be published at that address: a link-local one needs its link beside it.
 pub fn can_be_published_at(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
@@ -173,7 +174,8 @@ pub enum Image {
     /// An allowlist of the host's own files, read-only, under a private writable layer.
     #[default]
     Host,
-    /// A tarball (plain, gzip or zstd) that lies over the host base. The path is absolute and on the daemon's machine.
+    /// A tarball (plain, gzip or zstd) that lies over the host base. The path is absolute and on
+    /// the daemon's machine.
     Tar(PathBuf),
     /// An image's layers and nothing of the host.
     Oci(OciImage),
@@ -188,7 +190,8 @@ pub const LEAST_LOG_BYTES: u64 = 64 << 10;
 /// Most files of a log.
 pub const MOST_LOG_FILES: u32 = 16;
 
-/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited, except `pids` and its log.
+/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited,
+/// except `pids` and its log.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -198,7 +201,8 @@ pub struct Limits {
     pub cpus: Option<f64>,
     /// Processes and threads.
     pub pids: u32,
-    /// Disk space of its own files, bytes: what it changes of its root file system. Not volumes, logs and what it sleeps in.
+    /// Disk space of its own files, bytes: what it changes of its root file system. Not volumes,
+    /// logs and what it sleeps in.
     pub disk_bytes: Option<u64>,
     /// What it writes to its output is kept in files of so many bytes.
     pub log_bytes: u64,
@@ -276,7 +280,8 @@ impl FromStr for Lazy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Clock {
-    /// It goes on, unless a profile of the program says that the program bears a suspended sleep and no connection is open.
+    /// It goes on, unless a profile of the program says that the program bears a suspended sleep
+    /// and no connection is open.
     #[default]
     Auto,
     /// It always goes on.
@@ -314,7 +319,8 @@ pub enum Fallback {
     /// A cold start on its newest files.
     #[default]
     Cold,
-    /// The newest older generation in the store that is whole, memory and files; a cold start if there is none.
+    /// The newest older generation in the store that is whole, memory and files; a cold start if
+    /// there is none.
     Previous,
 }
 
@@ -348,9 +354,11 @@ pub struct Timing {
     pub park_after_ms: u64,
     /// Time that the proc stays parked before it is archived, if there is a store.
     pub archive_after_ms: u64,
-    /// True: `archive_after_ms` is Kip's default. Then Kip does not archive to a store that is a local directory, nor while connections are open.
+    /// True: `archive_after_ms` is Kip's default. Then Kip does not archive to a store that is a
+    /// local directory, nor while connections are open.
     pub archive_by_default: bool,
-    /// Periodic timers and time-outs of blocking calls shorter than this do not count as activity and do not wake a parked proc.
+    /// Periodic timers and time-outs of blocking calls shorter than this do not count as activity
+    /// and do not wake a parked proc.
     pub tick_ms: u64,
     /// How CLOCK_MONOTONIC behaves while the proc is parked or archived.
     pub clock: Clock,
@@ -371,10 +379,12 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Times to archive after that Kip has chosen itself, now and in versions that did not record whether the owner had said one.
+    /// Times to archive after that Kip has chosen itself, now and in versions that did not record
+    /// whether the owner had said one.
     const USUAL_ARCHIVE_MS: [u64; 2] = [600_000, 86_400_000];
 
-    /// For a request or an old record that does not say whether the owner chose when to archive: any time but the usual ones was chosen.
+    /// For a request or an old record that does not say whether the owner chose when to archive:
+    /// any time but the usual ones was chosen.
     pub fn resolve_archive_default(&mut self) {
         self.archive_by_default &= Self::USUAL_ARCHIVE_MS.contains(&self.archive_after_ms);
     }
@@ -415,7 +425,8 @@ pub struct Spec {
     pub realm: Realm,
     /// Program and arguments; never empty. Only in a request, the image's own may be meant by none.
     pub command: Vec<String>,
-    /// Environment on top of PATH, HOME, HOSTNAME. In answers the values are empty unless they are asked for.
+    /// Environment on top of PATH, HOME, HOSTNAME. In answers the values are empty unless they are
+    /// asked for.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Working directory inside the proc.
@@ -427,7 +438,8 @@ pub struct Spec {
     /// Published ports.
     #[serde(default)]
     pub ports: Vec<PortSpec>,
-    /// Procs with the same word here find each other by name and reach each other's declared ports; others reach only what is published on the host.
+    /// Procs with the same word here find each other by name and reach each other's declared ports;
+    /// others reach only what is published on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
     /// Further names that those of its network find it by.
@@ -448,28 +460,32 @@ pub struct Spec {
     /// Cgroup limits.
     #[serde(default)]
     pub limits: Limits,
-    /// What each of its processes may use at most, getrlimit(2): `NAME=SOFT[:HARD]`; of the others it has those of the machine's services.
+    /// What each of its processes may use at most, getrlimit(2): `NAME=SOFT[:HARD]`; of the others
+    /// it has those of the machine's services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ulimits: Vec<Ulimit>,
     /// When the proc goes to a lower tier.
     #[serde(default)]
     pub timing: Timing,
-    /// Lets setuid and setgid programs inside gain their owner's identity (within the proc's own user namespace).
+    /// Lets setuid and setgid programs inside gain their owner's identity (within the proc's own
+    /// user namespace).
     #[serde(default)]
     pub allow_setuid: bool,
-    /// The user that the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and /etc/group) or numbers; none is root.
+    /// The user that the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and
+    /// /etc/group) or numbers; none is root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// What `kip stop` sends first, name or number; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
-    /// From that signal to SIGKILL, milliseconds, unless the stop request says otherwise; null is 10 seconds.
+    /// From that signal to SIGKILL, milliseconds; null is 10 s. A stop request may have another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_grace_ms: Option<u64>,
     /// Whether it is started again when its program ends.
     #[serde(default, skip_serializing_if = "Restart::is_no")]
     pub restart: Restart,
-    /// Names of the secrets of the proc, files below /run/secrets. Their contents are in the request that makes the proc, and cannot be read back.
+    /// Names of the secrets of the proc, files below /run/secrets. Their contents are in the
+    /// request that makes the proc, and cannot be read back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
     /// When it is ready after a start; none is as soon as its program was exec'd.
@@ -481,29 +497,33 @@ pub struct Spec {
     /// Ports of the host on which Kip answers how it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<Probe>,
-    /// Its program's standard input and output are a terminal of its own, at which a client sits by `kip attach`.
+    /// Its program's standard input and output are a terminal of its own, at which a client sits by
+    /// `kip attach`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub terminal: bool,
-    /// Its program's standard input is open, for what a client that is attached sends; a terminal always is. Without either it is empty.
+    /// Its program's standard input is open, for what a client that is attached sends; a terminal
+    /// always is. Without either it is empty.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stdin_open: bool,
-    /// It is removed with all it has when its program has ended, once no client is attached any more.
+    /// It is removed with all it has when its program has ended and no client is attached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub remove: bool,
     /// The file that describes it, as `kip apply` calls it; none for a proc that no file made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// A trial of `kip check`, which is removed when that ends. Kip's own to say, ignored in requests.
+    /// A trial of `kip check`, removed when that ends. Set by Kip alone, ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trial: bool,
-    /// It reaches only itself by network, and only the host reaches it: a trial. Set by Kip alone, ignored in requests.
+    /// It reaches only itself by network, and only the host reaches it: a trial. Set by Kip alone,
+    /// ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone: bool,
-    /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null for procs of older daemons.
+    /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null
+    /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tar_digest: Option<String>,
-    /// The request that made it, before daemon and image completed it. Kept by the daemon, ignored in requests, left out of listings; null
-    /// for procs of older daemons.
+    /// The request that made it, before daemon and image completed it. Kept by the daemon, ignored
+    /// in requests, left out of listings; null for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Box<RunRequest>>,
 }

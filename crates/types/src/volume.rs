@@ -1,5 +1,6 @@
-//! Volumes: files of the machine that a proc has at a place of its own. They are none of its own files: no snapshot has
-//! them, nothing of them is archived, and so they pin the proc to where they are.
+//! Volumes: files of the machine that a proc has at a place of its own. They are none of its own
+//! files: no snapshot has them, nothing of them is archived, and so they pin the proc to where they
+//! are.
 
 use crate::name::ProcName;
 use schemars::JsonSchema;
@@ -13,7 +14,8 @@ use std::str::FromStr;
 pub const MOST_VOLUMES: usize = 32;
 /// Longest name, bytes.
 const LONGEST_NAME: usize = 128;
-/// Places inside where nothing may lie: what the sandbox itself mounts or starts from. Nor below the first ones.
+/// Places inside where nothing may lie: what the sandbox itself mounts or starts from. Nor below
+/// the first ones.
 const CLOSED: [&str; 4] = ["/proc", "/sys", "/dev", "/.kip"];
 const TAKEN: [&str; 2] = ["/", "/usr"];
 

@@ -1,8 +1,8 @@
 //! Rewrites what an archived proc would wake from, as an attacker with the store and the keys
 //! could; for tests.
 //!
-//! `tamper DATA STORE NAME WHAT`, while no daemon runs: NAME's images ask for WHAT from then on, `nothing` for the same as before,
-//! `portable` for no more of a processor than every one has.
+//! `tamper DATA STORE NAME WHAT`, while no daemon runs: NAME's images ask for WHAT from then on,
+//! `nothing` for the same as before, `portable` for no more of a processor than every one has.
 #![forbid(unsafe_code)]
 
 use kip_archive::front::Manifest;

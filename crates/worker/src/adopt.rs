@@ -1,4 +1,5 @@
-//! A proc from the store, into this data directory: which one, and the record of what is going to be done.
+//! A proc from the store, into this data directory: which one, and the record of what is going to
+//! be done.
 //!
 //! A daemon that may read the store and has the realm's keys may take over a proc that runs
 //! nowhere. Intent first: a record of an archived proc that is not established, with its id and
@@ -48,7 +49,8 @@ fn pinned(name: &ProcName, head: &Head, body: &Body) -> Refusal {
 }
 
 impl Worker {
-    /// Takes a proc over that is not here, and returns its name here. `unknown`: what is said if there is no store.
+    /// Takes a proc over that is not here, and returns its name here. `unknown`: what is said if
+    /// there is no store.
     pub(crate) async fn take_over(
         &self,
         name: &ProcName,

@@ -1,12 +1,15 @@
-//! `kip backup`: all that a data directory keeps, into one closed file; [`restore`] makes a data directory of it.
+//! `kip backup`: all that a data directory keeps, into one closed file; [`restore`] makes a data
+//! directory of it.
 //!
-//! The file is a stream of `kip_archive::backup`; in clear it is tar archives one behind the other, as GNU tar makes them with
-//! `--listed-incremental` and takes them apart with `--ignore-zeros --listed-incremental=/dev/null`:
+//! The file is a stream of `kip_archive::backup`; in clear it is tar archives one behind the other,
+//! as GNU tar makes them with `--listed-incremental` and takes them apart with
+//! `--ignore-zeros --listed-incremental=/dev/null`:
 //!
 //! 1. what procs share: images, keys, tokens, skeletons, volumes that no proc has;
-//! 2. for each proc, or all that share a named volume: its directory and volumes while it goes on; then, while it stands still
-//!    ([`Still`]: parked, if it can sleep), what has changed since; then its generation, which does not change any more, by
-//!    links in `run/backup`, while it may wake again;
+//! 2. for each proc, or all that share a named volume: its directory and volumes while it goes on;
+//!    then, while it stands still ([`Still`]: parked, if it can sleep), what has changed since;
+//!    then its generation, which does not change any more, by links in `run/backup`, while it may
+//!    wake again;
 //! 3. the data directory's own store, if that is where it archives;
 //! 4. `backup.json`, the [`Note`]: without it a backup is not whole.
 //!
@@ -191,8 +194,8 @@ struct Backup {
     noted: Vec<Noted>,
 }
 
-/// Begins to write a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at last. A
-/// caller that stops receiving ends the backup.
+/// Begins to write a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at
+/// last. A caller that stops receiving ends the backup.
 pub(crate) fn begin(worker: Worker, request: BackupRequest, out: Out) {
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || {
@@ -469,7 +472,8 @@ impl Backup {
         }
         let status = tar.wait().map_err(BackupFailure::NoTar)?;
         copied?;
-        // 1: something changed while it was read. What matters of that comes again while nothing changes.
+        // 1: something changed while it was read. What matters of that comes again while nothing
+        // changes.
         if status.code().is_some_and(|code| code <= 1) {
             return Ok(());
         }

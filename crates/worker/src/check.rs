@@ -1,12 +1,12 @@
-//! A trial of a proc before it is trusted: one like it, under a name of its own, sleeps and wakes in each tier, and is looked at from
-//! outside before and after.
+//! A trial of a proc before it is trusted: one like it, under a name of its own, sleeps and wakes
+//! in each tier, and is looked at from outside before and after.
 //!
 //! It is alone ([`Spec::alone`]) unless that is asked otherwise: it dials no database, takes no
 //! work from a queue, sends no mail, and no client finds it. It never writes to a volume of another
 //! proc that is not stopped. What was not tried is said.
 //!
-//! The trial is an ordinary proc with a mark, [`Spec::trial`]. It is removed at the end, however that comes; a daemon that finds
-//! one was killed in its middle and removes it.
+//! The trial is an ordinary proc with a mark, [`Spec::trial`]. It is removed at the end, however
+//! that comes; a daemon that finds one was killed in its middle and removes it.
 
 mod connections;
 
@@ -38,7 +38,8 @@ const QUIET_WITHIN: Duration = Duration::from_secs(5);
 const SLEEPS: u32 = 5;
 /// A program that does not survive its wake ends soon after it.
 const AFTER_A_WAKE: Duration = Duration::from_millis(300);
-/// A program whose owner does not say when it is ready listens within this time on each TCP port that it declares.
+/// A program whose owner does not say when it is ready listens within this time on each TCP port
+/// that it declares.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 /// The number of the next trial.
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -275,7 +276,8 @@ impl Worker {
         true
     }
 
-    /// Waits until the program has begun: it listens on the TCP ports that it declares, and is quiet.
+    /// Waits until the program has begun: it listens on the TCP ports that it declares, and is
+    /// quiet.
     async fn wait_until_begun(&self, name: &ProcName) -> Result<(), String> {
         let until = Instant::now() + LISTENS_WITHIN;
         let begun = |exit: Option<String>| exit.map_or(Ok(()), |exit| Err(format!("its program ended: {exit}")));

@@ -1,8 +1,9 @@
 //! Files of procs to and from archives: `kip cp`.
 //!
-//! No proc is woken for it. One that is awake stays so meanwhile. One that is asleep or stopped waits with its wake or start only as
-//! long as its files are written, or are mounted for this alone; an archive for it is therefore whole on the disk before it is
-//! unpacked. Files that a parked program has open are not replaced: its wake would find others.
+//! No proc is woken for it. One that is awake stays so meanwhile. One that is asleep or stopped
+//! waits with its wake or start only as long as its files are written, or are mounted for this
+//! alone; an archive for it is therefore whole on the disk before it is unpacked. Files that a
+//! parked program has open are not replaced: its wake would find others.
 
 use crate::worker::Worker;
 use async_trait::async_trait;

@@ -1,5 +1,5 @@
-//! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds, from memory alone. Lost with
-//! the daemon.
+//! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds,
+//! from memory alone. Lost with the daemon.
 
 use crate::view;
 use kip_supervisor::task::Handle;

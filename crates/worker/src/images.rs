@@ -1,8 +1,9 @@
 //! Images for procs: what an image says about running its program is put into a spec, and which
 //! procs keep which layers.
 //!
-//! A proc's spec names its image's layers by digest, so the proc keeps them from the moment it is recorded until it is removed, in
-//! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
+//! A proc's spec names its image's layers by digest, so the proc keeps them from the moment it is
+//! recorded until it is removed, in whatever tier it is. Between looking for an image and the
+//! record, [`InUse`] keeps them.
 
 use crate::rehearse;
 use crate::worker::Worker;
@@ -113,7 +114,8 @@ fn exposed(text: &str) -> Option<PortSpec> {
 }
 
 impl Worker {
-    /// Completes a spec that names an image or a tarball. What it needs stays here as long as what is returned with it.
+    /// Completes a spec that names an image or a tarball. What it needs stays here as long as what
+    /// is returned with it.
     pub(crate) async fn complete(&self, mut spec: Spec) -> Result<(Spec, Option<InUse>), Refusal> {
         let Image::Oci(asked) = spec.image.clone() else {
             return blocking(move || {

@@ -1,4 +1,5 @@
-//! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload`].
+//! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in
+//! [`kip_offload`].
 
 use crate::worker::Worker;
 use async_trait::async_trait;
@@ -44,7 +45,8 @@ impl Worker {
         self.machine.archive.clone().ok_or_else(|| Refusal::new(Code::State, none))
     }
 
-    /// Which procs need which keys: archived ones, and those here of whose memory some is in the store only.
+    /// Which procs need which keys: archived ones, and those here of whose memory some is in the
+    /// store only.
     async fn needs(&self, archive: &Arc<Archive>) -> Needs {
         let handles: Vec<_> = self.procs.lock().values().cloned().collect();
         let archive = Arc::clone(archive);
@@ -57,7 +59,8 @@ impl Worker {
                 State::Archived { .. } => archived(proc).map(|archived| archived.keys).unwrap_or_default(),
                 State::Stopped { .. } => return only_secrets,
                 _ => {
-                    // Awake it needs what its newest generation has not brought yet; without one it is whole.
+                    // Awake it needs what its newest generation has not brought yet; without one it
+                    // is whole.
                     let directory = kip_snapshot::path_of(&proc.dir, record.generation());
                     if !directory.exists() {
                         return only_secrets;

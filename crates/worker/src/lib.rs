@@ -1,5 +1,5 @@
-//! The worker: what the API asks of the procs of this machine, and the machine's parts in their order. It implements the
-//! traits of [`kip_service`].
+//! The worker: what the API asks of the procs of this machine, and the machine's parts in their
+//! order. It implements the traits of [`kip_service`].
 //!
 //! | module | owns |
 //! | --- | --- |

@@ -10,7 +10,8 @@ fn line_of(line: kip_logs::LogLine) -> LogLine {
     LogLine { at_ms: line.at_ms, stream, text: String::from_utf8_lossy(&line.text).into_owned() }
 }
 
-/// The lines of the log at `dir`, until its end or, with `follow`, until the log or the client is gone.
+/// The lines of the log at `dir`, until its end or, with `follow`, until the log or the client is
+/// gone.
 pub(crate) async fn read(dir: PathBuf, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
     let from = match (which.tail, which.since_ms) {
         (Some(lines), _) => kip_logs::From::Last(lines as usize),

@@ -1,4 +1,5 @@
-//! The daemon of a data directory, and all of its procs at once: what it is, what it counts, what happened, its end.
+//! The daemon of a data directory, and all of its procs at once: what it is, what it counts, what
+//! happened, its end.
 
 use crate::backup;
 use crate::lately;
@@ -20,7 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 
-/// How many procs end at the same time when all do. Most of that time each waits: for its program, for a disk, for the kernel.
+/// How many procs end at the same time when all do. Most of that time each waits: for its program,
+/// for a disk, for the kernel.
 const ENDING_AT_ONCE: usize = 16;
 /// The same for parked ones, which are rebuilt for it.
 const WAKING_AT_ONCE: usize = 4;
@@ -91,10 +93,12 @@ impl Node for Worker {
     }
 }
 
-/// Sends events: those that are kept and, with `follow`, those that come, as long as they are received.
+/// Sends events: those that are kept and, with `follow`, those that come, as long as they are
+/// received.
 async fn send_events(worker: Worker, which: EventsRequest, out: mpsc::Sender<Result<Event, Refusal>>) {
     let mut seen = which.since.unwrap_or(0);
-    // Again whenever its reader is so slow that live ones were dropped: they are kept for longer than that.
+    // Again whenever its reader is so slow that live ones were dropped: they are kept for longer
+    // than that.
     loop {
         let (kept, mut live) = worker.machine.events.subscribe(seen);
         for event in kept {
@@ -126,11 +130,13 @@ async fn send_events(worker: Worker, which: EventsRequest, out: mpsc::Sender<Res
 }
 
 impl Worker {
-    /// Ends every proc and everything that is kept running for them: nothing of this data directory is left on the
-    /// machine but its files. Returns the names of those that were running or asleep.
+    /// Ends every proc and everything that is kept running for them: nothing of this data directory
+    /// is left on the machine but its files. Returns the names of those that were running or
+    /// asleep.
     async fn end(&self) -> Result<Vec<ProcName>, Refusal> {
         let handles = self.handles();
-        // Each is looked at once: one that wakes or falls asleep meanwhile is in one of the two all the same.
+        // Each is looked at once: one that wakes or falls asleep meanwhile is in one of the two all
+        // the same.
         let (mut up, mut parked) = (Vec::new(), Vec::new());
         for handle in handles {
             let state = handle.status.borrow().record.state.clone();
@@ -166,7 +172,8 @@ impl Worker {
     }
 }
 
-/// Ends all of them, so many at the same time. Those that had begun are waited for when one cannot be ended.
+/// Ends all of them, so many at the same time. Those that had begun are waited for when one cannot
+/// be ended.
 async fn end_all(handles: Vec<Handle>, at_once: usize) -> Result<(), Refusal> {
     let mut waiting = handles.into_iter();
     let mut ending = tokio::task::JoinSet::new();

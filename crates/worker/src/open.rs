@@ -1,4 +1,5 @@
-//! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
+//! Opens a worker: the machine's parts in their order, recovery, and the other way round at the
+//! end.
 
 use crate::backup;
 use crate::rest;
@@ -71,17 +72,20 @@ pub struct Config {
     pub programs: PathBuf,
     /// No wake is made without CRIU (tests).
     pub only_criu: bool,
-    /// What all working sets may take in memory, bytes; beyond that they are on disk. None for a part of what procs may use.
+    /// What all working sets may take in memory, bytes; beyond that they are on disk. None for a
+    /// part of what procs may use.
     pub set_memory: Option<u64>,
     /// Hears of wakes.
     pub observer: Option<Arc<dyn WakeObserver>>,
-    /// URL of the object store, or `none`; without it the one of the last time, or a directory `store` of the data directory.
+    /// URL of the object store, or `none`; without it the one of the last time, or a directory
+    /// `store` of the data directory.
     pub store: Option<String>,
     /// How often the store is collected, milliseconds; none for the usual.
     pub collect_every: Option<u64>,
     /// How much memory procs may use.
     pub memory: MemoryMarks,
-    /// What parked procs' generations may take on the local disk, bytes; beyond that those parked the longest are archived.
+    /// What parked procs' generations may take on the local disk, bytes; beyond that those parked
+    /// the longest are archived.
     pub disk: Option<u64>,
     /// Residents that run are taken for those of another version (tests).
     pub supersede: bool,
@@ -150,9 +154,10 @@ pub enum OpenError {
     WakePlane(#[from] kip_net::wake::WakeError),
 }
 
-/// Puts the calling process into a mount namespace of its own with a tmpfs at `DATA/run/stage`. To be called at the very
-/// start of the daemon, before it has a second thread. Mounts of the host still arrive; nothing of ours leaves, and
-/// all of it is gone with the last process of the daemon's.
+/// Puts the calling process into a mount namespace of its own with a tmpfs at `DATA/run/stage`. To
+/// be called at the very start of the daemon, before it has a second thread. Mounts of the host
+/// still arrive; nothing of ours leaves, and all of it is gone with the last process of the
+/// daemon's.
 pub fn enter_private_mounts(data: &Path) -> io::Result<()> {
     let stage = data.join("run/stage");
     fs::create_dir_all(&stage)?;
@@ -321,7 +326,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // Of a backup that was not finished.
     let _ = fs::remove_dir_all(backup::scratch(&config.data));
     let remembered = recover::read_all(&records)?;
-    // Residents of another version, whose messages are others: what they hold passes to those of this one.
+    // Residents of another version, whose messages are others: what they hold passes to those of
+    // this one.
     let keeper_program = config.programs.join("kip-keeper");
     let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
     let replaces = config.supersede || Keeper::is_foreign(&config.data)?;

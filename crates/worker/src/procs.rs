@@ -1,4 +1,5 @@
-//! The life of procs as the API asks for it: each request goes to the proc's task, and what it answers is shown.
+//! The life of procs as the API asks for it: each request goes to the proc's task, and what it
+//! answers is shown.
 
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
 use crate::{inspect, logs, view, why};
@@ -214,8 +215,8 @@ async fn ended(mut status: watch::Receiver<Status>) -> Exit {
 }
 
 impl Worker {
-    /// Removes a proc of which its owner wants that once its program has ended and no client is attached any more. `is_new`: a client
-    /// may be about to attach.
+    /// Removes a proc of which its owner wants that once its program has ended and no client is
+    /// attached any more. `is_new`: a client may be about to attach.
     pub(crate) async fn remove_at_end(self, handle: Handle, is_new: bool) {
         let name = handle.proc.name.clone();
         let mut clients = handle.proc.console.clients();
@@ -224,7 +225,8 @@ impl Worker {
         }
         let mut status = handle.status.clone();
         loop {
-            // Without an exit it could not be started, after a wake that failed perhaps: what there is of it is its owner's to remove.
+            // Without an exit it could not be started, after a wake that failed perhaps: what there
+            // is of it is its owner's to remove.
             let ended = status.wait_for(|status| matches!(status.record.state, State::Stopped { exit: Some(_) }));
             if ended.await.is_err() {
                 return;

@@ -1,4 +1,5 @@
-//! Whether a proc could be started, found out by starting one like it without running its program: before another one goes for it.
+//! Whether a proc could be started, found out by starting one like it without running its program:
+//! before another one goes for it.
 //!
 //! The rehearsal has a name, a slot and a directory of its own, goes the way of every start (image,
 //! tarball, limits, volumes, user, working directory), and ends when the kernel has exec'd the
@@ -31,7 +32,8 @@ use std::sync::Arc;
 /// Read at once of a tarball.
 const PIECE: usize = 1 << 20;
 
-/// Digest of the tarball that a spec names; none without one, or without such a file, which others tell.
+/// Digest of the tarball that a spec names; none without one, or without such a file, which others
+/// tell.
 pub(crate) fn tar_digest(spec: &Spec) -> Result<Option<String>, Refusal> {
     let Image::Tar(path) = &spec.image else { return Ok(None) };
     if !path.is_file() {

@@ -1,5 +1,5 @@
-//! Before a machine goes down: all procs are parked, so that none is lost with its memory, and none is woken any more. The next
-//! daemon wakes those that were awake, once all sockets listen again.
+//! Before a machine goes down: all procs are parked, so that none is lost with its memory, and none
+//! is woken any more. The next daemon wakes those that were awake, once all sockets listen again.
 //!
 //! Crash in the middle: a parked proc is parked, and its record says whether it was awake.
 

@@ -1,4 +1,5 @@
-//! `kip snapshot`: what the worker does for it with the store of its realm and with what lies on the local disk.
+//! `kip snapshot`: what the worker does for it with the store of its realm and with what lies on
+//! the local disk.
 
 use crate::worker::Worker;
 use async_trait::async_trait;

@@ -201,7 +201,8 @@ fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String>
     lines
 }
 
-/// Threads that work, and, if traffic was the newest activity, sockets that had packets within the time that counts.
+/// Threads that work, and, if traffic was the newest activity, sockets that had packets within the
+/// time that counts.
 fn culprits(seen: &SeenView, needed_ms: u64, traffic: bool) -> Vec<String> {
     /// Less than this share of the time is not work.
     const WORK: u64 = 100;

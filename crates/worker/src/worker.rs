@@ -131,7 +131,8 @@ impl Worker {
     }
 }
 
-/// Waits until a proc that was started is ready, if its spec says what that is. It runs on if it is not.
+/// Waits until a proc that was started is ready, if its spec says what that is. It runs on if it is
+/// not.
 pub(crate) async fn ready(handle: &Handle) -> Result<(), Refusal> {
     let Some(ready) = &handle.proc.spec.ready else { return Ok(()) };
     let name = &handle.proc.name;

@@ -1,9 +1,9 @@
-//! Rules about the documents at the top (README.md, SPECIFICATION.md and so on) and in docs/: every path they link or quote
-//! exists, and every test that they name is there.
+//! Rules about the documents at the top (README.md, SPECIFICATION.md and so on) and in docs/: every
+//! path they link or quote exists, and every test that they name is there.
 //!
-//! A test is named as `FILE::[module::]name` (for example `tests/test_park.py::test_keeps_data`) or, for a unit test of
-//! a crate, as `kip_net::module::tests::name`. Documents under docs/design/ with a date are frozen and not looked at. Those that a
-//! stranger reads first stay short.
+//! A test is named as `FILE::[module::]name` (for example `tests/test_park.py::test_keeps_data`)
+//! or, for a unit test of a crate, as `kip_net::module::tests::name`. Documents under docs/design/
+//! with a date are frozen and not looked at. Those that a stranger reads first stay short.
 
 use super::File;
 
@@ -13,7 +13,8 @@ const TOP_LEVEL: [&str; 8] = ["crates/", "xtask/", "tests/", "bench/", "scripts/
 const SHORT: [(&str, usize); 4] =
     [("README.md", 8 << 10), ("ARCHITECTURE.md", 12 << 10), ("SPECIFICATION.md", 12 << 10), ("STYLE.md", 6 << 10)];
 
-/// What the documents name and the project does not have, and what is too long. `exists` answers for a path relative to the workspace.
+/// What the documents name and the project does not have, and what is too long. `exists` answers
+/// for a path relative to the workspace.
 pub fn findings(files: &[File], exists: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for document in files.iter().filter(|file| is_document(&file.path)) {

@@ -1,5 +1,5 @@
-//! Parameters of functions have a name each: a tuple that is taken apart in the list of parameters hides what belongs together,
-//! and why. Closures over the items of an iterator are free.
+//! Parameters of functions have a name each: a tuple that is taken apart in the list of parameters
+//! hides what belongs together, and why. Closures over the items of an iterator are free.
 //!
 //! Looks at the text of formatted files, not at its grammar.
 

@@ -22,6 +22,9 @@ pub fn findings(file: &File) -> Vec<String> {
         found.extend(marks(file));
         found.extend(too_long(file));
     }
+    if is_rust || file.path.ends_with(".py") {
+        found.extend(wide_comments(file));
+    }
     if is_rust && file.path.starts_with("crates/") {
         found.extend(skips(file));
     }
@@ -67,6 +70,30 @@ fn marks(file: &File) -> Vec<String> {
         let call = calls.iter().find(|call| line.contains(call.as_str()));
         if let Some(mark) = word.or(call) {
             found.push(format!("{}:{number}: {mark}: finish it, or say in an issue what is missing", file.path));
+        }
+    }
+    found
+}
+
+/// Columns of a comment that has a line of its own.
+const WIDEST: usize = 100;
+
+/// Comments wider than [`WIDEST`]. Tables, text in fences and single long names may be wider.
+fn wide_comments(file: &File) -> Vec<String> {
+    let marker = if file.path.ends_with(".rs") { "//" } else { "#" };
+    let (mut found, mut in_fence) = (Vec::new(), false);
+    for (number, line) in numbered(&file.text) {
+        let Some(text) = line.trim_start().strip_prefix(marker) else {
+            in_fence = false;
+            continue;
+        };
+        let text = text.trim_start_matches(['/', '!']).trim();
+        if text.starts_with("```") {
+            in_fence = !in_fence;
+        }
+        let is_one_word = !text.trim_end_matches([',', ';']).contains(' ');
+        if line.chars().count() > WIDEST && !in_fence && !text.starts_with('|') && !is_one_word {
+            found.push(format!("{}:{number}: a comment of more than {WIDEST} columns: break the line", file.path));
         }
     }
     found
@@ -171,6 +198,19 @@ mod tests {
         assert_eq!(check_one("crates/net/src/pool.rs", &tested), Vec::<String>::new());
         let guarded = format!("//! Long.\n#[cfg(test)]\nfn f() {{}}\n{}", "// x\n".repeat(LONGEST));
         assert_eq!(check_one("crates/net/src/pool.rs", &guarded).len(), 1, "a test function is no test module");
+    }
+
+    #[test]
+    fn a_wide_comment_is_found_and_a_table_is_not() {
+        let long = "word ".repeat(20);
+        for comment in ["// ", "/// ", "    //! "] {
+            let text = format!("//! Pools.\n{comment}{long}\n");
+            assert!(check_one("crates/net/src/pool.rs", &text)[0].contains(":2: a comment of more"), "{comment}");
+        }
+        let one = "x".repeat(100);
+        for fine in [format!("// | {long}|"), format!("// ```text\n// {long}\n// ```"), format!("//   {one},")] {
+            assert_eq!(check_one("crates/net/src/pool.rs", &format!("//! Pools.\n{fine}\n")), Vec::<String>::new());
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Schemas as generators of clients and other tools understand them: closed sets of words are an `enum`, integers have formats
-//! that OpenAPI knows, and both limits. Owns no names and no types.
+//! Schemas as generators of clients and other tools understand them: closed sets of words are an
+//! `enum`, integers have formats that OpenAPI knows, and both limits. Owns no names and no types.
 
 use schemars::Schema;
 use schemars::transform::{Transform, transform_subschemas};
@@ -19,7 +19,8 @@ impl Transform for Plain {
     }
 }
 
-/// `oneOf` constants, each with its description, becomes an `enum` with all descriptions in its own.
+/// `oneOf` constants, each with its description, becomes an `enum` with all descriptions in its
+/// own.
 fn words(schema: &mut Map<String, Value>) {
     let Some(choices) = schema.get("oneOf").and_then(Value::as_array) else { return };
     let word = |choice: &Value| Some((choice.get("const")?.as_str()?.to_owned(), choice.get("description").cloned()));
@@ -36,7 +37,8 @@ fn words(schema: &mut Map<String, Value>) {
     schema.insert("description".to_owned(), description.into());
 }
 
-/// The formats of Rust's types become the two that OpenAPI has for integers, and their limits are told.
+/// The formats of Rust's types become the two that OpenAPI has for integers, and their limits are
+/// told.
 fn integer(schema: &mut Map<String, Value>) {
     let (format, least, most) = match schema.get("format").and_then(Value::as_str) {
         Some("uint8") => ("int32", 0, i64::from(u8::MAX)),

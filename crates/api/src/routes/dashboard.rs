@@ -1,5 +1,6 @@
-//! The dashboard: one page over this API, of our own files only. Any client gets the files; what they show needs a token, so by TCP the page
-//! asks for a token and sends it with each of its requests, in a header and nowhere else.
+//! The dashboard: one page over this API, of our own files only. Any client gets the files; what
+//! they show needs a token, so by TCP the page asks for a token and sends it with each of its
+//! requests, in a header and nowhere else.
 
 use crate::answer::Answer;
 use crate::describe::{Routes, doc};

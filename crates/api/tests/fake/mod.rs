@@ -1,5 +1,5 @@
-//! A worker in memory, for tests of the API and of the command line. Its procs are only records; what they do depends on
-//! their names and commands:
+//! A worker in memory, for tests of the API and of the command line. Its procs are only records;
+//! what they do depends on their names and commands:
 //!
 //! * a proc whose name begins with `slow` is changed only when [`Fake::gate`] gives a permit;
 //! * inspecting `code-<code>` is refused with that code;

@@ -1,6 +1,8 @@
-//! Opening what lies below a directory without ever leaving it: never through a link, never onto another file system.
+//! Opening what lies below a directory without ever leaving it: never through a link, never onto
+//! another file system.
 //!
-//! Owns nothing but the flags. A path is a list of names, so that it may be longer than the kernel takes at once.
+//! Owns nothing but the flags. A path is a list of names, so that it may be longer than the kernel
+//! takes at once.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use std::ffi::OsStr;
@@ -40,7 +42,8 @@ pub(super) fn open(root: BorrowedFd<'_>, names: &[&[u8]], flags: OFlags) -> io::
     Ok(openat2(at, OsStr::from_bytes(&path), flags, Mode::empty(), resolve)?)
 }
 
-/// The name of an open file that system calls take which want a path, and follow to it and no further: a magic link.
+/// The name of an open file that system calls take which want a path, and follow to it and no
+/// further: a magic link.
 pub(super) fn by_descriptor(fd: &OwnedFd) -> String {
     use std::os::fd::AsRawFd as _;
     format!("/proc/self/fd/{}", fd.as_raw_fd())

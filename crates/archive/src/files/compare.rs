@@ -1,5 +1,5 @@
-//! Tells two directories apart by everything that archiving promises to keep. For tests and for checking a restore;
-//! reads all contents, follows no link, and expects no process to write.
+//! Tells two directories apart by everything that archiving promises to keep. For tests and for
+//! checking a restore; reads all contents, follows no link, and expects no process to write.
 
 use rustix::fs::SeekFrom;
 use std::collections::BTreeMap;
@@ -8,7 +8,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// What is below a directory, a line for each name: kind, mode, owner, time, attributes, content, holes, links.
+/// What is below a directory, a line for each name: kind, mode, owner, time, attributes, content,
+/// holes, links.
 ///
 /// # Errors
 /// The file system's.

@@ -1,7 +1,9 @@
-//! A [`Tree`] into an empty directory: names first, then contents in order of need, then owners, modes and times.
+//! A [`Tree`] into an empty directory: names first, then contents in order of need, then owners,
+//! modes and times.
 //!
-//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`], [`super::rules`],
-//! [`Limits`]), and whatever is opened is opened below the directory and through no link.
+//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`],
+//! [`super::rules`], [`Limits`]), and whatever is opened is opened below the directory and through
+//! no link.
 //!
 //! The directory is a staging one, on the file system of the place where the files are to be: no
 //! other process looks into it, and the caller syncs it (syncfs(2)) and renames it into its place
@@ -20,8 +22,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-/// Ids from `from` on become those from `to` on: a proc has another block of user ids on another machine. There are no
-/// others in its files.
+/// Ids from `from` on become those from `to` on: a proc has another block of user ids on another
+/// machine. There are no others in its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdShift {
     /// First of the block that it had.
@@ -190,8 +192,8 @@ fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), Restore
     Ok((done, skipped))
 }
 
-/// Makes what `tree` says in the empty directory `dir`. `fetch` gives the opened bytes of a block; it is asked once for
-/// contents that follow each other in one.
+/// Makes what `tree` says in the empty directory `dir`. `fetch` gives the opened bytes of a block;
+/// it is asked once for contents that follow each other in one.
 ///
 /// # Errors
 /// The tree is refused, before anything is made; a block does not come; the file system's.

@@ -1,16 +1,19 @@
-//! What the files of a proc may be. Checked when a directory is archived, so that nothing is stored that could not come
-//! back, and again when it is restored, for then any program may have made the list.
+//! What the files of a proc may be. Checked when a directory is archived, so that nothing is stored
+//! that could not come back, and again when it is restored, for then any program may have made the
+//! list.
 //!
 //! Owns the lists of devices and extended attributes; what is in none is refused. Reads no file.
 
 use super::tree::{Entry, Node};
 
-/// Devices that a proc's own `/dev` may have (Documentation/admin-guide/devices.txt): null, zero, full, random, urandom,
-/// tty, console, ptmx; 0:0 is an overlay's whiteout.
+/// Devices that a proc's own `/dev` may have (Documentation/admin-guide/devices.txt): null, zero,
+/// full, random, urandom, tty, console, ptmx; 0:0 is an overlay's whiteout.
 const DEVICES: [(u32, u32); 9] = [(0, 0), (1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)];
-/// Overlay's attributes (Documentation/filesystems/overlayfs.rst) that say something of the directory itself.
+/// Overlay's attributes (Documentation/filesystems/overlayfs.rst) that say something of the
+/// directory itself.
 const OVERLAY: [&[u8]; 2] = [b"opaque", b"redirect"];
-/// Those that are only true on the machine and file system that made them: the overlay makes them anew.
+/// Those that are only true on the machine and file system that made them: the overlay makes them
+/// anew.
 const BOUND: [&[u8]; 4] = [b"origin", b"nlink", b"uuid", b"impure"];
 
 /// What to do with a device that is in no list.
@@ -115,8 +118,8 @@ fn is_allowed(name: &[u8], value: &[u8]) -> bool {
     }
 }
 
-/// The ids in file capabilities of revision 3 (linux/capability.h, vfs_ns_cap_data) and in access control lists
-/// (linux/posix_acl_xattr.h); none if it is neither of them, or not well formed.
+/// The ids in file capabilities of revision 3 (linux/capability.h, vfs_ns_cap_data) and in access
+/// control lists (linux/posix_acl_xattr.h); none if it is neither of them, or not well formed.
 fn ids_in(name: &[u8], value: &[u8]) -> Option<Vec<u32>> {
     let places = id_places(name, value)?;
     let id = |at: usize| u32::from_le_bytes(value[at..at + 4].try_into().expect("4 bytes"));

@@ -1,5 +1,5 @@
-//! Another block of ids for the files of a directory, in place: a restored data directory on a machine where its numbers are
-//! another's.
+//! Another block of ids for the files of a directory, in place: a restored data directory on a
+//! machine where its numbers are another's.
 //!
 //! No other process may use the directory meanwhile. A shift that stopped half way can be done
 //! again: the blocks must not overlap.
@@ -15,8 +15,8 @@ use std::path::Path;
 /// Longest value of an attribute that is looked at, bytes: an access list of thousands.
 const VALUE_MAX: usize = 64 << 10;
 
-/// Moves owners, and ids in capabilities and access lists, of all that is below `root` and of that itself. Others' stay. How many
-/// entries were changed.
+/// Moves owners, and ids in capabilities and access lists, of all that is below `root` and of that
+/// itself. Others' stay. How many entries were changed.
 ///
 /// # Errors
 /// The file system's, with the path.

@@ -1,7 +1,8 @@
 //! The list of what a directory holds, and its bytes (docs/design/2026-11-22-archive.md).
 //!
-//! A tree has no paths: an entry has a name of one component and its parent's place, which is before its own. So what
-//! was read and found sound can neither lead out of a directory nor through a link.
+//! A tree has no paths: an entry has a name of one component and its parent's place, which is
+//! before its own. So what was read and found sound can neither lead out of a directory nor through
+//! a link.
 
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};
@@ -230,8 +231,8 @@ impl Tree {
     }
 }
 
-/// The trees of a proc, by name: its own files (`upper`), layers, pinned base files. Each is walked and restored by
-/// itself; no link leads from one into another.
+/// The trees of a proc, by name: its own files (`upper`), layers, pinned base files. Each is walked
+/// and restored by itself; no link leads from one into another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
     /// The roots. A name is one component of a path, as an entry's.

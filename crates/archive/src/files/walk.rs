@@ -1,9 +1,10 @@
-//! A directory into a [`Tree`] and blocks: looks at every name without following any, and reads only the files that are
-//! not known.
+//! A directory into a [`Tree`] and blocks: looks at every name without following any, and reads
+//! only the files that are not known.
 //!
-//! Owns the rules of what of files is stored where. The directory must not change meanwhile: its proc is frozen, and
-//! what changes all the same is an error. A file is known by device, inode, size and both times; one whose times are so
-//! young that a later change could have the same ones is not taken for known.
+//! Owns the rules of what of files is stored where. The directory must not change meanwhile: its
+//! proc is frozen, and what changes all the same is an error. A file is known by device, inode,
+//! size and both times; one whose times are so young that a later change could have the same ones
+//! is not taken for known.
 
 use super::beneath;
 use super::rules::{self, Ids, Stray, Strays};
@@ -28,8 +29,8 @@ const PIECE: u64 = 1 << 20;
 const SMALL: usize = 64 << 10;
 /// Bytes at which a shared block is full.
 const SHARED: usize = 256 << 10;
-/// How old the times of a file must be for it to be known by them, in ns: the kernel's clock for files ticks every 10
-/// ms at most.
+/// How old the times of a file must be for it to be known by them, in ns: the kernel's clock for
+/// files ticks every 10 ms at most.
 const STABLE_NS: i128 = 20_000_000;
 const SEEN: [u8; 8] = *b"KIPSEEN1";
 
@@ -98,7 +99,8 @@ struct Part<P> {
     place: P,
 }
 
-/// The contents of one proc's files, by what the files are known by. A local cache, as [`index::Known`].
+/// The contents of one proc's files, by what the files are known by. A local cache, as
+/// [`index::Known`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
     files: BTreeMap<Identity, Vec<Part<ContentPlace>>>,
@@ -166,7 +168,8 @@ pub struct Archived {
 /// How a directory is archived.
 #[derive(Debug, Clone, Copy)]
 pub struct Walk<'a> {
-    /// Paths below it of the files that are needed first, in that order; what is not there does not matter.
+    /// Paths below it of the files that are needed first, in that order; what is not there does not
+    /// matter.
     pub first: &'a [&'a Path],
     /// The proc's ids here. A file of any other owner is refused.
     pub ids: Ids,
@@ -185,7 +188,8 @@ impl Walk<'_> {
     }
 }
 
-/// Archives what is below `root`. Attributes that an overlay makes anew on each machine are left out.
+/// Archives what is below `root`. Attributes that an overlay makes anew on each machine are left
+/// out.
 ///
 /// # Errors
 /// A file cannot be read or stored, changes, or is what no proc's may be; it was called off.

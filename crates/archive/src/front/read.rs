@@ -1,14 +1,15 @@
 //! Reading a front as it arrives: bytes in pieces of any size in, events in the order of need out.
 //!
-//! Holds one chunk, or a section that must be whole to be understood (manifest, sets, page table, files), which has a
-//! limit.
+//! Holds one chunk, or a section that must be whole to be understood (manifest, sets, page table,
+//! files), which has a limit.
 //!
 //! ```text
 //! Manifest -> Sets -> PageTable -> Files -> Metadata* -> EagerPages* -> Eager -> SetPages* -> End
 //! ```
 //!
-//! Each event comes as soon as its bytes have. From `Files` on it is known where everything is, from `Eager` on all is
-//! there that cannot wait for a fault, at `End` every page has come that the page table says is in the front.
+//! Each event comes as soon as its bytes have. From `Files` on it is known where everything is,
+//! from `Eager` on all is there that cannot wait for a fault, at `End` every page has come that the
+//! page table says is in the front.
 
 use super::{Manifest, PageList, SECTION_MAX, Sets, decode_pages, decode_sets, section};
 use crate::files::tree::Files;
@@ -104,7 +105,8 @@ impl FrontReader {
     /// All events that some more bytes make.
     ///
     /// # Errors
-    /// See [`OpenError`]; after one nothing more may be pushed, and nothing that came before it is complete.
+    /// See [`OpenError`]; after one nothing more may be pushed, and nothing that came before it is
+    /// complete.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Event>, OpenError> {
         let mut events = Vec::new();
         while let Some(event) = self.next(&mut bytes)? {
@@ -258,8 +260,8 @@ fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<Manifest, OpenEr
     if is_its && manifest.fault().is_none() { Ok(manifest) } else { Err(malformed) }
 }
 
-/// The manifest from an object's first bytes, [`super::SUMMARY`] of them as a rule. `None`: more are needed. `proc` and
-/// `front` are checked if they are given.
+/// The manifest from an object's first bytes, [`super::SUMMARY`] of them as a rule. `None`: more
+/// are needed. `proc` and `front` are checked if they are given.
 ///
 /// # Errors
 /// See [`OpenError`].
@@ -309,7 +311,8 @@ mod tests {
         }
     }
 
-    /// A front of these chunks, each its section's last but those with `goes_on`, sealed by the realm's own key.
+    /// A front of these chunks, each its section's last but those with `goes_on`, sealed by the
+    /// realm's own key.
     fn read(chunks: &[(u8, &[u8])], goes_on: &[usize]) -> Result<usize, OpenError> {
         let keys = Arc::new(Keyring::generate("blue".parse().unwrap(), 1));
         let proc = ProcId::random();

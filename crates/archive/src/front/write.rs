@@ -1,8 +1,9 @@
 //! Writing a front: sections in their order, bytes to be taken whenever the caller likes.
 //!
-//! Owns the cutting into chunks, and the rule that nothing is written that would not be read again: what is beyond a
-//! reader's limits is an error here, while the proc still runs, and not at its restore. Calls out of order are faults of
-//! the caller and end the program that makes them. After an error the front is given up.
+//! Owns the cutting into chunks, and the rule that nothing is written that would not be read again:
+//! what is beyond a reader's limits is an error here, while the proc still runs, and not at its
+//! restore. Calls out of order are faults of the caller and end the program that makes them. After
+//! an error the front is given up.
 
 use super::{CHUNK, Manifest, SECTION_MAX, SET_PAGES, Sets, encode_pages, encode_sets, section};
 use crate::codec::Codec;
@@ -190,7 +191,8 @@ impl FrontWriter {
         Ok(())
     }
 
-    /// All pages that [`crate::memory::archive`] left to the front: the eager ones, then those of the sets.
+    /// All pages that [`crate::memory::archive`] left to the front: the eager ones, then those of
+    /// the sets.
     ///
     /// # Errors
     /// A page cannot be read; `Metadata`.
@@ -239,7 +241,8 @@ impl FrontWriter {
         }
     }
 
-    /// A section in as many chunks as it needs; the last one ends it, so that it is understood as soon as it is there.
+    /// A section in as many chunks as it needs; the last one ends it, so that it is understood as
+    /// soon as it is there.
     fn whole(&mut self, section: u8, what: &'static str, bytes: &[u8]) -> Result<(), FrontError> {
         self.enter(section);
         if bytes.len() > self.most {

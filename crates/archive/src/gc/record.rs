@@ -30,7 +30,8 @@ pub struct Collection {
     format: u32,
     /// What may be deleted some time.
     pub candidates: Candidates,
-    /// The wait from a candidate to its deletion that the collector uses which is at work, in milliseconds.
+    /// The wait from a candidate to its deletion that the collector uses which is at work, in
+    /// milliseconds.
     grace_ms: u64,
     /// The lease of the collector that is at work.
     pub lease: Option<Lease>,
@@ -72,8 +73,8 @@ pub enum CollectionError {
 }
 
 impl Collection {
-    /// What follows when a collector begins, waiting `grace_ms` at least. One's own lease is taken over: a data directory
-    /// collects once at a time, so the collector that had the lease is dead.
+    /// What follows when a collector begins, waiting `grace_ms` at least. One's own lease is taken
+    /// over: a data directory collects once at a time, so the collector that had the lease is dead.
     ///
     /// # Errors
     /// Another data directory has the lease.

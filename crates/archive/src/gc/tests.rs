@@ -94,7 +94,8 @@ enum Step {
     ListPacks(usize),
     Refer(usize, usize),
     Upload(usize),
-    /// Writes the front of the next generation. Whether or not it is answered, the request may arrive once more, later.
+    /// Writes the front of the next generation. Whether or not it is answered, the request may
+    /// arrive once more, later.
     Front(usize, bool),
     /// Something that was on its way arrives.
     Land(usize),
@@ -403,7 +404,8 @@ fn what_was_removed_goes_front_and_packs() {
 #[test]
 fn a_late_front_of_a_fenced_owner_is_garbage_and_hurts_nobody() {
     let mut world = World::default();
-    // Both believe to own the proc, and write the same generation; the first's request is lost on its way.
+    // Both believe to own the proc, and write the same generation; the first's request is lost on
+    // its way.
     run(&mut world, [Step::Begin(0), Step::Begin(2), Step::Upload(0), Step::Front(0, false)]);
     run(&mut world, [Step::Upload(2), Step::Front(2, true), Step::Publish(2)]);
     let live = world.heads[0].kept[0].0;

@@ -34,11 +34,11 @@ pub struct Swap {
 pub enum Outcome {
     /// It stands, as this head; no try of it can change anything any more.
     Stands(Box<Head>),
-    /// It does not stand yet, and may yet do so: swap [`Swap::attempt`], which is another one now, against the version
-    /// that was just read, which is the one of before.
+    /// It does not stand yet, and may yet do so: swap [`Swap::attempt`], which is another one now,
+    /// against the version that was just read, which is the one of before.
     Again,
-    /// Another head stands, and no try of this can succeed any more; one may have stood before that head. The proc is to
-    /// be looked at anew.
+    /// Another head stands, and no try of this can succeed any more; one may have stood before that
+    /// head. The proc is to be looked at anew.
     Lost,
 }
 
@@ -54,8 +54,8 @@ impl Swap {
         self.tried.last().expect("there is always one")
     }
 
-    /// What follows when the swap of [`Swap::attempt`] did not say that it succeeded, and the head was read after that:
-    /// `found`, none if there is no head.
+    /// What follows when the swap of [`Swap::attempt`] did not say that it succeeded, and the head
+    /// was read after that: `found`, none if there is no head.
     pub fn read(&mut self, found: Option<&Head>) -> Outcome {
         if let Some(ours) = self.tried.iter().find(|tried| Some(*tried) == found) {
             return Outcome::Stands(Box::new(ours.clone()));
@@ -86,7 +86,8 @@ mod tests {
         head.advance(owner, front, 2).unwrap()
     }
 
-    /// A reference of the store: a version is never used twice. Requests may arrive much later than they were sent.
+    /// A reference of the store: a version is never used twice. Requests may arrive much later than
+    /// they were sent.
     struct Store {
         version: u64,
         head: Head,

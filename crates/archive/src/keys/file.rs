@@ -7,8 +7,8 @@
 //! file that was replaced are overwritten in place, which is as much as the file system and the
 //! disk allow: one that copies on write, or a flash disk, may keep them.
 //!
-//! A crash leaves the old file or the new one, and maybe `REALM.keys.old`, another name of either: the next
-//! [`Keyring::save`] takes over what it has before it is overwritten.
+//! A crash leaves the old file or the new one, and maybe `REALM.keys.old`, another name of either:
+//! the next [`Keyring::save`] takes over what it has before it is overwritten.
 
 use super::{Keyring, Undecodable};
 use kip_types::Realm;
@@ -100,7 +100,8 @@ fn io_at(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError + '_ {
 }
 
 impl Keyring {
-    /// A ring with one new key, which is on the disk before it seals anything. `now_ms`: Unix time in milliseconds.
+    /// A ring with one new key, which is on the disk before it seals anything. `now_ms`: Unix time
+    /// in milliseconds.
     ///
     /// # Errors
     /// `Exists`: the realm has keys there. What [`Keyring::save`] says.
@@ -119,12 +120,14 @@ impl Keyring {
         read(&path_of(dir, realm), realm)?.map(|(ring, _)| ring).ok_or_else(missing)
     }
 
-    /// Writes them, reads them back, and overwrites what was there before. Takes over what is there and not in this ring:
-    /// afterwards both are the same. Waits for other processes that save in the same directory.
+    /// Writes them, reads them back, and overwrites what was there before. Takes over what is there
+    /// and not in this ring: afterwards both are the same. Waits for other processes that save in
+    /// the same directory.
     ///
     /// # Errors
-    /// Another ring's keys are there ([`KeyFileError::Foreign`], [`KeyFileError::OtherRing`]), or what cannot be read;
-    /// the file system's. Then the file is the old one or the new one, and no key that was in it is lost.
+    /// Another ring's keys are there ([`KeyFileError::Foreign`], [`KeyFileError::OtherRing`]), or
+    /// what cannot be read; the file system's. Then the file is the old one or the new one, and no
+    /// key that was in it is lost.
     pub fn save(&mut self, dir: &Path) -> Result<(), KeyFileError> {
         self.save_as(dir, false)
     }
@@ -164,7 +167,8 @@ impl Keyring {
         if replaced.is_some() { shred(&old).map_err(io_at(&old)) } else { Ok(()) }
     }
 
-    /// Puts the file into its place. `old`: the name under which the one before stays, and which file it is.
+    /// Puts the file into its place. `old`: the name under which the one before stays, and which
+    /// file it is.
     fn place(&self, dir: &Path, path: &Path, new: &Path, old: Option<(&Path, Inode)>) -> Result<(), KeyFileError> {
         remove(new).map_err(io_at(new))?;
         let bytes = self.encode();
@@ -382,7 +386,8 @@ mod tests {
         assert!(matches!(back.secret(first), Err(NoKey::Destroyed { at_ms: 9, .. })));
         assert!(matches!(two.secret(first), Err(NoKey::Destroyed { .. })));
         assert_eq!(back.facts(), two.facts());
-        // A rotation after the other's key was seen counts, and a ring that is all destroyed takes what came since.
+        // A rotation after the other's key was seen counts, and a ring that is all destroyed takes
+        // what came since.
         let c = two.rotate(1);
         two.save(dir.path()).unwrap();
         assert_eq!(again(&dir).current(), Ok(c), "though its clock is behind");

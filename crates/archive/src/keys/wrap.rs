@@ -1,9 +1,10 @@
-//! A realm's keys on their way to another machine: the bytes of the key file, sealed with a key file of 32 bytes or a
-//! passphrase.
+//! A realm's keys on their way to another machine: the bytes of the key file, sealed with a key
+//! file of 32 bytes or a passphrase.
 //!
-//! Layout: `KIPWRAP1`, method (1 key, 2 passphrase), then for a passphrase Argon2id's memory in KiB, passes and lanes
-//! as 32-bit numbers (0 for a key), 32 bytes of salt, and the sealed keys (AES-256-GCM, nonce 0, everything before as
-//! additional data). The salt makes the key of each export another one, so that the nonce never repeats.
+//! Layout: `KIPWRAP1`, method (1 key, 2 passphrase), then for a passphrase Argon2id's memory in
+//! KiB, passes and lanes as 32-bit numbers (0 for a key), 32 bytes of salt, and the sealed keys
+//! (AES-256-GCM, nonce 0, everything before as additional data). The salt makes the key of each
+//! export another one, so that the nonce never repeats.
 
 use super::{Keyring, Secret, Undecodable};
 use crate::ids::random;

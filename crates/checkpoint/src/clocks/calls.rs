@@ -1,10 +1,11 @@
 //! Blocking calls: put back where CRIU interrupted them, and their time-outs made to go on.
 //!
-//! A time-out given to the call itself is pointed at one of ours in the thread's stack, with a record of when the wait ends
-//! ([`kip_sys::ends`]); one that the kernel updates for its program (select, pselect6, ppoll) stays where it is and is set to
-//! what is left. One that is an option of a socket (SO_RCVTIMEO, SO_SNDTIMEO) is noted, and the call marked; the wake sets
-//! what is left of it for as long as the thread enters its call. Sources: signal(7), the x86-64 system call convention and table,
-//! socket(7), futex(2).
+//! A time-out given to the call itself is pointed at one of ours in the thread's stack, with a
+//! record of when the wait ends ([`kip_sys::ends`]); one that the kernel updates for its program
+//! (select, pselect6, ppoll) stays where it is and is set to what is left. One that is an option of
+//! a socket (SO_RCVTIMEO, SO_SNDTIMEO) is noted, and the call marked; the wake sets what is left of
+//! it for as long as the thread enters its call. Sources: signal(7), the x86-64 system call
+//! convention and table, socket(7), futex(2).
 
 use super::{Clocks, Due, Form, Frozen, Left, Now, Patch, SECOND, SocketPatch, Source, push_due};
 use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
@@ -21,9 +22,11 @@ enum Timeout {
     Millis { value: u64, exchange: Exchange },
     /// Address of a relative timespec which the kernel leaves alone.
     Constant { address: u64, pointer: u32 },
-    /// As Constant, of a sleep that has the kernel write what is left elsewhere when it is interrupted, or to the same place.
+    /// As Constant, of a sleep that has the kernel write what is left elsewhere when it is
+    /// interrupted, or to the same place.
     Slept { address: u64, pointer: u32, remainder: u64 },
-    /// Address of a relative timespec which the kernel has updated to what is left when it was interrupted.
+    /// Address of a relative timespec which the kernel has updated to what is left when it was
+    /// interrupted.
     Updated { address: u64 },
     /// As Updated, a struct timeval of select(2).
     UpdatedTimeval { address: u64 },
@@ -86,7 +89,8 @@ fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
     }
 }
 
-/// Whether a call with a time-out that ended with `ax` ended by it: as each says in its manual page.
+/// Whether a call with a time-out that ended with `ax` ended by it: as each says in its manual
+/// page.
 fn ended_by_time_out(nr: u64, ax: u64) -> bool {
     const EAGAIN: i64 = -11;
     const ETIMEDOUT: i64 = -110;
@@ -114,7 +118,8 @@ pub(super) struct FinalizedThread {
     pub(super) changed: bool,
     /// It waited in a call. Otherwise it ran, or had just got what it had waited for.
     pub(super) waits: bool,
-    /// It does not wait, for its time-out passed in the freeze, and it has not gone on since: what comes is its tick.
+    /// It does not wait, for its time-out passed in the freeze, and it has not gone on since: what
+    /// comes is its tick.
     pub(super) ticks: bool,
 }
 
@@ -129,14 +134,15 @@ impl Waiting {
     }
 }
 
-/// The record of when the wait ends that a thread stands in, if we began its call anew. `read` reads the thread's memory.
+/// The record of when the wait ends that a thread stands in, if we began its call anew. `read`
+/// reads the thread's memory.
 fn record(nr: u64, regs: &Message, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<End> {
     let r = |f| regs.number(f);
     ends::of(&[nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)], read)
 }
 
-/// When the call of a thread that runs ends by its own time-out; none if it has none. `read` reads the thread's memory, whose
-/// CLOCK_MONOTONIC is `ahead_ns` ahead of the machine's.
+/// When the call of a thread that runs ends by its own time-out; none if it has none. `read` reads
+/// the thread's memory, whose CLOCK_MONOTONIC is `ahead_ns` ahead of the machine's.
 pub fn live_due(waiting: &Waiting, now: Now, ahead_ns: i64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Due> {
     let mut regs = Message::default();
     for (field, value) in [DI, SI, DX, R10, R8, R9].into_iter().zip(&waiting.call[1..7]) {
@@ -215,8 +221,8 @@ pub(super) fn finalize_thread(
     FinalizedThread { changed, waits: on_call, ticks: false }
 }
 
-/// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the `mov eax, imm32` that
-/// precedes the `syscall` instruction in every libc.
+/// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the
+/// `mov eax, imm32` that precedes the `syscall` instruction in every libc.
 fn number_before(thread: u32, ip: u64, frozen: &Frozen<'_>) -> Option<u64> {
     let mut code = [0u8; 7];
     let readable = (frozen.read)(thread, ip.checked_sub(7)?, &mut code);
@@ -287,8 +293,9 @@ fn finalize_call(
     form == Form::Record
 }
 
-/// Whether the kernel counts a call's time-out on CLOCK_MONOTONIC: all but absolute ones of another clock, and relative ones of
-/// clock_nanosleep(2) on a clock other than CLOCK_REALTIME, which only says how an absolute one is to be understood.
+/// Whether the kernel counts a call's time-out on CLOCK_MONOTONIC: all but absolute ones of another
+/// clock, and relative ones of clock_nanosleep(2) on a clock other than CLOCK_REALTIME, which only
+/// says how an absolute one is to be understood.
 fn is_monotonic(nr: u64, regs: &Message, timeout: &Timeout) -> bool {
     match timeout {
         Timeout::Absolute { clock, .. } => clocks_on_monotonic(*clock),
@@ -332,7 +339,8 @@ struct Waited {
     end: Option<End>,
 }
 
-/// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one, and marks the call; true if it did.
+/// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one, and
+/// marks the call; true if it did.
 fn finalize_socket(
     thread: u32,
     sending: bool,
@@ -359,8 +367,8 @@ fn finalize_socket(
     record.is_some()
 }
 
-/// Whether a time-out has passed at `now`, and before the packet came for which the program is woken: it is given a packet that came in
-/// time, however long the wake took.
+/// Whether a time-out has passed at `now`, and before the packet came for which the program is
+/// woken: it is given a packet that came in time, however long the wake took.
 pub fn is_over(patch: &Patch, clocks: &Clocks, now: Now) -> bool {
     patch.left_ns <= clocks.packet_ns.unwrap_or(i64::MAX).min(now.monotonic_ns) - clocks.frozen_ns
 }
@@ -371,7 +379,8 @@ pub fn end_of(patch: &Patch, clocks: &Clocks) -> End {
     End { at_ns: clocks.frozen_ns + patch.left_ns, whole_ns }
 }
 
-/// What the wake writes for a patch at `now`: what is left, never less than the least that is not "do not wait".
+/// What the wake writes for a patch at `now`: what is left, never less than the least that is not
+/// "do not wait".
 pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
     let left = patch.left_ns - (now.monotonic_ns - clocks.frozen_ns);
     let unit = match patch.form {
@@ -473,7 +482,8 @@ mod tests {
         assert_eq!((clocks.sockets[0].fd, clocks.sockets[0].left_ns), (5, 200_000_000));
     }
 
-    /// The kernel has written what is left over the whole time of a sleep(3), and has put it beside that of a nanosleep(2).
+    /// The kernel has written what is left over the whole time of a sleep(3), and has put it beside
+    /// that of a nanosleep(2).
     #[test]
     fn what_the_kernel_says_is_left_of_a_sleep_is_left() {
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
@@ -495,11 +505,13 @@ mod tests {
         }
     }
 
-    // promise waking: a thread whose time-out passes while the proc is frozen has a tick, and is not at work
+    // promise waking: a thread whose time-out passes while the proc is frozen has a tick, and is
+    //   not at work
     #[test]
     fn a_time_out_that_passes_in_the_freeze_is_a_tick() {
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
-        // poll(2) of 50 ms, which has just ended by that, by an event, and as before but by a thread that has gone on since.
+        // poll(2) of 50 ms, which has just ended by that, by an event, and as before but by a
+        // thread that has gone on since.
         for (returned, sp, ticks) in [(0, 0x7000, true), (1, 0x7000, false), (0, 0x6000, false)] {
             let mut regs = waiting(7, 4);
             for (field, value) in [(AX, returned), (IP, 0x1002), (DX, 50), (SP, sp)] {
@@ -521,7 +533,8 @@ mod tests {
     }
 
     // promise waking: a select(2) that goes on tells the program what is left
-    /// What the program goes by after a select is what the kernel has written to the program's own time-out.
+    /// What the program goes by after a select is what the kernel has written to the program's own
+    /// time-out.
     #[test]
     fn a_select_keeps_its_own_time_out() {
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };

@@ -1,10 +1,11 @@
 //! Signals that came while CRIU took its snapshot.
 //!
-//! CRIU reads the signals that wait for a process first and its timers last, and timers go on meanwhile: what a timer sends in
-//! between is in no image, and one that is set for once is not armed any more. Whatever waits now and is not in the images is
-//! added to them. /proc says which signals wait, not from where each came: that follows from the
-//! timers. Sources: sigaction(2), proc_pid_status(5), timer_create(2), and CRIU's images of
-//! signals, which are siginfo_t as the kernel has it.
+//! CRIU reads the signals that wait for a process first and its timers last, and timers go on
+//! meanwhile: what a timer sends in between is in no image, and one that is set for once is not
+//! armed any more. Whatever waits now and is not in the images is added to them. /proc says which
+//! signals wait, not from where each came: that follows from the timers. Sources: sigaction(2),
+//! proc_pid_status(5), timer_create(2), and CRIU's images of signals, which are siginfo_t as the
+//! kernel has it.
 
 use super::timers::{Posix, Real, posix_timers, real_timer};
 use super::{ClockError, Frozen, Now};
@@ -15,7 +16,8 @@ use std::collections::BTreeMap;
 
 /// SI_TIMER of sigaction(2).
 const SI_TIMER: i32 = -2;
-/// SIGKILL, SIGTRAP, SIGCONT and SIGSTOP of signal(7): no program takes them, or a tracer makes them.
+/// SIGKILL, SIGTRAP, SIGCONT and SIGSTOP of signal(7): no program takes them, or a tracer makes
+/// them.
 const NOT_THE_PROGRAMS: [u64; 4] = [9, 5, 18, 19];
 /// SIGALRM.
 const SIGALRM: u64 = 14;

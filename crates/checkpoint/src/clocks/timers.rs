@@ -1,9 +1,10 @@
 //! Timers: timerfds, POSIX timers, interval timers.
 //!
-//! A timerfd is noted with the time at which it expires next, on its own clock, and is set to just that in the restored
-//! process: the kernel then counts what was missed and keeps the phase. The others can be set by their own process
-//! only, so their images are moved; what they missed meanwhile is sent as one signal. Sources: timerfd_create(2),
-//! timer_settime(2), getitimer(2), and CRIU's images of timers (remaining times at the moment CRIU read them).
+//! A timerfd is noted with the time at which it expires next, on its own clock, and is set to just
+//! that in the restored process: the kernel then counts what was missed and keeps the phase. The
+//! others can be set by their own process only, so their images are moved; what they missed
+//! meanwhile is sent as one signal. Sources: timerfd_create(2), timer_settime(2), getitimer(2), and
+//! CRIU's images of timers (remaining times at the moment CRIU read them).
 
 use super::{ClockError, Clocks, Due, Frozen, Now, SECOND, Source};
 use crate::sockets::places;
@@ -25,8 +26,9 @@ const REALTIME_ALARM: u64 = 8;
 const SIGALRM: u64 = 14;
 /// Longest wait for the kernel to notice that a timer was set to a time in the past.
 const NOTICE: Duration = Duration::from_millis(20);
-/// A signal that was due after the packet came that a program is woken for is sent so long after it has gone on: it has taken the
-/// packet by then. The restorer goes by the same, `AFTER_WHAT_CAME` in settings.h.
+/// A signal that was due after the packet came that a program is woken for is sent so long after it
+/// has gone on: it has taken the packet by then. The restorer goes by the same, `AFTER_WHAT_CAME`
+/// in settings.h.
 pub const AFTER_PACKET: Duration = Duration::from_millis(30);
 /// Two readings that are to be of the same moment are not further apart than this, nanoseconds.
 const SAME_MOMENT_NS: i64 = 20_000;
@@ -38,8 +40,9 @@ pub struct Timerfd {
     pub pid: u32,
     /// Its number there.
     pub fd: i32,
-    /// The clock that `next_ns` is on, as clock_gettime(2) numbers them. A real-time timer that was set relative to its
-    /// setting does not follow changes of the clock: it is given on CLOCK_MONOTONIC.
+    /// The clock that `next_ns` is on, as clock_gettime(2) numbers them. A real-time timer that was
+    /// set relative to its setting does not follow changes of the clock: it is given on
+    /// CLOCK_MONOTONIC.
     pub clock: u64,
     /// When it expires next, nanoseconds; none when it is not armed.
     pub next_ns: Option<i64>,
@@ -104,14 +107,15 @@ fn is_wall_clock(clock: u64) -> bool {
     matches!(clock, 0 | 1 | 7 | 8 | 9 | 11)
 }
 
-/// About when CRIU read a process's timers, never before, nanoseconds of CLOCK_MONOTONIC: it writes the process's image
-/// next, and file times lag by up to the coarse clock's step.
+/// About when CRIU read a process's timers, never before, nanoseconds of CLOCK_MONOTONIC: it writes
+/// the process's image next, and file times lag by up to the coarse clock's step.
 pub(super) fn read_at(images: &Images, name: &str, now: Now) -> i64 {
     images.written(name).map_or(now.monotonic_ns, |written| after(written, now))
 }
 
-/// About when CRIU had frozen every thread, never before, nanoseconds of CLOCK_MONOTONIC: it opens the images of what
-/// they share next. `now` where the file system does not say when a file was made.
+/// About when CRIU had frozen every thread, never before, nanoseconds of CLOCK_MONOTONIC: it opens
+/// the images of what they share next. `now` where the file system does not say when a file was
+/// made.
 pub fn interrupted_at(images: &Images, now: Now) -> i64 {
     images.made("files.img").map_or(now.monotonic_ns, |made| after(made, now))
 }
@@ -125,9 +129,10 @@ fn after(file: SystemTime, now: Now) -> i64 {
     now.monotonic_ns - ago.clamp(0, 60 * SECOND)
 }
 
-/// Arms interval timers of which nothing is left, for set to that they would never expire again: one of real time that the kernel
-/// has not armed again yet, for the signal of its last expiration waits; one of CPU time that is due within a microsecond. The
-/// next expiration is a whole interval away, which is at most an interval late and never early. True if there is one.
+/// Arms interval timers of which nothing is left, for set to that they would never expire again:
+/// one of real time that the kernel has not armed again yet, for the signal of its last expiration
+/// waits; one of CPU time that is due within a microsecond. The next expiration is a whole interval
+/// away, which is at most an interval late and never early. True if there is one.
 pub(super) fn arm_pending(core: &mut Message) -> Result<bool, Malformed> {
     let mut found = false;
     core.edit_messages::<Malformed>(core_entry::TC, |task| {
@@ -218,8 +223,9 @@ pub(super) fn posix_timers(timers: &Message) -> Result<Vec<Posix>, Malformed> {
     Ok(all.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock) && timer.notifies).collect())
 }
 
-/// Collects what a process's timers make due; true if it has any. From `arrived`, signals that arrived since the freeze,
-/// as bits, those of periodic timers are removed: they are due as the timer is.
+/// Collects what a process's timers make due; true if it has any. From `arrived`, signals that
+/// arrived since the freeze, as bits, those of periodic timers are removed: they are due as the
+/// timer is.
 pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
     let task = core.message(core_entry::TC)?;
     let timers = task.map(|t| t.message(task_core_entry::TIMERS)).transpose()?.flatten();
@@ -311,8 +317,9 @@ fn note(timer: BorrowedFd<'_>, pid: u32, fd: i32, clock: u64) -> io::Result<Opti
     }))
 }
 
-/// What a timerfd for one time is set to: if it came due after the packet that the program is woken for, or would as that is taken, it
-/// expires [`AFTER_PACKET`] from now. A periodic one keeps its beat.
+/// What a timerfd for one time is set to: if it came due after the packet that the program is woken
+/// for, or would as that is taken, it expires [`AFTER_PACKET`] from now. A periodic one keeps its
+/// beat.
 pub fn after_packet(timer: &Timerfd, clocks: &Clocks, now: Now) -> Timerfd {
     let (Some(packet_ns), Some(next), 0) = (clocks.packet_ns, timer.next_ns, timer.every_ns) else { return *timer };
     let ago = now.monotonic_ns - packet_ns;
@@ -324,8 +331,8 @@ pub fn after_packet(timer: &Timerfd, clocks: &Clocks, now: Now) -> Timerfd {
     }
 }
 
-/// Sets a restored timerfd to what it was, the time that has passed included: expirations that were missed can be
-/// read. Its program must be stopped.
+/// Sets a restored timerfd to what it was, the time that has passed included: expirations that were
+/// missed can be read. Its program must be stopped.
 ///
 /// # Errors
 /// Those of timerfd_settime(2); EBADF and EINVAL when it is not the timerfd.
@@ -363,7 +370,8 @@ fn expired(fd: BorrowedFd<'_>) -> io::Result<u64> {
 pub struct Signals {
     /// To be sent before the program goes on.
     pub now: Vec<Missed>,
-    /// To be sent [`AFTER_PACKET`] after the program has gone on: they were due after the packet came that it is woken for.
+    /// To be sent [`AFTER_PACKET`] after the program has gone on: they were due after the packet
+    /// came that it is woken for.
     pub later: Vec<Missed>,
 }
 
@@ -392,8 +400,9 @@ pub fn advance_timers(images: &mut Images, clocks: &Clocks, now: Now) -> Result<
     Ok(missed)
 }
 
-/// (what is left, how many expirations of a periodic timer were missed) after `passed`; all nanoseconds. A single
-/// timer that is overdue has a nanosecond left; one that is not armed stays so.
+/// (what is left, how many expirations of a periodic timer were missed) after `passed`; all
+/// nanoseconds. A single timer that is overdue has a nanosecond left; one that is not armed stays
+/// so.
 fn advance(left: i64, every: i64, passed: i64) -> (i64, u64) {
     if left <= 0 {
         return (left, 0);
@@ -425,8 +434,9 @@ impl Passed {
         self.monotonic + if clock == MONOTONIC { 0 } else { self.stood }
     }
 
-    /// What is left of a timer and what it missed, as [`advance`] says, and whether the signal of that is to come after the packet. Such a
-    /// timer, and one that would expire while the program takes the packet, is moved as if that were done.
+    /// What is left of a timer and what it missed, as [`advance`] says, and whether the signal of
+    /// that is to come after the packet. Such a timer, and one that would expire while the program
+    /// takes the packet, is moved as if that were done.
     fn advance(&self, clock: u64, left: i64, every: i64) -> (i64, u64, bool) {
         const TAKEN: i64 = AFTER_PACKET.as_nanos() as i64;
         let passed = self.on(clock);
@@ -493,7 +503,8 @@ mod tests {
     }
 
     proptest! {
-        /// Expirations are at left, left + every, ...: those up to `passed` are missed, the next one is left.
+        /// Expirations are at left, left + every, ...: those up to `passed` are missed, the next
+        /// one is left.
         #[test]
         fn a_period_is_kept(left in 1..1_000_000_000_000i64, every in 1..1_000_000_000_000i64, passed in 0..10_000_000_000_000i64) {
             let (rest, missed) = advance(left, every, passed);
@@ -594,7 +605,8 @@ mod tests {
         assert_eq!(advanced(3500 * ms, 2 * SECOND), (500 * ms, 1, false));
     }
 
-    /// The kernel arms an interval timer again when its signal is taken: while that waits, nothing is left and the interval is there.
+    /// The kernel arms an interval timer again when its signal is taken: while that waits, nothing
+    /// is left and the interval is there.
     #[test]
     fn a_timer_whose_signal_waits_is_armed() {
         for kind in [task_timers_entry::REAL, task_timers_entry::VIRT, task_timers_entry::PROF] {
@@ -616,7 +628,8 @@ mod tests {
         }
     }
 
-    /// A tick that came while the program was frozen is no reason to wake at once, any other signal is.
+    /// A tick that came while the program was frozen is no reason to wake at once, any other signal
+    /// is.
     #[test]
     fn signals_of_ticks_are_gathered() {
         let core = core_of(task_timers_entry::REAL, &real((0, 100_000), (0, 200_000)));

@@ -1,7 +1,9 @@
-//! Which process makes which: how each process of a tree gets the parent, the session and the group that it had.
+//! Which process makes which: how each process of a tree gets the parent, the session and the group
+//! that it had.
 //!
-//! A process is made by its parent if that is in its session, or if it leads its own. All others had their session from a process
-//! that is not their parent any more, or from their parent before that began a session of its own:
+//! A process is made by its parent if that is in its session, or if it leads its own. All others
+//! had their session from a process that is not their parent any more, or from their parent before
+//! that began a session of its own:
 //!
 //! ```text
 //! child     its parent makes it
@@ -10,9 +12,9 @@
 //! orphan    a ghost that the session's leader makes, makes it and ends: pid 1 is its parent from then on
 //! ```
 //!
-//! It joins its group when it has made all of its own, which begin with the group that it was made with: a parent may be in the group
-//! of a child. Pure: knows numbers, and nothing of images or of the restorer. An error names the
-//! first process that it fails for.
+//! It joins its group when it has made all of its own, which begin with the group that it was made
+//! with: a parent may be in the group of a child. Pure: knows numbers, and nothing of images or of
+//! the restorer. An error names the first process that it fails for.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +92,8 @@ struct Order<'a> {
     spare: u64,
 }
 
-/// The order in which a tree is made, pid 1 first, makers before what they make. No thread has a number from `spare` on.
+/// The order in which a tree is made, pid 1 first, makers before what they make. No thread has a
+/// number from `spare` on.
 ///
 /// # Errors
 /// What cannot be made, in words.
@@ -161,8 +164,9 @@ impl Order<'_> {
         ))
     }
 
-    /// The session in which a process had children before it began its own, if others are in that, too, for then it is to be the same
-    /// one. Where only its children are, a leader for them will do.
+    /// The session in which a process had children before it began its own, if others are in that,
+    /// too, for then it is to be the same one. Where only its children are, a leader for them will
+    /// do.
     fn was_born_in(&self, entry: &Entry) -> Option<u64> {
         let is_of = |pid: u64, session: u64| self.entries.iter().any(|e| e.pid == pid && e.session == session);
         let mut strangers = self

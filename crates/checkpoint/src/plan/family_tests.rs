@@ -1,4 +1,5 @@
-//! Tests of [`super`]: trees that a history of forks, sessions and ends has made, and are made again as the restorer makes them.
+//! Tests of [`super`]: trees that a history of forks, sessions and ends has made, and are made
+//! again as the restorer makes them.
 
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +66,8 @@ impl World {
     }
 }
 
-/// Makes the tree as the restorer does: early children, setsid, the others, the group, and a ghost's end.
+/// Makes the tree as the restorer does: early children, setsid, the others, the group, and a
+/// ghost's end.
 fn make(order: &[Member]) -> World {
     let mut world = World::new();
     let mut waiting: Vec<u64> = Vec::new();
@@ -130,7 +132,8 @@ fn made_again(entries: &[Entry]) {
 #[test]
 fn what_daemons_and_shells_leave() {
     for processes in [
-        // A daemon; the same below a process that takes orphans; with a child of its own and one in a group of its own.
+        // A daemon; the same below a process that takes orphans; with a child of its own and one in
+        // a group of its own.
         &[(1, 0, 1, 1), (2, 1, 2, 2), (9, 1, 8, 8)][..],
         &[(1, 0, 1, 1), (2, 1, 2, 2), (9, 2, 8, 8)],
         &[(1, 0, 1, 1), (2, 1, 2, 2), (9, 2, 8, 8), (10, 9, 8, 8), (11, 9, 11, 8)],
@@ -160,7 +163,8 @@ fn parents_that_lead_no_session_cannot_both_have_children_of_one_without_a_leade
 // promise waking: any tree that forks, sessions, groups and ends can leave is made again as it was,
 //   or refused
 // held by: this, `kip_checkpoint::plan::family::tests::what_daemons_and_shells_leave`
-/// Histories by chance. Whatever is said to be possible comes out as it was; nearly all is possible.
+/// Histories by chance. Whatever is said to be possible comes out as it was; nearly all is
+/// possible.
 #[test]
 fn any_history_is_made_again_or_refused() {
     let (mut refused, rounds) = (0, 5_000);

@@ -14,11 +14,12 @@ use kip_criu_images::fields::{
 use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
+/// Least number of a descriptor of the restorer's: above what one packet's descriptors get when
+/// they arrive.
 const LEAST_BASE: u64 = 320;
 
-/// open(2) flags that only matter when a file is made, or would follow the snapshot's own: O_CREAT, O_EXCL, O_NOCTTY,
-/// O_TRUNC, O_CLOEXEC.
+/// open(2) flags that only matter when a file is made, or would follow the snapshot's own: O_CREAT,
+/// O_EXCL, O_NOCTTY, O_TRUNC, O_CLOEXEC.
 const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
 /// `__O_TMPFILE`.
 const TMPFILE: u64 = 0o20_000_000;
@@ -28,7 +29,8 @@ const BOTH_WAYS: &str = "a memory file that is mapped both shared and private";
 /// pidfd_open(2).
 const PIDFD_NONBLOCK: u64 = 0o4000;
 
-/// What has to be held for a plan beyond the INET sockets; empty if the tree has something open that can be in no plan.
+/// What has to be held for a plan beyond the INET sockets; empty if the tree has something open
+/// that can be in no plan.
 pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
     let files = Files::read(images)?;
     let places = sockets::places(images)?;
@@ -42,8 +44,8 @@ pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
             Err(PlanError::Unsupported { .. }) => return Ok(Vec::new()),
             other => other?,
         }
-        // Inotify instances are held for CRIU as well ([`crate::inotify`]); a pidfd that is held is of a process that has ended.
-        // A memory file is made again.
+        // Inotify instances are held for CRIU as well ([`crate::inotify`]); a pidfd that is held is
+        // of a process that has ended. A memory file is made again.
         if matches!(file.number(file_entry::TYPE), kind::INOTIFY | kind::PIDFD | kind::MEMFD) {
             continue;
         }
@@ -179,7 +181,8 @@ impl<'a> Files<'a> {
             }
             kind::UNIXSK => {
                 let socket = file.message(file_entry::USK)?.unwrap_or_default();
-                // Once its mount is not the tree's any more the kernel leaves where that was out of the directory.
+                // Once its mount is not the tree's any more the kernel leaves where that was out of
+                // the directory.
                 match socket.bytes(unix_sk_entry::NAME).and_then(|name| name.first()) {
                     Some(0 | b'/') | None => Ok(()),
                     Some(_) if is_mount(self.root, socket.varint(unix_sk_entry::MNT_ID)) => Ok(()),
@@ -210,7 +213,8 @@ impl<'a> Files<'a> {
         Ok(inotify::watches_device(file, self.proc)?)
     }
 
-    /// Held, it is on a mount that is not the tree's any more, and CRIU has to find it on one that is.
+    /// Held, it is on a mount that is not the tree's any more, and CRIU has to find it on one that
+    /// is.
     fn check_overlay(&self, reg: &Message) -> Result<(), PlanError> {
         let id = reg.varint(reg_file_entry::MNT_ID);
         if is_mount(self.root, id) || is_mount(self.usr, id) {
@@ -225,8 +229,8 @@ impl<'a> Files<'a> {
         self.remapped.get(&id) == Some(&remap::GHOST)
     }
 
-    /// Whether it is handed over as another open file than the one that was held: a deleted FIFO, see [`Received::Deleted`].
-    /// An epoll set that was held knows the one that was.
+    /// Whether it is handed over as another open file than the one that was held: a deleted FIFO,
+    /// see [`Received::Deleted`]. An epoll set that was held knows the one that was.
     pub(super) fn is_reopened(&self, id: u64) -> Result<bool, PlanError> {
         let file = self.file(id)?;
         Ok(file.number(file_entry::TYPE) == kind::FIFO && self.is_deleted(fifo_file(file)?))
@@ -430,7 +434,8 @@ fn is_mount(mount: Option<u64>, id: Option<u64>) -> bool {
     mount.is_some() && mount == id.map(|id| id >> 1)
 }
 
-/// Whether a path leads to what proc(5) says of one process, which may not be there yet when files are opened.
+/// Whether a path leads to what proc(5) says of one process, which may not be there yet when files
+/// are opened.
 fn is_of_process(path: &str) -> bool {
     let first = path.strip_prefix("/proc/").and_then(|rest| rest.split('/').next());
     first.is_some_and(|name| matches!(name, "self" | "thread-self") || name.bytes().all(|byte| byte.is_ascii_digit()))

@@ -1,7 +1,9 @@
-//! Memory files that are made again from the images: those that a program runs from or has mapped for itself alone.
+//! Memory files that are made again from the images: those that a program runs from or has mapped
+//! for itself alone.
 //!
-//! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). A tree that shares one that
-//! is made here gets no plan, nor one that has others open by a descriptor than those that it runs from.
+//! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). A tree
+//! that shares one that is made here gets no plan, nor one that has others open by a descriptor
+//! than those that it runs from.
 
 use super::PlanError;
 use kip_criu_images::Images;
@@ -104,8 +106,8 @@ impl Opened {
 /// A memory file that has been made.
 #[derive(Debug)]
 struct Made {
-    /// The open file that it was made as: the kernel does not count that as open for writing, and no other that can be written to may be
-    /// there while it is a program (`ETXTBSY` of execve(2)).
+    /// The open file that it was made as: the kernel does not count that as open for writing, and
+    /// no other that can be written to may be there while it is a program (`ETXTBSY` of execve(2)).
     writable: Option<OwnedFd>,
     readable: OwnedFd,
 }

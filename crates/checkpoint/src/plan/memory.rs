@@ -23,7 +23,8 @@ const KIND_SHARED: u64 = 1;
 /// Guards in mappings that come before it.
 const KIND_GUARD: u64 = 2;
 
-/// The vdso and what belongs to it: (offset from its start, size) of each piece, as they follow each other.
+/// The vdso and what belongs to it: (offset from its start, size) of each piece, as they follow
+/// each other.
 pub(super) type VdsoShape = Vec<(u64, u64)>;
 
 /// One mapping.
@@ -59,7 +60,8 @@ pub(super) struct Memory {
     guards: Vec<(u64, u64)>,
     /// What is read before the program runs, by address.
     runs: Vec<(Ref, Run)>,
-    /// Pages of rseq(2) areas: the kernel writes to them when it moves a thread, and kills the thread where it cannot.
+    /// Pages of rseq(2) areas: the kernel writes to them when it moves a thread, and kills the
+    /// thread where it cannot.
     rseq: Vec<u64>,
     /// Pages in mappings of which some come later.
     pub can_come: u64,
@@ -99,7 +101,8 @@ impl SharedMemory {
 }
 
 impl Memory {
-    /// Takes `mm-PID.img` and the pages that belong to it. `rseq` are the areas of its threads: address and length.
+    /// Takes `mm-PID.img` and the pages that belong to it. `rseq` are the areas of its threads:
+    /// address and length.
     pub(super) fn read(
         pages: &PageMap,
         pid: u32,
@@ -326,7 +329,8 @@ fn read_pages(entries: &[Message], files: &mut Files<'_>, base: u64) -> Result<V
     Ok(lists)
 }
 
-/// The runs of a pagemap image of shared memory, without its head: place in the file of pages, place in the memory, length; bytes.
+/// The runs of a pagemap image of shared memory, without its head: place in the file of pages,
+/// place in the memory, length; bytes.
 pub(super) fn runs(entries: &[Message]) -> Result<Vec<(u64, u64, u64)>, PlanError> {
     let (mut found, mut position) = (Vec::new(), 0);
     for entry in entries {

@@ -1,4 +1,5 @@
-//! What a process and its threads have besides memory and descriptors: signals, limits, timers, credentials, filters, locks.
+//! What a process and its threads have besides memory and descriptors: signals, limits, timers,
+//! credentials, filters, locks.
 
 use super::layout::{Span, Writer};
 use super::tasks::one;
@@ -212,8 +213,9 @@ impl Filters {
     }
 }
 
-/// The filter that all threads have. CRIU says so by TSYNC at the leader's and leaves the others' out. One alone is the
-/// sandbox's own, under which the restorer can finish; what further filters forbid is not known.
+/// The filter that all threads have. CRIU says so by TSYNC at the leader's and leaves the others'
+/// out. One alone is the sandbox's own, under which the restorer can finish; what further filters
+/// forbid is not known.
 pub(super) fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
     let mut all = BTreeSet::new();
     let mut of_all = false;

@@ -50,7 +50,8 @@ enum Life {
     Alive,
     /// It has ended, with this status, and its parent has not asked yet.
     Zombie(u64),
-    /// It has ended and gone: it makes others, which a session is named after or which lose it as their parent.
+    /// It has ended and gone: it makes others, which a session is named after or which lose it as
+    /// their parent.
     Ghost,
 }
 
@@ -169,8 +170,8 @@ pub(super) struct Written {
     pub eager: Vec<Run>,
 }
 
-/// Writes everything. Two passes: references first, so that the numbers of all descriptors are known when they are
-/// written.
+/// Writes everything. Two passes: references first, so that the numbers of all descriptors are
+/// known when they are written.
 pub(super) fn write(
     writer: &mut Writer,
     files: &mut Files<'_>,
@@ -320,8 +321,9 @@ struct References {
 }
 
 impl References {
-    /// `spare`: a number of no process, for those that have ended. `watched`: the files that a process before this one puts into a
-    /// set, as (set, file). Processes share sets, and two of them cannot both add a file.
+    /// `spare`: a number of no process, for those that have ended. `watched`: the files that a
+    /// process before this one puts into a set, as (set, file). Processes share sets, and two of
+    /// them cannot both add a file.
     fn gather(
         task: &Task,
         files: &mut Files<'_>,

@@ -104,7 +104,8 @@ fn a_daemon_s_session_gets_a_leader_for_a_moment() {
 /// Field 18 says so, and membarrier(2)'s registrations, field 22, do not.
 #[test]
 fn a_subreaper_is_known_by_its_own_field() {
-    // 9 is pid 1's and in the session of 5: a child of 5 makes it and ends, and it falls to pid 1 only if 2 does not take it.
+    // 9 is pid 1's and in the session of 5: a child of 5 makes it and ends, and it falls to pid 1
+    // only if 2 does not take it.
     let processes = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (5, 2, 5, 5, ALIVE, 0), (9, 1, 5, 5, ALIVE, 0)];
     let made_of = |field| tree_with(&processes, field, 1).map(|tree| made(&tree).len());
     assert_eq!(made_of(task_core_entry::MEMBARRIER_REGISTRATION_MASK).unwrap(), 4, "with the one that ends");

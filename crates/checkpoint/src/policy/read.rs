@@ -58,8 +58,8 @@ fn damaged(image: &str) -> impl FnOnce(Malformed) -> FactsError + '_ {
     move |source| FactsError::Damaged { image: image.to_owned(), source }
 }
 
-/// The embedded message of that number. Readers merge messages that come twice, each reader in its own
-/// way; no writer makes such.
+/// The embedded message of that number. Readers merge messages that come twice, each reader in its
+/// own way; no writer makes such.
 fn sole(message: &Message, number: u32, image: &str) -> Result<Option<Message>, FactsError> {
     let mut all = message.messages(number).map_err(damaged(image))?;
     match all.len() {
@@ -74,8 +74,8 @@ fn one(images: &Images, name: &str) -> Result<Message, FactsError> {
     images.entries(name)?.into_iter().next().ok_or_else(missing)
 }
 
-/// Takes the facts out of images; [`crate::sockets`] has turned sockets into files already. `but` has
-/// names of files of the generation that are no images, such as page files, and are not judged.
+/// Takes the facts out of images; [`crate::sockets`] has turned sockets into files already. `but`
+/// has names of files of the generation that are no images, such as page files, and are not judged.
 ///
 /// # Errors
 /// An image is missing, damaged, or lacks what all have.
@@ -197,8 +197,8 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
     Ok((facts, flags))
 }
 
-/// The filter that is set first, of those that a thread begins with at `first`: what CRIU calls the previous one of a filter is the one
-/// that it sets after that.
+/// The filter that is set first, of those that a thread begins with at `first`: what CRIU calls the
+/// previous one of a filter is the one that it sets after that.
 fn first_of(filters: &[Message], first: usize) -> Option<Vec<u8>> {
     let mut filter = filters.get(first)?;
     // More steps than there are filters lead in a circle.

@@ -111,8 +111,8 @@ impl ApplyPlan {
         (!names.is_empty()).then(line)
     }
 
-    /// What stands in the way, before anything is changed. Then those, by their places, whose image has to be here before more can be
-    /// said.
+    /// What stands in the way, before anything is changed. Then those, by their places, whose image
+    /// has to be here before more can be said.
     pub async fn refused(&self, client: &Client, replace: bool) -> anyhow::Result<(Vec<Fault>, Vec<usize>)> {
         let (mut faults, mut without_image) = (Vec::new(), Vec::new());
         let volumes = match self.described.iter().flatten().any(|one| !one.external.is_empty()) {
@@ -227,7 +227,8 @@ async fn compare(
 ) -> anyhow::Result<(Action, Vec<Difference>, Option<String>)> {
     let mut fields = differences(&asked(&view.spec), wanted);
     if view.spec.asked.is_none() {
-        // An older daemon's, of which only what became of the request is known: what the file leaves open is as good as any.
+        // An older daemon's, of which only what became of the request is known: what the file
+        // leaves open is as good as any.
         fields.retain(|field| field.wanted.is_some());
     }
     if let (Image::Oci(has), Image::Oci(asks)) = (&view.spec.image, &wanted.spec.image)

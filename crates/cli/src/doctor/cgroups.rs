@@ -26,7 +26,8 @@ impl Hierarchies {
     }
 }
 
-/// Reads /proc/mounts (fields: source, target, type, options); `controllers` answers for a v2 mount.
+/// Reads /proc/mounts (fields: source, target, type, options); `controllers` answers for a v2
+/// mount.
 fn hierarchies(mounts: &str, controllers: impl Fn(&str) -> Option<String>) -> Hierarchies {
     let mut found = Hierarchies::default();
     for line in mounts.lines() {

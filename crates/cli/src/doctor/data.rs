@@ -1,4 +1,5 @@
-//! The data directory: whether overlays work on its filesystem, whether /usr can be hard linked into it, room, rights.
+//! The data directory: whether overlays work on its filesystem, whether /usr can be hard linked
+//! into it, room, rights.
 
 use super::{Check, is_root};
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -81,7 +82,8 @@ fn judge_room(bytes: u64, inodes: Option<u64>) -> Check {
     }
 }
 
-/// Files of the base that a sleeper maps are pinned by hard links, which stay within one filesystem.
+/// Files of the base that a sleeper maps are pinned by hard links, which stay within one
+/// filesystem.
 fn links(place: &Path) -> Check {
     const NAME: &str = "pinning";
     let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();

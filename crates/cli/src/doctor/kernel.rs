@@ -1,11 +1,13 @@
-//! Kernel version and features: namespaces, overlayfs, pidfd_getfd, userfaultfd, sock_diag, TCP_REPAIR, seccomp.
+//! Kernel version and features: namespaces, overlayfs, pidfd_getfd, userfaultfd, sock_diag,
+//! TCP_REPAIR, seccomp.
 
 use super::{Check, is_root, read, read_number};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink, socket_with};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Idmapped layers under overlayfs, with which a proc sees the host's /usr in its own block of ids: Linux 5.19.
+/// Idmapped layers under overlayfs, with which a proc sees the host's /usr in its own block of ids:
+/// Linux 5.19.
 const OLDEST: (u64, u64) = (5, 19);
 const NEWER_KERNEL: &str = "boot a newer kernel";
 

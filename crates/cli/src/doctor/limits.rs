@@ -79,7 +79,8 @@ fn judge_capabilities(bits: u64) -> Check {
     Check::ok(NAME, "all that are needed")
 }
 
-/// A sleeper costs about a dozen descriptors in the daemon and in the keeper: namespaces, pipes, sockets.
+/// A sleeper costs about a dozen descriptors in the daemon and in the keeper: namespaces, pipes,
+/// sockets.
 fn judge_files(hard: u64) -> Check {
     const NAME: &str = "open files";
     let procs = hard / 12;

@@ -1,4 +1,5 @@
-//! The way of clients to published ports: forwarding per interface, and rules of others that drop what is forwarded.
+//! The way of clients to published ports: forwarding per interface, and rules of others that drop
+//! what is forwarded.
 
 use super::{Check, is_root, read};
 use rustix::fs::StatVfsMountFlags;
@@ -11,7 +12,8 @@ pub(super) fn checks() -> Vec<Check> {
     let v6 = match read("/proc/sys/net/ipv6/conf/all/forwarding") {
         None => Check::ok("forwarding v6", "no IPv6 here"),
         Some(all) if all != "0" => Check::ok("forwarding v6", "on"),
-        // From Linux 6.17 each interface has a switch of its own; before, only the global one forwards.
+        // From Linux 6.17 each interface has a switch of its own; before, only the global one
+        // forwards.
         Some(_) if !Path::new("/proc/sys/net/ipv6/conf/all/force_forwarding").exists() => {
             Check::ok("forwarding v6", "off; `kip up` switches it on for all interfaces")
         }
@@ -53,8 +55,8 @@ fn is_up(name: &str) -> bool {
     u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|flags| flags & 1 == 1)
 }
 
-/// The interfaces of default routes in /proc/net/route (interface, destination, .., mask in column 8) or
-/// /proc/net/ipv6_route (destination, its length, .., interface in column 10).
+/// The interfaces of default routes in /proc/net/route (interface, destination, .., mask in column
+/// 8) or /proc/net/ipv6_route (destination, its length, .., interface in column 10).
 fn default_routes(routes: &str) -> Vec<String> {
     let mut found: Vec<String> = routes
         .lines()
@@ -139,7 +141,8 @@ fn foreign_rules() -> Check {
     }
 }
 
-/// The chains that hook into forwarding and drop by default, from `nft -j list chains`, but for our own tables.
+/// The chains that hook into forwarding and drop by default, from `nft -j list chains`, but for our
+/// own tables.
 fn dropping_chains(json: &[u8]) -> Option<Vec<String>> {
     let listing: Value = serde_json::from_slice(json).ok()?;
     let chains = listing["nftables"].as_array()?.iter().map(|entry| &entry["chain"]);

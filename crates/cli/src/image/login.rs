@@ -1,5 +1,5 @@
-//! The login for a registry: flags, else what `docker login` left in its configuration. Read here, as the user that calls, and
-//! sent to the daemon with the one request.
+//! The login for a registry: flags, else what `docker login` left in its configuration. Read here,
+//! as the user that calls, and sent to the daemon with the one request.
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -14,7 +14,8 @@ use std::process::{Command, Stdio};
 /// What `docker login` calls docker.io.
 const DOCKER_IO: &str = "https://index.docker.io/v1/";
 
-/// What helpers say where they have no login, github.com/docker/docker-credential-helpers, credentials/error.go.
+/// What helpers say where they have no login, github.com/docker/docker-credential-helpers,
+/// credentials/error.go.
 const KNOWS_NONE: &str = "credentials not found";
 /// A refresh token, which Kip asks no one to change into another.
 const IDENTITY: &str = "it is an identity token, which Kip cannot use: give --registry-auth USER:PASSWORD";

@@ -30,14 +30,15 @@ pub enum Style {
 /// Lines above the procs: two about all, an empty one, titles.
 const ABOVE: usize = 4;
 
-/// How many of so many procs fit on a screen of `rows`; where not all do, one line says which are shown.
+/// How many of so many procs fit on a screen of `rows`; where not all do, one line says which are
+/// shown.
 pub fn room_for(procs: usize, rows: usize) -> usize {
     let room = rows.saturating_sub(ABOVE);
     if procs > room { room.saturating_sub(1) } else { room }
 }
 
-/// Two lines about all, an empty one, titles, and a line for each proc as far as there is room. Without a `look` procs are those of
-/// the view in its order, and no title is marked.
+/// Two lines about all, an empty one, titles, and a line for each proc as far as there is room.
+/// Without a `look` procs are those of the view in its order, and no title is marked.
 pub fn lines(view: &TopView, look: Option<Look>, size: Size, style: Style) -> Vec<String> {
     let width = size.columns.unwrap_or(usize::MAX);
     let mut lines: Vec<String> = header(view).iter().map(|line| cut(line, width)).collect();
@@ -250,8 +251,8 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         lines(view, Some(look), Size { rows: Some(10), columns: Some(200) }, Style::Plain)
     }
 
-    // promise command-line: top scrolls where there are more procs than lines, sorts by a key, marks the
-    //   column, and has help
+    // promise command-line: top scrolls where there are more procs than lines, sorts by a key,
+    //   marks the column, and has help
     // held by: this, `kip_cli::top::look::tests::scrolling_stays_within_the_procs`,
     //   `kip_cli::top::layout::tests::the_column_that_sorts_is_marked`
     #[test]

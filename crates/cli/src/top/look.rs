@@ -1,10 +1,11 @@
-//! What the user of `kip top` looks at: by which column procs are sorted, how far they are scrolled, and the help. Pure: keys in,
-//! a [`Look`] out.
+//! What the user of `kip top` looks at: by which column procs are sorted, how far they are
+//! scrolled, and the help. Pure: keys in, a [`Look`] out.
 
 use kip_types::api::TopProc;
 use std::cmp::Ordering;
 
-/// What procs are sorted by. Figures have the largest first; of equal ones the order of the answer stays.
+/// What procs are sorted by. Figures have the largest first; of equal ones the order of the answer
+/// stays.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Sort {
     /// The order of the answer: tier, then memory.

@@ -25,7 +25,8 @@ pub fn takes_control_codes() -> bool {
     std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
-/// The terminal: keys come at once and are not echoed, the screen is another. Dropped, all is as it was.
+/// The terminal: keys come at once and are not echoed, the screen is another. Dropped, all is as it
+/// was.
 pub struct Screen {
     /// How stdin was; none if it is no terminal.
     before: Option<Termios>,
@@ -56,8 +57,8 @@ impl Screen {
         layout::room_for(view.procs.len(), size().unwrap_or(USUAL).1)
     }
 
-    /// Draws over what is there, line by line, so that nothing flickers. Each is cleared before it is written: at the right
-    /// edge the cursor is still on the last character.
+    /// Draws over what is there, line by line, so that nothing flickers. Each is cleared before it
+    /// is written: at the right edge the cursor is still on the last character.
     pub fn draw(&mut self, view: &TopView, look: Look) -> anyhow::Result<()> {
         let (columns, rows) = size().unwrap_or(USUAL);
         let mut lines = layout::lines(view, Some(look), Size { rows: Some(rows), columns: Some(columns) }, self.style);

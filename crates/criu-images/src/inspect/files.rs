@@ -240,8 +240,8 @@ impl Files {
 }
 
 impl OpenFile {
-    /// An epoll set, of which nothing else is reported: to ask for its flags is to wait for the thread
-    /// that takes events from it.
+    /// An epoll set, of which nothing else is reported: to ask for its flags is to wait for the
+    /// thread that takes events from it.
     pub fn epoll(fd: i32) -> OpenFile {
         let kind = FileKind::Anonymous { kind: "epoll".to_owned() };
         OpenFile { fd, kind, flags: O_RDWR, offset: None, deleted: false }

@@ -101,7 +101,8 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
     Ok(found)
 }
 
-/// How much of a shared mapping the images have: their addresses are offsets from its memory's start.
+/// How much of a shared mapping the images have: their addresses are offsets from its memory's
+/// start.
 fn stored(images: &Images, contents: u64, vma: &Message) -> Result<u64, Malformed> {
     let name = format!("pagemap-shmem-{contents}.img");
     let from = vma.number(vma_entry::PGOFF);

@@ -1,4 +1,5 @@
-//! Networks, those that the file declares and those of a service. All services of a file are in one, which is named after the project.
+//! Networks, those that the file declares and those of a service. All services of a file are in
+//! one, which is named after the project.
 
 use super::context::Context;
 use crate::place::{Weight, meant};

@@ -265,7 +265,8 @@ impl Service {
         true
     }
 
-    /// How much of what it writes is kept, as the files of Docker's own drivers have it. Where else it may go Kip does not send it.
+    /// How much of what it writes is kept, as the files of Docker's own drivers have it. Where else
+    /// it may go Kip does not send it.
     fn logging(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
         for (key, place, value) in node.entries() {
             let path = format!("{path}.{key}");
@@ -381,7 +382,8 @@ impl Service {
         }
     }
 
-    /// A health check that has succeeded once shows that the service is ready; that is all that it is for here.
+    /// A health check that has succeeded once shows that the service is ready; that is all that it
+    /// is for here.
     fn healthcheck(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) {
         // All of it first, so that no key counts as unread.
         let mut part = |key: &str| node.get(key).and_then(|value| context.parsed(value, path, time));
@@ -471,7 +473,8 @@ impl Service {
         }
     }
 
-    /// The proc, with the names of the others. `awaited`: another service waits until it is ready; `links`: names that others give it.
+    /// The proc, with the names of the others. `awaited`: another service waits until it is ready;
+    /// `links`: names that others give it.
     pub fn described(
         mut self,
         context: &mut Context<'_>,

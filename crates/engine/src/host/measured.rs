@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// What a proc was measured to have.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// A hibernated one, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to disk meanwhile, that
-    /// does not change before it wakes.
+    /// A hibernated one, and in which sleep. Its threads stand still: but for what the kernel or
+    /// the pager moves to disk meanwhile, that does not change before it wakes.
     asleep: Mutex<Option<(SleepView, Measure)>>,
     samples: Mutex<Samples>,
 }

@@ -1,10 +1,12 @@
-//! Procs of one network know each other by name: a part of /etc/hosts between two marks, which is Kip's. /etc/resolv.conf is
-//! made with such a part, which names the proc's own resolver ([`resolver`]).
+//! Procs of one network know each other by name: a part of /etc/hosts between two marks, which is
+//! Kip's. /etc/resolv.conf is made with such a part, which names the proc's own resolver
+//! ([`resolver`]).
 //!
-//! The file is written where it lies, below the overlay that may be mounted over it: it has been copied up when the proc was made, so
-//! that what reads it reads this very inode. What the program has changed outside the marks stays. A proc's file is written before
-//! each start and each wake from disk, and when another of its network comes or goes; a crash in between is mended by the next of
-//! these.
+//! The file is written where it lies, below the overlay that may be mounted over it: it has been
+//! copied up when the proc was made, so that what reads it reads this very inode. What the program
+//! has changed outside the marks stays. A proc's file is written before each start and each wake
+//! from disk, and when another of its network comes or goes; a crash in between is mended by the
+//! next of these.
 
 use super::{Host, Proc, resolver};
 use kip_net::addr::Addresses;
@@ -62,7 +64,8 @@ pub fn write_at(proc: &Proc, place: &OwnFilesPlace) {
     }
 }
 
-/// What /etc/resolv.conf of a proc with a resolver is made as: that first, then the machine's own, for where no daemon runs.
+/// What /etc/resolv.conf of a proc with a resolver is made as: that first, then the machine's own,
+/// for where no daemon runs.
 pub fn resolv_conf(proc: &Proc) -> Option<String> {
     resolver::has_one(proc).then(|| {
         let host = kip_sandbox::base::resolv_conf("/".as_ref());
@@ -72,8 +75,8 @@ pub fn resolv_conf(proc: &Proc) -> Option<String> {
     })
 }
 
-/// Writes the names of a network's procs into the /etc/hosts of each, after one came or went. A proc
-/// that has no files now has the names written when it gets them.
+/// Writes the names of a network's procs into the /etc/hosts of each, after one came or went. A
+/// proc that has no files now has the names written when it gets them.
 pub fn write_all(machine: &Host, network: &str) {
     let procs = machine.live_procs();
     for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network)) {

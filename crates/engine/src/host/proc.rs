@@ -1,4 +1,5 @@
-//! What of a proc never changes while it exists: name, spec, slot, directories, cgroup; and its held descriptors.
+//! What of a proc never changes while it exists: name, spec, slot, directories, cgroup; and its
+//! held descriptors.
 
 use super::measured::Measured;
 use super::resolver::Resolver;
@@ -126,8 +127,8 @@ impl Proc {
         dirs
     }
 
-    /// How its file systems are laid out, its own files being at `place`; with the pinned base files over the base where that
-    /// has changed.
+    /// How its file systems are laid out, its own files being at `place`; with the pinned base
+    /// files over the base where that has changed.
     fn rootfs(&self, place: &Path, with_pins: bool) -> RootfsSpec {
         RootfsSpec {
             base: self.base.clone(),
@@ -148,8 +149,9 @@ impl Proc {
         self.mounts_of(user.as_fd(), with_pins)
     }
 
-    /// Mounts its file systems, detached, with the mapping of ids of a user namespace. The earlier mounts must be gone
-    /// (`index=on` allows one at a time); while the kernel still takes them down, this waits.
+    /// Mounts its file systems, detached, with the mapping of ids of a user namespace. The earlier
+    /// mounts must be gone (`index=on` allows one at a time); while the kernel still takes them
+    /// down, this waits.
     pub fn mounts_of(&self, user: BorrowedFd<'_>, with_pins: bool) -> Result<Mounts, RootfsError> {
         let place = self.files.place().map_err(|e| RootfsError::Place(chain(&e)))?;
         let spec = self.rootfs(place.path(), with_pins);
@@ -178,8 +180,9 @@ impl Proc {
         mounted
     }
 
-    /// Other mounts of its filesystems while it runs. Held through the sleep they keep them as they are, and with them what the
-    /// kernel knows by inode: sockets that have a path, FIFOs, open files that are deleted.
+    /// Other mounts of its filesystems while it runs. Held through the sleep they keep them as they
+    /// are, and with them what the kernel knows by inode: sockets that have a path, FIFOs, open
+    /// files that are deleted.
     pub fn copy_mounts(&self, init: u32) -> io::Result<Mounts> {
         let pidfd = kip_sys::process::pidfd_open(init)?;
         self.shared.launcher().copy_mounts(pidfd.as_fd()).map_err(io::Error::other)
@@ -193,8 +196,9 @@ impl Proc {
         Some(Mounts { root, usr, terminals: None, volumes: Vec::new() }).filter(|_| are_those)
     }
 
-    /// Holds the mounts of a wake that has failed again, from the mount namespace that it made: with them the file systems live on, and
-    /// what watches files in them (inotify(7)). New ones would be file systems of their own.
+    /// Holds the mounts of a wake that has failed again, from the mount namespace that it made:
+    /// with them the file systems live on, and what watches files in them (inotify(7)). New ones
+    /// would be file systems of their own.
     pub fn hold_mounts_again(&self, namespace: BorrowedFd<'_>) {
         let held = self.shared.launcher().copy_mounts(namespace).map_err(io::Error::other).and_then(|mounts| {
             let mut fds = vec![(key::ROOT.to_owned(), mounts.root), (key::USR.to_owned(), mounts.usr)];
@@ -215,7 +219,8 @@ impl Proc {
         }
     }
 
-    /// The mounts of a wake: those that are held, or new ones. They are held no longer, for nothing can be attached twice.
+    /// The mounts of a wake: those that are held, or new ones. They are held no longer, for nothing
+    /// can be attached twice.
     pub fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
         // Held mounts live on when their layers are deleted, but the deleted files are not in them.
         self.rootfs(&self.dir, with_pins).check_layers()?;
@@ -261,8 +266,8 @@ pub struct Namespace {
     pub fd: OwnedFd,
 }
 
-/// The namespaces of a running sandbox that are to be held when it is parked. With `own_ipc` the IPC namespace is not among
-/// them: it goes into the snapshot, with the System V memory in it.
+/// The namespaces of a running sandbox that are to be held when it is parked. With `own_ipc` the
+/// IPC namespace is not among them: it goes into the snapshot, with the System V memory in it.
 pub fn namespaces_of(init: u32, own_ipc: bool) -> io::Result<Vec<Namespace>> {
     let kinds = KINDS.iter().filter(|(key, ..)| !(own_ipc && *key == key::IPC));
     let open = |(key, name, kind): &(&'static str, &str, i32)| {

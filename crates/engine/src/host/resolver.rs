@@ -1,9 +1,12 @@
-//! Names of procs in DNS: a resolver at 127.0.0.11:53 inside each proc of a network, which /etc/resolv.conf there names first.
+//! Names of procs in DNS: a resolver at 127.0.0.11:53 inside each proc of a network, which
+//! /etc/resolv.conf there names first.
 //!
-//! It answers for the names and aliases of the procs of that network, as they are at that moment, and hands all other questions to
-//! the machine's own name servers, unchanged. Its sockets are made in the proc's network namespace and held by the keeper, so that a
-//! question that comes while no daemon runs is answered by the next. A proc with a port 53 of its own has none: the address is the
-//! program's then. A question wakes no proc, and keeps none awake. Sources: RFC 1035, RFC 6891, resolv.conf(5).
+//! It answers for the names and aliases of the procs of that network, as they are at that moment,
+//! and hands all other questions to the machine's own name servers, unchanged. Its sockets are made
+//! in the proc's network namespace and held by the keeper, so that a question that comes while no
+//! daemon runs is answered by the next. A proc with a port 53 of its own has none: the address is
+//! the program's then. A question wakes no proc, and keeps none awake. Sources: RFC 1035, RFC 6891,
+//! resolv.conf(5).
 
 use super::{Host, Proc};
 use crate::fd_store::key;
@@ -33,16 +36,19 @@ const TTL_S: u32 = 60;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// A connection on which nothing comes for so long is closed.
 const TCP_IDLE: Duration = Duration::from_secs(10);
-/// Questions that one proc may have on their way to the machine's name servers, and connections to its resolver.
+/// Questions that one proc may have on their way to the machine's name servers, and connections to
+/// its resolver.
 const AT_ONCE: usize = 64;
-/// Questions and connections of one proc that are answered in a second; what comes faster waits, and is dropped where too much waits. A
-/// program that floods its resolver would keep a core of the machine busy.
+/// Questions and connections of one proc that are answered in a second; what comes faster waits,
+/// and is dropped where too much waits. A program that floods its resolver would keep a core of the
+/// machine busy.
 const IN_A_SECOND: u32 = 1000;
 /// So many may come at once.
 const BURST: u32 = IN_A_SECOND / 5;
 /// Largest message, bytes.
 const LARGEST: usize = 65_535;
-/// The largest answer by UDP that the resolver announces to the client, bytes: RFC 9715 has 1,232 for what passes every network.
+/// The largest answer by UDP that the resolver announces to the client, bytes: RFC 9715 has 1,232
+/// for what passes every network.
 const UDP_PAYLOAD: u16 = 1232;
 
 /// The resolver of a proc; dropped, it ends.
@@ -75,7 +81,8 @@ pub fn has_one(proc: &Proc) -> bool {
     proc.spec.network.is_some() && !proc.spec.ports.iter().any(|port| port.port == PORT)
 }
 
-/// Makes the resolver of a proc whose network namespace is new. What fails is logged: names are in its /etc/hosts too.
+/// Makes the resolver of a proc whose network namespace is new. What fails is logged: names are in
+/// its /etc/hosts too.
 pub fn make(proc: &Proc, namespace: BorrowedFd<'_>) {
     if !has_one(proc) {
         return;
@@ -90,7 +97,8 @@ pub fn make(proc: &Proc, namespace: BorrowedFd<'_>) {
     }
 }
 
-/// Answers by the sockets that are held, if there are any. Until all procs are known, questions wait in them.
+/// Answers by the sockets that are held, if there are any. Until all procs are known, questions
+/// wait in them.
 pub fn take_up(proc: &Proc) {
     if !proc.shared.knows_names.load(Ordering::SeqCst) {
         return;
@@ -145,7 +153,8 @@ impl Names {
     }
 }
 
-/// The answer to a question, if it is for a name that `addresses` knows; none if it is for others to answer.
+/// The answer to a question, if it is for a name that `addresses` knows; none if it is for others
+/// to answer.
 fn answer(question: &[u8], addresses: impl Fn(&str) -> Option<(Ipv4Addr, Ipv6Addr)>) -> Option<Vec<u8>> {
     let asked = Message::from_vec(question).ok()?;
     let [query] = asked.queries.as_slice() else { return None };
@@ -171,7 +180,8 @@ fn answer(question: &[u8], addresses: impl Fn(&str) -> Option<(Ipv4Addr, Ipv6Add
     message.to_vec().ok()
 }
 
-/// Whether the machine's name servers are asked: one question, and nothing that they might do or tell for this machine alone.
+/// Whether the machine's name servers are asked: one question, and nothing that they might do or
+/// tell for this machine alone.
 fn is_for_others(question: &[u8]) -> bool {
     Message::from_vec(question).is_ok_and(|asked| {
         let kinds = [RecordType::AXFR, RecordType::IXFR];

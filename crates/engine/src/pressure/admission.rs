@@ -1,8 +1,9 @@
 //! When a wake may begin, and whether a new proc may be started.
 //!
-//! First come, first served, twice: for one of the places of wakes under way, then for room in memory. The wake that
-//! has the turn for room keeps all others waiting, for at most [`ROOM_WITHIN`]; otherwise small wakes
-//! would starve a large one. A wait that is given up (its future dropped) leaves nothing behind.
+//! First come, first served, twice: for one of the places of wakes under way, then for room in
+//! memory. The wake that has the turn for room keeps all others waiting, for at most
+//! [`ROOM_WITHIN`]; otherwise small wakes would starve a large one. A wait that is given up (its
+//! future dropped) leaves nothing behind.
 
 use super::{Books, Pass, Pressure, size};
 use kip_sandbox::cgroup::Cgroup;
@@ -26,8 +27,8 @@ const POLL_EVERY: Duration = Duration::from_millis(50);
 pub enum Work {
     /// A tree is built.
     Much,
-    /// A set of pages is installed: none of the places of wakes under way is needed, and nothing is measured as long as the
-    /// newest figures leave a margin.
+    /// A set of pages is installed: none of the places of wakes under way is needed, and nothing is
+    /// measured as long as the newest figures leave a margin.
     Hardly,
 }
 
@@ -120,9 +121,10 @@ impl Books {
 }
 
 impl Pressure {
-    /// Promises room for `need` below `mark`. Measures for each: figures of even a second ago would let two large programs
-    /// in where there is room for one, and reading new ones costs some 50 microseconds. That is too long for a
-    /// proc that wakes within a millisecond: below the low mark, the figures of relief's last look do.
+    /// Promises room for `need` below `mark`. Measures for each: figures of even a second ago would
+    /// let two large programs in where there is room for one, and reading new ones costs some 50
+    /// microseconds. That is too long for a proc that wakes within a millisecond: below the low
+    /// mark, the figures of relief's last look do.
     fn promise(&self, need: &Need, mark: u64) -> Option<u64> {
         let known = match need.work {
             Work::Hardly => self.books().promise(need, self.marks.low_bytes()),
@@ -205,7 +207,8 @@ impl Pressure {
         let _ = tokio::time::timeout(pause, seen).await;
     }
 
-    /// Whether another proc may be started: not above the high mark, once relief has done what it can.
+    /// Whether another proc may be started: not above the high mark, once relief has done what it
+    /// can.
     pub async fn admit_new(&self, name: &ProcName) -> Result<(), Refusal> {
         let mut passes = self.passes.subscribe();
         let begun = passes.borrow_and_update().number;

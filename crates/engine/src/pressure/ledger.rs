@@ -1,8 +1,9 @@
 //! What is used and what has been promised. Pure.
 //!
-//! A promise is made to a wake before it begins and counts until a measurement was begun after its end: from then on its
-//! memory is in what was measured. While the wake is under way only the part that has not arrived yet counts beside
-//! what was measured. Where memory comes by faults, it goes on arriving for a while after the wake.
+//! A promise is made to a wake before it begins and counts until a measurement was begun after its
+//! end: from then on its memory is in what was measured. While the wake is under way only the part
+//! that has not arrived yet counts beside what was measured. Where memory comes by faults, it goes
+//! on arriving for a while after the wake.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -12,7 +13,8 @@ struct Promise {
     id: u64,
     bytes: u64,
     arrived: u64,
-    /// From then on what has not arrived is not expected any more; none while the wake is under way.
+    /// From then on what has not arrived is not expected any more; none while the wake is under
+    /// way.
     until: Option<Instant>,
 }
 
@@ -63,7 +65,8 @@ impl Ledger {
         self.promises.iter().filter(|p| p.is_kept(now)).map(|p| p.id).collect()
     }
 
-    /// `used` was measured; before it, what had arrived of each promise. `ended` is what [`Ledger::ended`] was before that.
+    /// `used` was measured; before it, what had arrived of each promise. `ended` is what
+    /// [`Ledger::ended`] was before that.
     pub(super) fn measured(&mut self, used: u64, arrived: &HashMap<u64, u64>, ended: &[u64]) {
         self.measured = used;
         self.promises.retain(|p| !ended.contains(&p.id));

@@ -13,7 +13,8 @@ const LAST_RESORT: u8 = 98;
 const LEAST_RESERVE: u64 = 256 << 20;
 /// The same as a part of it.
 const RESERVE_PART: u64 = 20;
-/// What working sets may take in memory, as a part of the limit: a hibernated proc is to take less than one that runs.
+/// What working sets may take in memory, as a part of the limit: a hibernated proc is to take less
+/// than one that runs.
 const SET_PART: u64 = 8;
 /// However much there is, bytes.
 const MOST_SETS: u64 = 256 << 20;
@@ -92,8 +93,8 @@ pub struct MemoryMarks {
 }
 
 impl MemoryMarks {
-    /// From the command line; `memory` in bytes, `high` and `low` in percent. Without `memory` the limit is the machine's
-    /// memory but for a twentieth, at least 256 MiB.
+    /// From the command line; `memory` in bytes, `high` and `low` in percent. Without `memory` the
+    /// limit is the machine's memory but for a twentieth, at least 256 MiB.
     ///
     /// # Errors
     /// [`BadMarks`] names the flag.

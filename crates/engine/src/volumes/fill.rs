@@ -1,8 +1,10 @@
-//! What a new volume gets from the directory that it covers: owner and mode, and with an image the files, as other runtimes
-//! of images do it. So that a program which is not root can use it, and what its image puts there is there.
+//! What a new volume gets from the directory that it covers: owner and mode, and with an image the
+//! files, as other runtimes of images do it. So that a program which is not root can use it, and
+//! what its image puts there is there.
 //!
-//! Only a named volume that is empty, and only at a start: from then on it is its owner's. The files are copied beside the volumes
-//! first, to `.filling-NAME.new`, and moved in from `.filling-NAME`, which goes on at the next start if it was cut short.
+//! Only a named volume that is empty, and only at a start: from then on it is its owner's. The
+//! files are copied beside the volumes first, to `.filling-NAME.new`, and moved in from
+//! `.filling-NAME`, which goes on at the next start if it was cut short.
 
 use super::{directory, path_of};
 use crate::host::Proc;

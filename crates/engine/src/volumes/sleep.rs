@@ -1,13 +1,14 @@
-//! A sleeper's volumes: where they were mounted and which of their files it had open, noted when it falls asleep, looked at when
-//! it wakes.
+//! A sleeper's volumes: where they were mounted and which of their files it had open, noted when it
+//! falls asleep, looked at when it wakes.
 //!
-//! While it sleeps others may write in its volumes, and for it that is as if it had run all the while and done nothing. It
-//! cannot go on where a file that it has open is not that file any more, and must not where another
-//! writer has changed a file that the sleeper alone was writing: a database would go on with pages in
-//! memory that are not those of its files. Such a wake is refused. A proc that shares the volume with
-//! another is taken to know what it does.
+//! While it sleeps others may write in its volumes, and for it that is as if it had run all the
+//! while and done nothing. It cannot go on where a file that it has open is not that file any more,
+//! and must not where another writer has changed a file that the sleeper alone was writing: a
+//! database would go on with pages in memory that are not those of its files. Such a wake is
+//! refused. A proc that shares the volume with another is taken to know what it does.
 //!
-//! Whole volumes that are not there (a disk that is not mounted) are another matter: the sleeper waits for them.
+//! Whole volumes that are not there (a disk that is not mounted) are another matter: the sleeper
+//! waits for them.
 
 use super::{in_order, is_shared, path_of};
 use crate::host::Proc;
@@ -73,7 +74,8 @@ impl VolumeChanged {
 /// In a proc's directory: the generation whose volumes were restored with it.
 pub const RESTORED: &str = "restored";
 
-/// Whether the files in a sleeper's named volumes are restored copies of those that it fell asleep with in this generation.
+/// Whether the files in a sleeper's named volumes are restored copies of those that it fell asleep
+/// with in this generation.
 pub fn is_restored(proc: &Path, generation: Generation) -> bool {
     fs::read_to_string(proc.join(RESTORED)).is_ok_and(|text| text.trim() == generation.0.to_string())
 }

@@ -1,7 +1,9 @@
-//! The fast way up: the tree is rebuilt from its plan, with what was held through the sleep, without CRIU.
+//! The fast way up: the tree is rebuilt from its plan, with what was held through the sleep,
+//! without CRIU.
 //!
-//! Anything that is missing or goes wrong before the program runs leaves generation and held descriptors as they were,
-//! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
+//! Anything that is missing or goes wrong before the program runs leaves generation and held
+//! descriptors as they were, and CRIU does the wake. The last step is the same for both ways: see
+//! [`super::release`].
 
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, mount_namespace, release, timers};
@@ -71,7 +73,8 @@ impl Ready {
     }
 }
 
-/// None if there is no plan of this generation for this kernel, or something of it is no longer held.
+/// None if there is no plan of this generation for this kernel, or something of it is no longer
+/// held.
 pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_pins: bool) -> Option<Ready> {
     let renewed = crate::renew::is_renewed(proc, &manifest.body);
     if renewed || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
@@ -206,7 +209,8 @@ pub(super) fn rebuild(
         fault::reach("wake-restored");
         let stopped = rebuild.stop(init)?;
         steps.done("registers");
-        // What is released below is nowhere else any more: from here on the tree lives, whatever becomes of us.
+        // What is released below is nowhere else any more: from here on the tree lives, whatever
+        // becomes of us.
         stopped.outlive().map_err(RebuildError::Trace)?;
         // Timerfds were held: nothing was missed. They know nothing of a clock that stood.
         let mut clocks = body.clocks.clone();
@@ -232,7 +236,8 @@ pub(super) fn rebuild(
             if let Ok(mounted) = mounted {
                 proc.hold_mounts_again(mounted.as_fd());
             }
-            // With pid 1 the kernel ends all the others; often it has ended by itself, which must not hide why.
+            // With pid 1 the kernel ends all the others; often it has ended by itself, which must
+            // not hide why.
             let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
             hibernate::forget(proc);
             if !proc.wait_until_empty(GONE_WITHIN) {
@@ -250,7 +255,8 @@ fn read_ahead(path: &Path) {
     }
 }
 
-/// What is read before the program runs is checked before it runs; what comes later is checked when it comes.
+/// What is read before the program runs is checked before it runs; what comes later is checked when
+/// it comes.
 fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), SnapshotError> {
     if !plan.is_lazy() {
         return kip_snapshot::verify(images, &manifest.parts);

@@ -1,7 +1,9 @@
-//! Opens a held file without a name once more, on a mount that the next snapshot knows: the one that it was opened on is gone.
+//! Opens a held file without a name once more, on a mount that the next snapshot knows: the one
+//! that it was opened on is gone.
 //!
-//! What the holders of an open file share goes along: flags, position and, for a FIFO, whether a reader
-//! has been told that the last writer is gone. Only the lock of flock(2) does not: the restorer takes it.
+//! What the holders of an open file share goes along: flags, position and, for a FIFO, whether a
+//! reader has been told that the last writer is gone. Only the lock of flock(2) does not: the
+//! restorer takes it.
 
 use kip_sandbox::rootfs::Mounts;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -42,9 +44,9 @@ pub(super) fn open_again(held: BorrowedFd<'_>, mounts: &Mounts) -> io::Result<Ow
     Err(Errno::XDEV.into())
 }
 
-/// An end of a FIFO, without waiting for the other one, fifo(7). A reader that is opened while there is
-/// no writer is not told of the end before a writer has come; so one that has been told is opened while
-/// there is a writer.
+/// An end of a FIFO, without waiting for the other one, fifo(7). A reader that is opened while
+/// there is no writer is not told of the end before a writer has come; so one that has been told is
+/// opened while there is a writer.
 fn open_fifo(held: BorrowedFd<'_>, flags: OFlags, open: &dyn Fn(OFlags) -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
     let needs_other = match flags & OFlags::ACCMODE {
         OFlags::RDONLY => is_hung_up(held)?,

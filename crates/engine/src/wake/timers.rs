@@ -1,4 +1,5 @@
-//! Time in the restored processes, in the last moment before they run: time-outs, timerfds, missed signals.
+//! Time in the restored processes, in the last moment before they run: time-outs, timerfds, missed
+//! signals.
 
 use crate::descriptors::take;
 use crate::host::Proc;
@@ -19,8 +20,9 @@ const FIRST_LEAD_NS: i64 = 10_000_000;
 /// A restore that takes longer than this is not waited for, nanoseconds.
 const LONGEST_LEAD_NS: i64 = 500_000_000;
 
-/// POSIX and interval timers are stored as what is left when CRIU arms them. The images are made for a moment that is
-/// a little sooner than the last restore was ready for it; if this one is faster, it waits.
+/// POSIX and interval timers are stored as what is left when CRIU arms them. The images are made
+/// for a moment that is a little sooner than the last restore was ready for it; if this one is
+/// faster, it waits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimerPlan {
     begin: Now,
@@ -57,8 +59,9 @@ impl TimerPlan {
     }
 }
 
-/// Sets everything about time in the restored processes, which must be stopped; if they are `traced` by this thread, waits for
-/// events whose time-out has passed end by it. What cannot be set is logged.
+/// Sets everything about time in the restored processes, which must be stopped; if they are
+/// `traced` by this thread, waits for events whose time-out has passed end by it. What cannot be
+/// set is logged.
 pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
     let nothing =
         clocks.patches.is_empty() && clocks.timerfds.is_empty() && clocks.sockets.is_empty() && clocks.words.is_empty();
@@ -110,7 +113,8 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
             complain("the word of a lock could not be brought", *thread, &e);
         }
     }
-    // Threads that wait on one socket share its option: the longest of what is left, so that none is early.
+    // Threads that wait on one socket share its option: the longest of what is left, so that none
+    // is early.
     let mut shortened: BTreeMap<(u64, bool), Shortened> = BTreeMap::new();
     let mut patches = clocks.sockets.clone();
     patches.sort_by_key(|p| p.left_ns);
@@ -135,8 +139,9 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
     shortened.into_values().collect()
 }
 
-/// Sends signals of timers that came due after the packet which the program was woken for, when the program has had time to take that:
-/// [`clocks::AFTER_PACKET`]. Those of a timer that is gone by then, or that would end a program which takes them no more, are not sent.
+/// Sends signals of timers that came due after the packet which the program was woken for, when the
+/// program has had time to take that: [`clocks::AFTER_PACKET`]. Those of a timer that is gone by
+/// then, or that would end a program which takes them no more, are not sent.
 pub(super) fn send_later(proc: &Proc, signals: &[Missed]) {
     if signals.is_empty() {
         return;
@@ -182,7 +187,8 @@ fn bears(pid: u32, signal: i32) -> bool {
     sets.iter().fold(0, |all, set| all | set) >> (signal - 1) & 1 == 1
 }
 
-/// Whether a process has a timer of that id: proc_pid_timers(5). Where the kernel does not say, it has.
+/// Whether a process has a timer of that id: proc_pid_timers(5). Where the kernel does not say, it
+/// has.
 fn has_timer(pid: u32, id: i32) -> bool {
     let is_it = |line: &str| line.strip_prefix("ID: ").is_some_and(|known| known.trim() == id.to_string());
     fs::read_to_string(format!("/proc/{pid}/timers")).map_or(true, |text| text.lines().any(is_it))

@@ -1,5 +1,6 @@
-//! The files of events in a data directory: `events.jsonl`, an event a line, and `events.old.jsonl`, what that was before it
-//! became too long. Owns both. Never syncs one: what the machine's end takes is no proc's state.
+//! The files of events in a data directory: `events.jsonl`, an event a line, and
+//! `events.old.jsonl`, what that was before it became too long. Owns both. Never syncs one: what
+//! the machine's end takes is no proc's state.
 //!
 //! A line that a crash cut short is skipped by the next reader.
 

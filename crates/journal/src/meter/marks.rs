@@ -1,7 +1,9 @@
-//! Marks: the meter as it was from time to time, for `kip meter --since`. One JSON value on each line of `DIR/procs/NAME/meter`.
+//! Marks: the meter as it was from time to time, for `kip meter --since`. One JSON value on each
+//! line of `DIR/procs/NAME/meter`.
 //!
-//! A mark is made when the record is written anyway and the last one is a quarter of an hour old; between two the use is taken to be
-//! even. A crash leaves all marks but perhaps the last, and a line that cannot be read is none.
+//! A mark is made when the record is written anyway and the last one is a quarter of an hour old;
+//! between two the use is taken to be even. A crash leaves all marks but perhaps the last, and a
+//! line that cannot be read is none.
 
 use super::{Grown, InTier, Kept};
 use std::collections::BTreeMap;

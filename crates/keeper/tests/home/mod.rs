@@ -28,7 +28,8 @@ impl Home {
         Keeper::connect_or_spawn(Path::new(BINARY), self.path()).unwrap()
     }
 
-    /// A program that lowers a limit, or does something else as a shell can, and becomes the keeper.
+    /// A program that lowers a limit, or does something else as a shell can, and becomes the
+    /// keeper.
     pub fn wrapped(&self, shell: &str) -> PathBuf {
         let path = self.path().join("wrapper");
         std::fs::write(&path, format!("#!/bin/sh\n{shell}\nexec {BINARY} \"$@\"\n")).unwrap();

@@ -1,13 +1,14 @@
 //! Forgetting flows that the kernel still leads the old way: ctnetlink, libnetfilter_conntrack(3).
 //!
-//! A translation is decided by a flow's first packet and kept until the flow has been silent for 30 seconds or more. A UDP
-//! client that asks again and again from one port would therefore never reach a proc that was published meanwhile, and
-//! would go on sending to the address of a proc that is gone, which may by then be another proc's.
+//! A translation is decided by a flow's first packet and kept until the flow has been silent for 30
+//! seconds or more. A UDP client that asks again and again from one port would therefore never
+//! reach a proc that was published meanwhile, and would go on sending to the address of a proc that
+//! is gone, which may by then be another proc's.
 //!
-//! Only UDP: a stray TCP segment is answered by a reset. The kernel lists a machine's UDP flows, which costs it a walk over
-//! the whole table (14 ms for both families here, whatever is in it), and what is to be forgotten is decided on this
-//! side: its own comparison of IPv6 addresses is inverted (`ctnetlink_filter_match_tuple`, seen in 6.18), and kernels before
-//! 5.8 compare nothing.
+//! Only UDP: a stray TCP segment is answered by a reset. The kernel lists a machine's UDP flows,
+//! which costs it a walk over the whole table (14 ms for both families here, whatever is in it),
+//! and what is to be forgotten is decided on this side: its own comparison of IPv6 addresses is
+//! inverted (`ctnetlink_filter_match_tuple`, seen in 6.18), and kernels before 5.8 compare nothing.
 
 use super::nfnetlink::{Connection, Content, NLM_F_ACK, NLM_F_DUMP, attribute, nested};
 use std::io;

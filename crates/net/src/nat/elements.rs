@@ -1,8 +1,9 @@
 //! Elements of the sets, as text for nft(8) and as nfnetlink messages.
 //!
-//! Starting nft costs 4-5 ms whatever it has to do, so elements are added and removed by messages of our own, which cost
-//! a tenth of a millisecond. The encoding is that of libnftnl: each part of a concatenation fills whole
-//! 4-byte registers; numbers of the wire are big-endian, interface groups are in the machine's order.
+//! Starting nft costs 4-5 ms whatever it has to do, so elements are added and removed by messages
+//! of our own, which cost a tenth of a millisecond. The encoding is that of libnftnl: each part of
+//! a concatenation fills whole 4-byte registers; numbers of the wire are big-endian, interface
+//! groups are in the machine's order.
 
 use super::Forward;
 use super::nfnetlink::{
@@ -200,8 +201,8 @@ pub(super) fn is_there(connection: &mut Connection, table: &str) -> io::Result<b
     })?
 }
 
-/// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them, far more than one proc
-/// has, are one transaction: all or none.
+/// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them,
+/// far more than one proc has, are one transaction: all or none.
 pub(super) fn apply(connection: &mut Connection, table: &str, changes: &[Change]) -> io::Result<()> {
     changes.chunks(MOST).try_for_each(|changes| transaction(connection, table, changes))
 }

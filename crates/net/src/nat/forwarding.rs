@@ -1,12 +1,14 @@
 //! Forwarding from the interfaces by which the outside comes, switched on while any instance runs.
 //!
-//! IPv4 forwards what arrives on an interface whose own `forwarding` is set, so the global `ip_forward` stays as it is.
-//! IPv6 has that since kernel 6.17 (`force_forwarding`); before, only the global switch works, which also makes the
-//! machine ignore router advertisements unless `accept_ra` is 2.
+//! IPv4 forwards what arrives on an interface whose own `forwarding` is set, so the global
+//! `ip_forward` stays as it is. IPv6 has that since kernel 6.17 (`force_forwarding`); before, only
+//! the global switch works, which also makes the machine ignore router advertisements unless
+//! `accept_ra` is 2.
 //!
-//! Interfaces come and go, and default routes with them: [`enable`] is called again from time to time.
-//! What the settings were is written to a file before the first of them is changed. The file is one for all instances of
-//! the machine: the first one writes it, the last one puts everything back. It is valid for one boot.
+//! Interfaces come and go, and default routes with them: [`enable`] is called again from time to
+//! time. What the settings were is written to a file before the first of them is changed. The file
+//! is one for all instances of the machine: the first one writes it, the last one puts everything
+//! back. It is valid for one boot.
 
 use crate::addr::Instance;
 use crate::rtnl::Changes;
@@ -46,8 +48,9 @@ struct Memory {
     before: BTreeMap<String, String>,
 }
 
-/// The interfaces of the default routes. Each proc has routes of its own, so that reading all of them takes longer the more there
-/// are; they are read again only if the kernel has told of a change.
+/// The interfaces of the default routes. Each proc has routes of its own, so that reading all of
+/// them takes longer the more there are; they are read again only if the kernel has told of a
+/// change.
 pub(super) struct Defaults {
     /// None where the kernel cannot be listened to: then they are read each time.
     changes: Option<Changes>,
@@ -124,7 +127,8 @@ pub(super) fn enable(
     Ok(!changes.is_empty())
 }
 
-/// Ends this instance's need of forwarding; the last one puts back what was, where the interface is still there.
+/// Ends this instance's need of forwarding; the last one puts back what was, where the interface is
+/// still there.
 pub(super) fn disable(instance: Instance, file: &Path) -> Result<(), ForwardingError> {
     let _lock = lock(file)?;
     let mut memory = load(file)?;
@@ -155,7 +159,8 @@ fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// A file of an earlier boot, or one that a power cut left unreadable (rename is atomic, so only then), counts as none.
+/// A file of an earlier boot, or one that a power cut left unreadable (rename is atomic, so only
+/// then), counts as none.
 fn load(file: &Path) -> Result<Memory, ForwardingError> {
     let boot = boot_id();
     match fs::read(file) {
@@ -181,7 +186,8 @@ fn store(file: &Path, memory: &Memory) -> Result<(), ForwardingError> {
     write().map_err(wrong)
 }
 
-/// Interfaces of the default routes, IPv4 and IPv6 (proc(5), /proc/net/route; net/ipv6/route.c for the other).
+/// Interfaces of the default routes, IPv4 and IPv6 (proc(5), /proc/net/route; net/ipv6/route.c for
+/// the other).
 fn default_interfaces() -> Result<BTreeSet<String>, ForwardingError> {
     let mut found = BTreeSet::new();
     let v4 = "/proc/thread-self/net/route";

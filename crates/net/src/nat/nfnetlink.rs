@@ -19,8 +19,8 @@ const NLA_F_NESTED: u16 = 1 << 15;
 const HEADER: usize = 16;
 const GENERAL: usize = 4;
 
-/// A connection to one namespace. It is kept open because closing one waits for the kernel to have freed what was
-/// removed from nftables (`nft_rcv_nl_event`), 16 ms.
+/// A connection to one namespace. It is kept open because closing one waits for the kernel to have
+/// freed what was removed from nftables (`nft_rcv_nl_event`), 16 ms.
 pub(super) struct Connection {
     socket: Socket,
     sequence: u32,
@@ -68,8 +68,8 @@ impl Connection {
         self.sequence
     }
 
-    /// Sends messages and reads answers to them until `each` has what it wants. Answers to earlier ones, which are there
-    /// after a failure, are passed over.
+    /// Sends messages and reads answers to them until `each` has what it wants. Answers to earlier
+    /// ones, which are there after a failure, are passed over.
     pub fn exchange<T>(
         &mut self,
         bytes: &[u8],

@@ -4,19 +4,21 @@
 //!
 //! * `tcp4`, `udp4`, `tcp6`, `udp6`: host port to proc address and port.
 //! * `tcp4at`, `udp4at`, `tcp6at`, `udp6at`: the same by host address and host port.
-//! * `declared4`, `declared6`: network (as the group of the incoming interface), proc address, protocol, port that procs of
-//!   that network may dial directly.
-//! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's address; without
-//!   translating its source as well, the answer would never leave its namespace and so never be translated back.
+//! * `declared4`, `declared6`: network (as the group of the incoming interface), proc address,
+//!   protocol, port that procs of that network may dial directly.
+//! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's
+//!   address; without translating its source as well, the answer would never leave its namespace
+//!   and so never be translated back.
 
 use super::Published;
 use super::elements::{Element, Set};
 use crate::addr::Instance;
 use std::fmt::Write;
 
-/// Where a machine learns of its secrets, and what is on its own links only: no business of a tenant's. Some of these addresses are name
-/// servers too. After the first two, which all clouds use by IPv4: Alibaba Cloud, Azure; by IPv6 AWS, Google, Oracle, Akamai, Scaleway.
-/// What counts is where a packet was sent to, whatever other programs have made of that.
+/// Where a machine learns of its secrets, and what is on its own links only: no business of a
+/// tenant's. Some of these addresses are name servers too. After the first two, which all clouds
+/// use by IPv4: Alibaba Cloud, Azure; by IPv6 AWS, Google, Oracle, Akamai, Scaleway. What counts is
+/// where a packet was sent to, whatever other programs have made of that.
 const NEVER: [&str; 9] = [
     "ip daddr 169.254.0.0/16",
     "ip6 daddr fe80::/10",

@@ -1,13 +1,15 @@
 //! How one namespace is made, step by step.
 //!
-//! Both ends of a link have the same hardware address and no ARP: what leaves one end is addressed to itself and
-//! therefore accepted by the other. So no neighbour is ever resolved, no entry counts against the machine-wide limit of
-//! the neighbour tables (1024 by default), and the first packet is as fast as the second.
+//! Both ends of a link have the same hardware address and no ARP: what leaves one end is addressed
+//! to itself and therefore accepted by the other. So no neighbour is ever resolved, no entry counts
+//! against the machine-wide limit of the neighbour tables (1024 by default), and the first packet
+//! is as fast as the second.
 //!
-//! The host's end has a second local route to ::1. Without it the answer to a connection from [::1] is dropped: NAT
-//! turns its destination back into ::1 before routing, and the kernel looks a loopback destination up strictly on the
-//! interface the packet came by (`rt6_need_strict` in net/ipv6/route.c), where ::1 otherwise has no route. Packets that
-//! arrive with ::1 in them are dropped before that (`ip6_rcv_core`), so the route opens nothing.
+//! The host's end has a second local route to ::1. Without it the answer to a connection from [::1]
+//! is dropped: NAT turns its destination back into ::1 before routing, and the kernel looks a
+//! loopback destination up strictly on the interface the packet came by (`rt6_need_strict` in
+//! net/ipv6/route.c), where ::1 otherwise has no route. Packets that arrive with ::1 in them are
+//! dropped before that (`ip6_rcv_core`), so the route opens nothing.
 
 use super::{NetNs, NetNsError};
 use crate::addr::{Addresses, Instance, SLOTS, Slot};
@@ -43,8 +45,9 @@ const IPV4_DEVCONF_ROUTE_LOCALNET: u16 = 26;
 /// The router as a proc sees it. No machine has this address; links resolve nothing.
 const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// Settings inside. All ports are open to all users because the namespace belongs to the initial user namespace, where
-/// the proc's root has no rights; MPTCP is off because CRIU refuses its sockets, and Go listens with it by default.
+/// Settings inside. All ports are open to all users because the namespace belongs to the initial
+/// user namespace, where the proc's root has no rights; MPTCP is off because CRIU refuses its
+/// sockets, and Go listens with it by default.
 const INSIDE: [(&str, &str); 4] = [
     ("ipv4/ip_unprivileged_port_start", "0"),
     ("ipv4/ping_group_range", "0 2147483647"),
@@ -134,8 +137,9 @@ impl Maker {
     }
 }
 
-/// Gives the host its own addresses towards the procs, or takes them away. They are on `lo` because every machine has it,
-/// with link scope and deprecated, so that nothing chooses them as a source but our own routes.
+/// Gives the host its own addresses towards the procs, or takes them away. They are on `lo` because
+/// every machine has it, with link scope and deprecated, so that nothing chooses them as a source
+/// but our own routes.
 pub(super) fn gateway(instance: Instance, ipv6: bool, present: bool) -> Vec<Request> {
     let mut requests = vec![address(LO, instance.gateway_v4().into(), AddressScope::Link, present)];
     if ipv6 {
@@ -190,7 +194,8 @@ fn up(index: u32, ipv6: bool) -> LinkMessage {
     link
 }
 
-/// The host's end: may be forwarded from; 127.0.0.0/8 may be the (translated) destination of what it brings.
+/// The host's end: may be forwarded from; 127.0.0.0/8 may be the (translated) destination of what
+/// it brings.
 fn up_outside(index: u32, ipv6: bool) -> Request {
     let mut link = up(index, ipv6);
     let mut settings = Vec::new();
@@ -224,7 +229,8 @@ fn inside_requests(index: u32, instance: Instance, addresses: &Addresses, ipv6: 
             via: Some(instance.gateway_v4().into()),
             ..Route::to(Ipv4Addr::UNSPECIFIED.into(), 0, Some(index))
         }),
-        // SO_BINDTODEVICE needs no privilege and would send 127.0.0.1 out by eth0. The host drops it as well.
+        // SO_BINDTODEVICE needs no privilege and would send 127.0.0.1 out by eth0. The host drops
+        // it as well.
         route(Route { kind: RouteType::BlackHole, ..Route::to(Ipv4Addr::new(127, 0, 0, 0).into(), 8, None) }),
     ];
     if ipv6 {
@@ -303,8 +309,8 @@ impl Route {
     }
 }
 
-/// To an address of IPv6 that was just given. The kernel sets this route itself, but in a work item of its own, and until then packets
-/// are refused.
+/// To an address of IPv6 that was just given. The kernel sets this route itself, but in a work item
+/// of its own, and until then packets are refused.
 fn local(address: Ipv6Addr, device: u32) -> Route {
     Route { kind: RouteType::Local, table: TABLE_LOCAL, ..Route::to(address.into(), 128, Some(device)) }
 }
@@ -328,7 +334,8 @@ fn route(route: Route) -> Request {
     header.table = route.table;
     header.protocol = RouteProtocol::Static;
     header.kind = route.kind;
-    // A route without a router reaches its neighbours only (rtnetlink(7), rtm_scope); IPv6 ignores the field.
+    // A route without a router reaches its neighbours only (rtnetlink(7), rtm_scope); IPv6 ignores
+    // the field.
     let direct = route.via.is_none() && route.kind == RouteType::Unicast;
     header.scope = if direct { RouteScope::Link } else { RouteScope::Universe };
     if route.via.is_some() {

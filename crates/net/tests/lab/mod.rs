@@ -1,5 +1,5 @@
-//! A machine for tests: a network namespace of its own that plays the host, with an uplink to another that plays the
-//! outside. Whatever a test does wrong ends with its threads.
+//! A machine for tests: a network namespace of its own that plays the host, with an uplink to
+//! another that plays the outside. Whatever a test does wrong ends with its threads.
 #![allow(dead_code)]
 
 use kip_net::{Instance, NetNs, NetPool, Slot};
@@ -44,8 +44,8 @@ impl Machine {
     }
 }
 
-/// One machine at a time: all of them share the kernel's queue for packets on their way (netdev_max_backlog), so that one
-/// test's burst would drop another's packets.
+/// One machine at a time: all of them share the kernel's queue for packets on their way
+/// (netdev_max_backlog), so that one test's burst would drop another's packets.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs the test on a machine of its own. The test's thread is in the host's namespace.
@@ -115,7 +115,8 @@ pub fn ip(arguments: &str) -> String {
     run("ip", arguments)
 }
 
-/// A server in a namespace that answers each line of a client with `NAME PEER`. It ends with the process.
+/// A server in a namespace that answers each line of a client with `NAME PEER`. It ends with the
+/// process.
 pub fn serve(ns: BorrowedFd<'_>, name: &'static str, port: u16) {
     let ns = ns.try_clone_to_owned().unwrap();
     let (ready, wait) = mpsc::channel();

@@ -30,7 +30,8 @@ fn memory() -> Result<File, PagerError> {
 }
 
 impl Pager {
-    /// What missing pages of a proc hold, by host pid, with files as in its directory; none of one that never slept.
+    /// What missing pages of a proc hold, by host pid, with files as in its directory; none of one
+    /// that never slept.
     ///
     /// # Errors
     /// See [`PagerError`].
@@ -46,8 +47,8 @@ impl Pager {
         }
     }
 
-    /// Stops the threads of a proc that runs for a moment, for what no other process can see. `processes` is the proc's cgroup.procs
-    /// file. Returns the timers, if they were asked for.
+    /// Stops the threads of a proc that runs for a moment, for what no other process can see.
+    /// `processes` is the proc's cgroup.procs file. Returns the timers, if they were asked for.
     ///
     /// # Errors
     /// See [`PagerError`]; its threads run on.

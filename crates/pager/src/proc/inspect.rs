@@ -31,7 +31,8 @@ pub enum Peeked<'a> {
 }
 
 impl Proc {
-    /// The files that pages may lie in, as in the proc's directory, and the number of the swap file.
+    /// The files that pages may lie in, as in the proc's directory, and the number of the swap
+    /// file.
     pub(super) fn files(&self) -> (PageMap, u32) {
         let mut map = PageMap::default();
         for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
@@ -61,7 +62,8 @@ impl Proc {
         Ok(found)
     }
 
-    /// What each page holds if it is missing, by host pid: whether it is missing is another question.
+    /// What each page holds if it is missing, by host pid: whether it is missing is another
+    /// question.
     ///
     /// # Errors
     /// As [`Proc::runs_in`].

@@ -47,8 +47,9 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32
     processes.iter().map(place).collect()
 }
 
-/// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What is missing and cannot come
-/// would be read as zeros, so it is counted whether that is as much as was left to us.
+/// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What
+/// is missing and cannot come would be read as zeros, so it is counted whether that is as much as
+/// was left to us.
 fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, parked: &Parked) -> io::Result<Runs> {
     let mut runs = Runs::default();
     let mut watched = 0;
@@ -74,12 +75,13 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, par
 }
 
 impl Proc {
-    /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None of its processes may run
-    /// yet. Their sets for this kind of wake are installed at once if there is to be prefetching.
+    /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None
+    /// of its processes may run yet. Their sets for this kind of wake are installed at once if
+    /// there is to be prefetching.
     ///
     /// # Errors
-    /// The file system's and the kernel's; `InvalidData` if something is missing that cannot come. The processes must be
-    /// killed then.
+    /// The file system's and the kernel's; `InvalidData` if something is missing that cannot come.
+    /// The processes must be killed then.
     #[expect(clippy::too_many_arguments, reason = "as for one that has not slept, and what it was rebuilt from")]
     pub fn inflate(
         number: u32,
@@ -127,9 +129,10 @@ impl Proc {
         Ok(proc)
     }
 
-    /// Before the proc is parked: brings back what no process is known for, and lets no fault install anything more. What is
-    /// out is served on, but for where CRIU puts its own code for a moment: the lowest executable pages, to which ptrace(2)
-    /// cannot write as long as they are missing.
+    /// Before the proc is parked: brings back what no process is known for, and lets no fault
+    /// install anything more. What is out is served on, but for where CRIU puts its own code for a
+    /// moment: the lowest executable pages, to which ptrace(2) cannot write as long as they are
+    /// missing.
     ///
     /// # Errors
     /// The kernel's or the source's; nothing is lost.
@@ -170,9 +173,9 @@ impl Proc {
         Ok(())
     }
 
-    /// Where every page lies that may still be out, and what is expected next, by host pid: files as in the proc's
-    /// directory, and of the swap file without checksums. All processes stand still; one whose own
-    /// set has not been used has no set here.
+    /// Where every page lies that may still be out, and what is expected next, by host pid: files
+    /// as in the proc's directory, and of the swap file without checksums. All processes stand
+    /// still; one whose own set has not been used has no set here.
     ///
     /// # Errors
     /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since

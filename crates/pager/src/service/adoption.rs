@@ -49,7 +49,8 @@ impl Service {
         Ok(())
     }
 
-    /// Has the keeper drop what has ended: a new one may have taken it over from the last after we had that drop it.
+    /// Has the keeper drop what has ended: a new one may have taken it over from the last after we
+    /// had that drop it.
     pub(super) fn drop_ended(&self) -> Result<(), String> {
         let held = self.keeper.list(super::custody::PREFIX).map_err(line)?;
         let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();

@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long threads may take to stand still whose waits need an end; a busy machine takes longer than its own work.
+/// How long threads may take to stand still whose waits need an end; a busy machine takes longer
+/// than its own work.
 const FOUND_WITHIN: Duration = Duration::from_secs(2);
 /// The same where a sleep is as right without the answer, and the program would stand still for it.
 const ASKED_WITHIN: Duration = Duration::from_millis(200);

@@ -7,7 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, mpsc};
 
-/// Does something with a proc, by a thread of its own if that waits for the proc: those that serve all procs wait for none.
+/// Does something with a proc, by a thread of its own if that waits for the proc: those that serve
+/// all procs wait for none.
 pub(super) fn at_once_or_later(
     slot: Slot,
     what: &str,

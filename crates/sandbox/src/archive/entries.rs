@@ -102,8 +102,8 @@ impl<'a> Unpacking<'a> {
         Ok(())
     }
 
-    /// Where an entry goes; none when it is there anyway. What the archive has in `/bin` and its like goes to where the
-    /// base's links of that name lead.
+    /// Where an entry goes; none when it is there anyway. What the archive has in `/bin` and its
+    /// like goes to where the base's links of that name lead.
     fn place(
         &self,
         written: &Path,
@@ -257,7 +257,8 @@ impl<'a> Unpacking<'a> {
         if self.form == Form::Layer { path.strip_prefix("/").unwrap_or(path) } else { path }
     }
 
-    /// Whether this entry of a layer only says what of lower layers is not there any more: done then, in overlayfs's way.
+    /// Whether this entry of a layer only says what of lower layers is not there any more: done
+    /// then, in overlayfs's way.
     fn deletion(&mut self, path: &Path) -> Result<bool, Trouble> {
         let name = path.file_name().expect("`relative` leaves plain names only").as_bytes();
         let Some(deleted) = name.strip_prefix(b".wh.") else { return Ok(false) };

@@ -1,4 +1,5 @@
-//! `kip-launch`: started by the daemon with a SEQPACKET socket as its standard input. Not for people.
+//! `kip-launch`: started by the daemon with a SEQPACKET socket as its standard input. Not for
+//! people.
 #![forbid(unsafe_code)]
 
 use rustix::fs::{Mode, OFlags};

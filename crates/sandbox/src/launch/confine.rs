@@ -11,8 +11,8 @@ use rustix::thread::{
 };
 use std::os::fd::BorrowedFd;
 
-/// What the sandbox's root can do within its own user namespace: what common servers need to open low ports, change
-/// their user and own their files. Nothing of it reaches the host.
+/// What the sandbox's root can do within its own user namespace: what common servers need to open
+/// low ports, change their user and own their files. Nothing of it reaches the host.
 pub(super) const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -46,8 +46,9 @@ pub(super) fn enter_user(namespace: UserNamespace<'_>) -> Result<(), Failure> {
     }
     .map_err(Failure::at(Step::UserNamespace))?;
     if let UserNamespace::Itself(_) = namespace {
-        // CRIU only dumps a mount namespace that belongs to the user namespace of its processes. What is attached before this
-        // would be locked in the copy, and no process could make other mounts of it, one by one.
+        // CRIU only dumps a mount namespace that belongs to the user namespace of its processes.
+        // What is attached before this would be locked in the copy, and no process could make other
+        // mounts of it, one by one.
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
         kip_sys::ns::unshare(mount).map_err(Failure::at(Step::UserNamespace))?;
     }
@@ -64,7 +65,8 @@ pub(super) fn confine(program: &Program, filter: &[Instruction]) -> Result<(), F
     if !program.allow_setuid {
         set_no_new_privs(true).map_err(Failure::at(Step::NoNewPrivs))?;
     }
-    // Before the capabilities go: without no_new_privs it needs CAP_SYS_ADMIN in the user namespace.
+    // Before the capabilities go: without no_new_privs it needs CAP_SYS_ADMIN in the user
+    // namespace.
     kip_sys::caps::add_seccomp_filter(filter).map_err(Failure::at(Step::Seccomp))?;
     let sets = CapabilitySets { effective: CAPABILITIES, permitted: CAPABILITIES, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).map_err(Failure::at(Step::Capabilities))
@@ -79,7 +81,8 @@ pub(super) fn become_root() -> Result<(), Failure> {
         .map_err(Failure::at(Step::Ids))
 }
 
-/// Takes the ids of another user of the namespace. Its capabilities go with the ids 0: capabilities(7).
+/// Takes the ids of another user of the namespace. Its capabilities go with the ids 0:
+/// capabilities(7).
 pub(super) fn become_user(ids: &Ids) -> Result<(), Failure> {
     let (uid, gid) = (Uid::from_raw(ids.uid), Gid::from_raw(ids.gid));
     let groups: Vec<Gid> = ids.groups.iter().map(|id| Gid::from_raw(*id)).collect();

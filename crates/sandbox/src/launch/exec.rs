@@ -71,8 +71,8 @@ fn exec_here(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Sp
     spawned
 }
 
-/// Runs the program below a kip-init of its own, which is a child of the sandbox's init from the beginning of its life on: it and the
-/// program are of the sandbox's tree, and sleep with that.
+/// Runs the program below a kip-init of its own, which is a child of the sandbox's init from the
+/// beginning of its life on: it and the program are of the sandbox's tree, and sleep with that.
 pub(super) fn session(
     prepared: &Prepared,
     parts: &Parts,
@@ -86,8 +86,8 @@ pub(super) fn session(
     in_time(&prepared.template, enter, || session_here(prepared, parts, status, program))?
 }
 
-/// In the time namespace that the launcher is in. A child in the sandbox's pid namespace makes the kip-init and ends: the sandbox's init
-/// is then the parent.
+/// In the time namespace that the launcher is in. A child in the sandbox's pid namespace makes the
+/// kip-init and ends: the sandbox's init is then the parent.
 fn session_here(prepared: &Prepared, parts: &Parts, status: &OwnedFd, program: &Program) -> Result<OwnedFd, Failure> {
     let init = Init::of(program)?;
     let own = prepared.template.pid_namespace.as_fd();

@@ -1,10 +1,12 @@
-//! The resident process `kip-launch`: builds sandboxes and runs programs in them, one request at a time.
+//! The resident process `kip-launch`: builds sandboxes and runs programs in them, one request at a
+//! time.
 //!
-//! Single-threaded, without capabilities of its own invention: it acts only on descriptors and numbers that come with a
-//! request, in a mount namespace that holds nothing of the host ([`template`]). It is the parent of every init and exec
-//! it starts and reaps them all; when its socket closes it ends, and what it started goes on. Its children share its
-//! memory until they exec (see `kip_sys::ns::clone_child`), so it is not dumpable: no process in a sandbox that a child has
-//! joined can trace it.
+//! Single-threaded, without capabilities of its own invention: it acts only on descriptors and
+//! numbers that come with a request, in a mount namespace that holds nothing of the host
+//! ([`template`]). It is the parent of every init and exec it starts and reaps them all; when its
+//! socket closes it ends, and what it started goes on. Its children share its memory until they
+//! exec (see `kip_sys::ns::clone_child`), so it is not dumpable: no process in a sandbox that a
+//! child has joined can trace it.
 
 mod confine;
 mod exec;
@@ -42,7 +44,8 @@ struct Prepared {
 /// A process that has exec'd.
 type Spawned = Child;
 
-/// Runs `steps` in a new process that must not come back from them but by a failure, which is then ours.
+/// Runs `steps` in a new process that must not come back from them but by a failure, which is then
+/// ours.
 fn spawn(how: Clone, steps: impl Fn() -> Result<Infallible, Failure>) -> Result<Spawned, Failure> {
     let mut failure = None;
     let child = clone_child(how, &mut || {
@@ -58,7 +61,8 @@ fn spawn(how: Clone, steps: impl Fn() -> Result<Infallible, Failure>) -> Result<
     }
 }
 
-/// Runs something in a child that shares memory and descriptors, but not namespaces, and returns what it made.
+/// Runs something in a child that shares memory and descriptors, but not namespaces, and returns
+/// what it made.
 fn in_child<T>(step: Step, mut make: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
     let mut made = None;
     let how = Clone { shared: true, files: true, ..Clone::default() };

@@ -21,15 +21,16 @@ const MOST_OPTION: usize = 256;
 /// Size of a proc's block of ids.
 const BLOCK: u32 = 65_536;
 
-/// A user namespace with the block mapped, a uts namespace of the initial user namespace, and an ipc namespace that belongs
-/// to the new one: CRIU dumps System V memory only from such.
+/// A user namespace with the block mapped, a uts namespace of the initial user namespace, and an
+/// ipc namespace that belongs to the new one: CRIU dumps System V memory only from such.
 pub(super) fn namespaces(prepared: &Prepared, uid_base: u32, hostname: &str) -> Result<[OwnedFd; 3], Failure> {
     let user = user_namespace(prepared, uid_base).map_err(Failure::at(Step::NewUser))?;
     let [uts, ipc] = uts_and_ipc(prepared, user.as_fd(), hostname)?;
     Ok([user, uts, ipc])
 }
 
-/// A mapping can only be written from outside while a process is inside: a child that waits to be killed.
+/// A mapping can only be written from outside while a process is inside: a child that waits to be
+/// killed.
 fn user_namespace(prepared: &Prepared, uid_base: u32) -> std::io::Result<OwnedFd> {
     let mut wait = || {
         let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -75,7 +76,8 @@ fn reap(child: &Child) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty())).map(drop)
 }
 
-/// Mounts `/` and `/usr` from a tree with `upper/{root,usr}` and `work/{root,usr}` and from lower trees, top first.
+/// Mounts `/` and `/usr` from a tree with `upper/{root,usr}` and `work/{root,usr}` and from lower
+/// trees, top first.
 pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result<[OwnedFd; 2], Failure> {
     let place = |n: usize, below: &str| format!("{LAYERS}/{}{below}", n + 1);
     let (root, usr): (Vec<String>, Vec<String>) = match lower {
@@ -94,8 +96,9 @@ pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result
     Ok([layers.overlay("root", &root)?, layers.overlay("usr", &usr)?])
 }
 
-/// Other mounts of the `/` and `/usr` of a sandbox, detached. The same filesystems: they live on by these, and with them
-/// whatever the kernel keeps by inode, when the sandbox is gone. From within, for older kernels copy no detached mount.
+/// Other mounts of the `/` and `/usr` of a sandbox, detached. The same filesystems: they live on by
+/// these, and with them whatever the kernel keeps by inode, when the sandbox is gone. From within,
+/// for older kernels copy no detached mount.
 pub(super) fn copy(init: &OwnedFd) -> Result<Vec<OwnedFd>, Failure> {
     super::in_child(Step::Copy, || {
         move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT)

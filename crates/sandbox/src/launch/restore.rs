@@ -1,12 +1,14 @@
 //! Starting a sandbox whose pid 1 is a restorer: two children whose steps read from top to bottom.
 //!
-//! The restorer gives processes the pids they had, which takes a capability in the user namespace that owns their pid
-//! namespace. In an ordinary start that is the initial one. Here the first child enters the sandbox's user namespace and
-//! makes the second there, with pid and mount namespaces that the sandbox's owns; the second is the launcher's child, for
-//! the first ends when it has exec'd. Until then both share the launcher's memory and it stands still, so that a failure
-//! of either is ours.
+//! The restorer gives processes the pids they had, which takes a capability in the user namespace
+//! that owns their pid namespace. In an ordinary start that is the initial one. Here the first
+//! child enters the sandbox's user namespace and makes the second there, with pid and mount
+//! namespaces that the sandbox's owns; the second is the launcher's child, for the first ends when
+//! it has exec'd. Until then both share the launcher's memory and it stands still, so that a
+//! failure of either is ours.
 //!
-//! Nothing is given up here: the restorer has every capability, in its user namespace, and no filter.
+//! Nothing is given up here: the restorer has every capability, in its user namespace, and no
+//! filter.
 
 use super::confine::become_root;
 use super::start::{Files, enter_cgroups, enter_mounts, enter_namespaces, open_null, place_stdio};
@@ -46,8 +48,8 @@ fn restore_here(parts: &Parts) -> Result<Spawned, Failure> {
     let environment = Strings::new(vec![]);
     let how = Clone { shared: true, new_mount: true, new_pid: true, sibling: true, ..Clone::default() };
     super::in_child(Step::Clone, || {
-        // The restorer has all descriptors of the tree open beside those of the process that it becomes. Each process gets its
-        // own limits again.
+        // The restorer has all descriptors of the tree open beside those of the process that it
+        // becomes. Each process gets its own limits again.
         kip_sys::process::raise_nofile().map_err(Failure::at(Step::Restorer))?;
         enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
         // Last, for what comes before takes capabilities outside.

@@ -15,8 +15,8 @@ use std::convert::Infallible;
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Paths of /proc that are covered by `/dev/null`, where the kernel has them. Each is a mount that a
-/// checkpoint of the sandbox has to know of.
+/// Paths of /proc that are covered by `/dev/null`, where the kernel has them. Each is a mount that
+/// a checkpoint of the sandbox has to know of.
 pub const MASKED: &[&str] =
     &["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger", "/proc/kmsg", "/proc/kallsyms"];
 
@@ -115,7 +115,8 @@ pub(super) fn enter_cgroups(files: &[OwnedFd]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Enters the namespaces that belong to the initial user namespace, in part, and are therefore entered from there.
+/// Enters the namespaces that belong to the initial user namespace, in part, and are therefore
+/// entered from there.
 pub(super) fn enter_namespaces(net: BorrowedFd<'_>, uts: BorrowedFd<'_>, ipc: BorrowedFd<'_>) -> Result<(), Failure> {
     for (fd, kind) in [
         (net, LinkNameSpaceType::Network),
@@ -127,8 +128,8 @@ pub(super) fn enter_namespaces(net: BorrowedFd<'_>, uts: BorrowedFd<'_>, ipc: Bo
     Ok(())
 }
 
-/// Puts the sandbox's mounts in the place of the template's, of which nothing stays: in a mount namespace that is a copy
-/// of the launcher's. The caller is root of the sandbox.
+/// Puts the sandbox's mounts in the place of the template's, of which nothing stays: in a mount
+/// namespace that is a copy of the launcher's. The caller is root of the sandbox.
 pub(super) fn enter_mounts(files: &Files, proc: &OwnedFd) -> Result<(), Failure> {
     let root = files.root.as_fd();
     move_mount(root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(Failure::at(Step::Root))?;
@@ -150,7 +151,8 @@ pub(super) fn place_stdio(fds: [BorrowedFd<'_>; 3]) -> Result<(), Failure> {
         .map_err(Failure::at(Step::Stdio))
 }
 
-/// Attaches a mount to a directory of the sandbox, which the tenant may have replaced: links are not followed.
+/// Attaches a mount to a directory of the sandbox, which the tenant may have replaced: links are
+/// not followed.
 fn attach(mount: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -172,7 +174,8 @@ fn mask(proc: &OwnedFd, path: &str) -> rustix::io::Result<()> {
     move_mount(&null, "", &target, "", flags)
 }
 
-/// The sandbox's own null device, which is in no mount of ours. The tenant may have put something else there.
+/// The sandbox's own null device, which is in no mount of ours. The tenant may have put something
+/// else there.
 pub(super) fn open_null() -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let path = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

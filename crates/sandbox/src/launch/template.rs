@@ -1,10 +1,12 @@
 //! The launcher's own mount namespace: a small tmpfs and nothing of the host's.
 //!
-//! Every sandbox's mount namespace begins as a copy of this one, so what is not here cannot leak, and copying is cheap.
-//! It holds `/dev/null` (for masks), `/new` (where a sandbox's root is attached before pivot_root), `/l/N` (where
-//! the layers of an overlay are attached while it is mounted: kernels before 6.15 take no detached mount as a layer) and
-//! `/proc`, for its being there: within a user namespace the kernel mounts a proc only beside one that is wholly visible
-//! (mount_namespaces(7)). With everything else of the template it is gone from a sandbox when that changes its root.
+//! Every sandbox's mount namespace begins as a copy of this one, so what is not here cannot leak,
+//! and copying is cheap. It holds `/dev/null` (for masks), `/new` (where a sandbox's root is
+//! attached before pivot_root), `/l/N` (where the layers of an overlay are attached while it is
+//! mounted: kernels before 6.15 take no detached mount as a layer) and `/proc`, for its being
+//! there: within a user namespace the kernel mounts a proc only beside one that is wholly visible
+//! (mount_namespaces(7)). With everything else of the template it is gone from a sandbox when that
+//! changes its root.
 
 use crate::protocol::{Failure, Step};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -24,7 +26,8 @@ pub(super) const LAYERS: &str = "/l";
 const PROC: &str = "/proc";
 /// A child gives up the launcher's memory within this time, or never.
 const ALONE_WITHIN: Duration = Duration::from_secs(5);
-/// Most layers of a root and its /usr together; an image has at most 127 (the limit of the tools that build them).
+/// Most layers of a root and its /usr together; an image has at most 127 (the limit of the tools
+/// that build them).
 pub(super) const MOST_LAYERS: usize = 200;
 
 /// What the launcher keeps of the host: descriptors that cannot be walked out of.
@@ -61,8 +64,8 @@ impl Template {
     }
 }
 
-/// Makes children in another time namespace. Only a process that shares its memory with no other may enter one, so it is the
-/// launcher itself that does, and comes back.
+/// Makes children in another time namespace. Only a process that shares its memory with no other
+/// may enter one, so it is the launcher itself that does, and comes back.
 pub(super) fn in_time<T>(
     template: &Template,
     enter: impl FnMut() -> rustix::io::Result<()>,
@@ -76,8 +79,9 @@ pub(super) fn in_time<T>(
     Ok(made)
 }
 
-/// Tries until nothing shares memory with the launcher any more: a child for which it has waited as vfork(2) does lets it go on before
-/// the memory is given up, by a moment that is long where the processor is taken from the child.
+/// Tries until nothing shares memory with the launcher any more: a child for which it has waited as
+/// vfork(2) does lets it go on before the memory is given up, by a moment that is long where the
+/// processor is taken from the child.
 fn alone<T>(mut enter: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     let until = Instant::now() + ALONE_WITHIN;
     loop {
@@ -99,8 +103,8 @@ fn fill(tmpfs: &OwnedFd) -> rustix::io::Result<()> {
     rustix::fs::mknodat(tmpfs, "dev/null", FileType::CharacterDevice, Mode::from(0o666), null)
 }
 
-/// Makes the working directory, which is the root of a mount, the root of the mount namespace and drops the old one:
-/// pivot_root(2), "pivot_root(".", ".")".
+/// Makes the working directory, which is the root of a mount, the root of the mount namespace and
+/// drops the old one: pivot_root(2), "pivot_root(".", ".")".
 pub(super) fn enter_root() -> rustix::io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;

@@ -1,7 +1,8 @@
-//! Attaching volumes: in the sandbox's new mount namespace, while the tenant's root is a directory of the template.
+//! Attaching volumes: in the sandbox's new mount namespace, while the tenant's root is a directory
+//! of the template.
 //!
-//! Every path here is the tenant's to change: it is resolved with the sandbox's root as `/`, whatever links it has there
-//! (openat2(2), RESOLVE_IN_ROOT), so it leads nowhere else.
+//! Every path here is the tenant's to change: it is resolved with the sandbox's root as `/`,
+//! whatever links it has there (openat2(2), RESOLVE_IN_ROOT), so it leads nowhere else.
 
 use crate::protocol::{Failure, Step};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -25,7 +26,8 @@ pub(super) fn split(targets: Vec<String>, mut fds: Vec<OwnedFd>) -> Result<(Vec<
     Ok((fds.into_iter().zip(targets).map(|(mount, target)| Placed { mount, target }).collect(), rest))
 }
 
-/// Attaches them in their order. With `may_make`, what one lies on is made by root of the sandbox, the caller, if it is missing.
+/// Attaches them in their order. With `may_make`, what one lies on is made by root of the sandbox,
+/// the caller, if it is missing.
 pub(super) fn attach(volumes: &[Placed], root: BorrowedFd<'_>, may_make: bool) -> Result<(), Failure> {
     for volume in volumes {
         let attached = is_dir(&volume.mount).and_then(|is_dir| {
@@ -72,7 +74,8 @@ fn find(root: BorrowedFd<'_>, path: &str, is_dir: bool) -> rustix::io::Result<Ow
     Ok(found)
 }
 
-/// Makes an empty file or directory at a path inside, and the directories above it that are missing.
+/// Makes an empty file or directory at a path inside, and the directories above it that are
+/// missing.
 fn make(root: BorrowedFd<'_>, path: &str, is_dir: bool) -> rustix::io::Result<()> {
     let mut directory = find(root, "/", true)?;
     let mut ends = path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).peekable();

@@ -1,4 +1,5 @@
-//! A sandbox for tests: real mounts, namespaces and cgroups in a temporary directory, gone afterwards.
+//! A sandbox for tests: real mounts, namespaces and cgroups in a temporary directory, gone
+//! afterwards.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use kip_sandbox::base::Base;

@@ -1,13 +1,14 @@
 //! Page files whose pages come from an object store when they are needed: remote page files.
 //!
-//! Owns what is here and what is not. Three files: `NAME` has each page that came in its place, and holes; `NAME.here` says
-//! which came; `NAME.table` belongs to the code that fetches them, and is opaque here. All three may be linked into
-//! later generations.
-//! They are never synced, and no part of a generation is checked by them: a page that is lost, or damaged where it lies, is one
-//! that is not here, and comes once more. One process writes, others read meanwhile: a page's bytes and checksum are there
-//! before it is said to be here.
+//! Owns what is here and what is not. Three files: `NAME` has each page that came in its place, and
+//! holes; `NAME.here` says which came; `NAME.table` belongs to the code that fetches them, and is
+//! opaque here. All three may be linked into later generations. They are never synced, and no part
+//! of a generation is checked by them: a page that is lost, or damaged where it lies, is one that
+//! is not here, and comes once more. One process writes, others read meanwhile: a page's bytes and
+//! checksum are there before it is said to be here.
 //!
-//! `NAME.here`: a byte per page (0 not here, 1 here, 2 here and zeros), padded to 8 bytes, then the CRC-32 of each page.
+//! `NAME.here`: a byte per page (0 not here, 1 here, 2 here and zeros), padded to 8 bytes, then the
+//! CRC-32 of each page.
 
 use super::{PAGE, PageFile};
 use crate::error::{SnapshotError, io_at};
@@ -115,7 +116,8 @@ impl RemoteFile {
         self.here.write_all_at(&vec![ZEROS; pages as usize], first.into())
     }
 
-    /// Says of runs of pages, each its first page and how many, that they are zeros, at once; of a file of which nothing is here.
+    /// Says of runs of pages, each its first page and how many, that they are zeros, at once; of a
+    /// file of which nothing is here.
     ///
     /// # Errors
     /// The file system's.
@@ -216,7 +218,8 @@ impl OpenPages {
         }
     }
 
-    /// Reads pages one behind the other; checksums of those that are here are the caller's to compare.
+    /// Reads pages one behind the other; checksums of those that are here are the caller's to
+    /// compare.
     ///
     /// # Errors
     /// The file system's; those of [`RemoteFile::read`].

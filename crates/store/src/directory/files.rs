@@ -1,6 +1,8 @@
-//! The files of a directory store: what each operation does to them, on the thread that waits for the disk.
+//! The files of a directory store: what each operation does to them, on the thread that waits for
+//! the disk.
 //!
-//! Nothing here is asynchronous or counted. An error of a write tells whether the object can have come into its place.
+//! Nothing here is asynchronous or counted. An error of a write tells whether the object can have
+//! come into its place.
 
 use crate::failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
 use crate::key::Key;
@@ -174,8 +176,9 @@ impl Root {
         new.file.write_all(bytes).map_err(|e| self.failure(&self.file(key), e))
     }
 
-    /// Gives a file its own name when it is on disk. A network file system may report that it failed though it was done, when
-    /// it did not hear of the first of two tries; so the file itself is asked.
+    /// Gives a file its own name when it is on disk. A network file system may report that it
+    /// failed though it was done, when it did not hear of the first of two tries; so the file
+    /// itself is asked.
     pub(super) fn publish(&self, key: &Key, mut new: NewFile, over: Over) -> Result<Placed, Unpublished> {
         let path = self.file(key);
         let not = |e| Unpublished::Not(self.failure(&path, e));
@@ -204,8 +207,8 @@ impl Root {
         Ok(placed)
     }
 
-    /// The directories above a file, each durable. Those that are there already too, once: a process that died may have made
-    /// them just before.
+    /// The directories above a file, each durable. Those that are there already too, once: a
+    /// process that died may have made them just before.
     fn make_directories(&self, file: &Path) -> Result<(), Failure> {
         let parent = file.parent().expect("below the root");
         let mut above: Vec<&Path> = parent.ancestors().take_while(|path| *path != self.path).collect();
@@ -289,7 +292,8 @@ impl Root {
         Ok(())
     }
 
-    /// Removes what processes that died left: files being written, probes, locks of nothing. How many.
+    /// Removes what processes that died left: files being written, probes, locks of nothing. How
+    /// many.
     pub(super) fn remove_leftovers(&self, older_than: Duration) -> Result<u64, Failure> {
         let mut removed = 0;
         self.walk(self.path.clone(), |path, metadata| {
@@ -317,8 +321,8 @@ impl Root {
         Ok(removed)
     }
 
-    /// Whether a lock keeps others out here: some network file systems have none, or let all processes
-    /// have one.
+    /// Whether a lock keeps others out here: some network file systems have none, or let all
+    /// processes have one.
     pub(super) fn locks_exclude(&self) -> Result<bool, Failure> {
         let number: String = random(8).iter().map(|byte| format!("{byte:02x}")).collect();
         let path = self.path.join(format!("{PROBE}{number}"));
@@ -357,8 +361,8 @@ impl Root {
             Ok(_) => {
                 let held = match self.lock(key) {
                     Ok(held) => Some(held),
-                    // A lock that cannot be made is held by no process, and deleting is what a full disk
-                    // needs.
+                    // A lock that cannot be made is held by no process, and deleting is what a full
+                    // disk needs.
                     Err(Failure::DiskFull { .. }) => None,
                     Err(failure) => return Err(failure),
                 };
@@ -453,8 +457,8 @@ impl Root {
         }
     }
 
-    /// Holds the lock of a reference. Lock files are removed with their reference, so the one that was opened must still be
-    /// the one that is there.
+    /// Holds the lock of a reference. Lock files are removed with their reference, so the one that
+    /// was opened must still be the one that is there.
     pub(super) fn lock(&self, key: &Key) -> Result<Held, Failure> {
         let path = self.beside(key, "#lock");
         let since = Instant::now();
@@ -475,7 +479,8 @@ impl Root {
                     return Ok(Held(file));
                 }
                 Ok(()) | Err(Errno::INTR) => {}
-                // Held for a few fsyncs; a random wait, so that no order of arrival is unlucky again and again.
+                // Held for a few fsyncs; a random wait, so that no order of arrival is unlucky
+                // again and again.
                 Err(Errno::WOULDBLOCK) => {
                     std::thread::sleep(Duration::from_micros(200 + 16 * u64::from(random(1)[0])));
                 }
@@ -485,8 +490,8 @@ impl Root {
     }
 }
 
-/// A lock, until it is dropped. Closing the file would not be enough: a process that was just forked off has it open too,
-/// until it executes its program.
+/// A lock, until it is dropped. Closing the file would not be enough: a process that was just
+/// forked off has it open too, until it executes its program.
 pub(super) struct Held(File);
 
 impl Drop for Held {

@@ -1,7 +1,8 @@
 //! Credentials from the files of the AWS tools: `~/.aws/credentials` and `~/.aws/config`.
 //!
-//! Knows keys and the region of a profile, as they stand there; what these files can say beside that (roles to assume, programs
-//! to ask, single sign-on) is named and refused. Read once, when a store is opened.
+//! Knows keys and the region of a profile, as they stand there; what these files can say beside
+//! that (roles to assume, programs to ask, single sign-on) is named and refused. Read once, when a
+//! store is opened.
 
 use super::open::from_environment;
 use crate::address::OpenError;
@@ -24,7 +25,8 @@ pub(super) struct Profile {
 
 type Section = HashMap<String, Option<String>>;
 
-/// The profile of the environment: `AWS_PROFILE`, or `default`. One that is asked for must have what is `wanted`.
+/// The profile of the environment: `AWS_PROFILE`, or `default`. One that is asked for must have
+/// what is `wanted`.
 pub(super) fn read(url: &str, wanted: bool) -> Result<Profile, OpenError> {
     let asked = from_environment("AWS_PROFILE");
     let name = asked.as_deref().unwrap_or("default");

@@ -1,7 +1,8 @@
 //! Reads from a bucket: the first byte as early as can be, and all of the rest.
 //!
-//! A read is asked for once more when its first byte is slow, and goes on with a further range when it breaks off; the
-//! object's ETag ties the pieces together, so that what a reader gets is always one object.
+//! A read is asked for once more when its first byte is slow, and goes on with a further range when
+//! it breaks off; the object's ETag ties the pieces together, so that what a reader gets is always
+//! one object.
 //!
 //! ```text
 //! first byte: attempt ──(slow)──> attempt + second attempt ──> whichever comes first
@@ -71,7 +72,8 @@ impl Remote {
         Ok(self.range(key, range).await?.bytes)
     }
 
-    /// All of one object, or none: ranges that were answered from different objects are not given out.
+    /// All of one object, or none: ranges that were answered from different objects are not given
+    /// out.
     pub(crate) async fn get_ranges(&self, key: &Key, ranges: &[Range<u64>]) -> Result<Vec<Bytes>, GetError> {
         let pieces = ranges.iter().cloned().map(|range| self.range(key, range));
         let pieces: Vec<Whole> =

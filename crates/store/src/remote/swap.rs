@@ -1,9 +1,10 @@
 //! References in a bucket: changed only if they are as expected, by ETag (Google's: by generation).
 //!
-//! A request whose answer is lost may have been acted on, or may be yet. So the reference is read again: if it holds the
-//! number of this write, the change stands; if it still holds what was expected, the same request is sent again, which
-//! is safe, since only one of the two can find what it expects. A condition that fails after a request that was refused for
-//! now is looked into the same way: the refusal may have come from a proxy between, after the store had acted.
+//! A request whose answer is lost may have been acted on, or may be yet. So the reference is read
+//! again: if it holds the number of this write, the change stands; if it still holds what was
+//! expected, the same request is sent again, which is safe, since only one of the two can find what
+//! it expects. A condition that fails after a request that was refused for now is looked into the
+//! same way: the refusal may have come from a proxy between, after the store had acted.
 
 use super::{Remote, Tries};
 use crate::counters::Count;
@@ -41,7 +42,8 @@ impl Remote {
         let mut tries = Tries::new(self);
         // An answer was lost: the change may stand, or come to stand yet.
         let mut in_doubt = false;
-        // A request, maybe not the whole of it, reached the store or a proxy, which refused it for now.
+        // A request, maybe not the whole of it, reached the store or a proxy, which refused it for
+        // now.
         let mut heard = false;
         loop {
             let failure = match self.swap_once(key, expected, nonce, &sealed).await {
@@ -49,7 +51,8 @@ impl Remote {
                 Err(Trouble::Condition | Trouble::Missing) if !in_doubt && !heard => {
                     return Err(SwapError::Conflict { store: store(), key: key.clone() });
                 }
-                // The own value, most likely; if what was expected still stands, another's attempt was in the way.
+                // The own value, most likely; if what was expected still stands, another's attempt
+                // was in the way.
                 Err(trouble @ (Trouble::Condition | Trouble::Missing)) => {
                     in_doubt = true;
                     self.failure(trouble)

@@ -1,11 +1,13 @@
-//! Large objects go up in parts, several at once; the object appears when the last step succeeds, whole.
+//! Large objects go up in parts, several at once; the object appears when the last step succeeds,
+//! whole.
 //!
-//! An upload that fails or is dropped is aborted. A crash leaves its parts behind, unseen and paid for: a life-cycle rule
-//! of the bucket should remove incomplete uploads after some days.
+//! An upload that fails or is dropped is aborted. A crash leaves its parts behind, unseen and paid
+//! for: a life-cycle rule of the bucket should remove incomplete uploads after some days.
 
 //!
-//! An upload has a number of its own, which the object then carries: when the answer to the last step is lost, and a second
-//! one finds nothing to complete, the object itself says whether it came from this upload.
+//! An upload has a number of its own, which the object then carries: when the answer to the last
+//! step is lost, and a second one finds nothing to complete, the object itself says whether it came
+//! from this upload.
 
 use super::{Attempt, Remote};
 use crate::counters::Count;
@@ -37,8 +39,9 @@ impl Remote {
         let path = self.path(key);
         for _ in 1..self.settings().attempts {
             match self.upload(&path, &bytes).await {
-                // The answer to the last step was lost, and a second one finds nothing to complete. Whether the object there
-                // is this one cannot be told from outside, so all of it goes up once more.
+                // The answer to the last step was lost, and a second one finds nothing to complete.
+                // Whether the object there is this one cannot be told from outside, so all of it
+                // goes up once more.
                 Err(Trouble::NoUpload) => self.tally.one(Count::Retry),
                 done => return done,
             }
@@ -262,7 +265,8 @@ impl Drop for Upload {
 }
 
 impl Upload {
-    /// A part that was cut off with all its bytes on the way may come to the store after the upload was aborted, and stay.
+    /// A part that was cut off with all its bytes on the way may come to the store after the upload
+    /// was aborted, and stay.
     fn abort_again(&self) {
         self.abort_in(&ABORTED_AGAIN);
     }

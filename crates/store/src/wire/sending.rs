@@ -1,8 +1,9 @@
 //! Watches a request go out: as long as its bytes move it is well, however slow the way.
 //!
-//! The body is handed to the connection in small pieces, and each piece that is taken is progress. What the connection and
-//! the kernel hold of the last ones cannot be seen, so the answer is given more time than one without a body, and as much
-//! again as the bytes took so far. A peer that is gone is noticed by the kernel, which hears no acknowledgement.
+//! The body is handed to the connection in small pieces, and each piece that is taken is progress.
+//! What the connection and the kernel hold of the last ones cannot be seen, so the answer is given
+//! more time than one without a body, and as much again as the bytes took so far. A peer that is
+//! gone is noticed by the kernel, which hears no acknowledgement.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};

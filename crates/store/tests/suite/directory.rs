@@ -1,4 +1,5 @@
-//! What only a directory store can meet: processes that die while they write, full disks, read-only mounts, other files.
+//! What only a directory store can meet: processes that die while they write, full disks, read-only
+//! mounts, other files.
 
 use crate::{key, keys, pattern, read, settings, until};
 use bytes::Bytes;
@@ -210,7 +211,8 @@ async fn a_file_that_is_being_written_is_gone_with_its_writer() {
     assert!(being_written(dir.path()).is_empty() && keys(&store, None).await.is_empty());
 }
 
-/// In mount and user namespaces of its own, a second run finds a small disk and one that is read-only.
+/// In mount and user namespaces of its own, a second run finds a small disk and one that is
+/// read-only.
 #[tokio::test]
 async fn a_full_and_a_read_only_disk_are_named() {
     if let Some(mounted) = std::env::var_os(MOUNTED) {

@@ -1,4 +1,5 @@
-//! What a bad network or an ill store does to reads, uploads and messages, and what the counters say of it.
+//! What a bad network or an ill store does to reads, uploads and messages, and what the counters
+//! say of it.
 
 use crate::gateway::{Gateway, SECRET, free_address, url_at};
 use crate::proxy::{Fault, Proxy, Seen};

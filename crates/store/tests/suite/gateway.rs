@@ -1,4 +1,5 @@
-//! A real S3 server of a test's own: versitygw over a temporary directory, on a free port of the loopback interface.
+//! A real S3 server of a test's own: versitygw over a temporary directory, on a free port of the
+//! loopback interface.
 
 use crate::settings;
 use kip_store::{Failure, Settings, Store};
@@ -54,7 +55,8 @@ impl Gateway {
 
     async fn try_start(program: &Path, more: &[(&str, &Path)]) -> Option<Gateway> {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        // A bucket that only this server has: another one may have been quicker to take the port, and would answer.
+        // A bucket that only this server has: another one may have been quicker to take the port,
+        // and would answer.
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let own = format!("own-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         for bucket in [BUCKET, &own] {

@@ -1,4 +1,5 @@
-//! The store against the real thing: one contract for every kind, races, and a network that fails on demand.
+//! The store against the real thing: one contract for every kind, races, and a network that fails
+//! on demand.
 //!
 //! The S3 server is versitygw (`scripts/setup` installs it).
 
@@ -23,7 +24,8 @@ fn key(text: &str) -> Key {
     Key::new(text).expect("a key of the tests")
 }
 
-/// Quick to try again, slow to give up, never asks twice: what is counted is what the test brought about.
+/// Quick to try again, slow to give up, never asks twice: what is counted is what the test brought
+/// about.
 fn settings() -> Settings {
     Settings {
         first_backoff: Duration::from_millis(2),

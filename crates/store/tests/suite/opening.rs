@@ -1,5 +1,5 @@
-//! How a store is found and trusted: environment, features, TLS. Each in a second run of this program, since an environment
-//! is a process's own.
+//! How a store is found and trusted: environment, features, TLS. Each in a second run of this
+//! program, since an environment is a process's own.
 
 use crate::gateway::{BUCKET, Gateway, KEY_ID, SECRET, free_address};
 use crate::{key, read, settings};

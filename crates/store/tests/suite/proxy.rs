@@ -92,7 +92,8 @@ impl Proxy {
         Proxy::listening(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), server)
     }
 
-    /// One whose side of a connection holds next to nothing, so that the sender sees how slowly bytes are taken.
+    /// One whose side of a connection holds next to nothing, so that the sender sees how slowly
+    /// bytes are taken.
     pub async fn narrow(server: SocketAddr) -> Proxy {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(16 << 10).expect("a small one");
@@ -109,7 +110,8 @@ impl Proxy {
                 let (client, _) = listener.accept().await.expect("accept(2) on loopback");
                 let inside = shared.clone();
                 tokio::spawn(async move {
-                    // A connection may end in any way; what the store makes of it is what is tested.
+                    // A connection may end in any way; what the store makes of it is what is
+                    // tested.
                     let _ = serve(client, server, &inside).await;
                 });
             }

@@ -41,7 +41,8 @@ async fn all_tasks(url: &str) -> Vec<usize> {
     numbers
 }
 
-/// Two processes of `TASKS` tasks each; `test` is the test that asks, whose second run is the other process.
+/// Two processes of `TASKS` tasks each; `test` is the test that asks, whose second run is the other
+/// process.
 async fn one_winner_per_version(url: &str, test: &str) {
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])

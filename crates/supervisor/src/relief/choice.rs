@@ -126,8 +126,8 @@ impl Hysteresis {
         }
     }
 
-    /// What to reach: `leaving` bytes are on their way out, wakes that wait need `wanted`; at most `most` procs
-    /// may go down now. None if there is nothing to do.
+    /// What to reach: `leaving` bytes are on their way out, wakes that wait need `wanted`; at most
+    /// `most` procs may go down now. None if there is nothing to do.
     pub(super) fn goal(&self, used: u64, leaving: u64, wanted: u64, most: usize, marks: &MemoryMarks) -> Option<Goal> {
         let left = used.saturating_sub(leaving);
         let for_marks = if self.relieving { left.saturating_sub(marks.low_bytes()) } else { 0 };

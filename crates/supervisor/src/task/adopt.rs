@@ -1,8 +1,10 @@
-//! Taking over: a proc from the store becomes this data directory's, and one of this data directory's is seen to be another's.
+//! Taking over: a proc from the store becomes this data directory's, and one of this data
+//! directory's is seen to be another's.
 //!
-//! The worker has recorded what is to come: an archived proc that is not established. Its steps here, each of which may be
-//! repeated: what it needs on this machine is made and held, the head is swapped, its files come, it is established. Before
-//! the swap it is free in the store and nothing of it is here that counts; after it, it is here and nowhere else.
+//! The worker has recorded what is to come: an archived proc that is not established. Its steps
+//! here, each of which may be repeated: what it needs on this machine is made and held, the head is
+//! swapped, its files come, it is established. Before the swap it is free in the store and nothing
+//! of it is here that counts; after it, it is here and nowhere else.
 
 use super::archive::FETCH_AGAIN;
 use super::phase::Phase;
@@ -94,7 +96,8 @@ impl Task {
         if only_if_ours {
             self.begin_sleeping(&known.body);
         } else {
-            // It is about to be woken. The ends of its connections would do that first, by another way.
+            // It is about to be woken. The ends of its connections would do that first, by another
+            // way.
             self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN);
         }
         let detail = format!("from the store, {}", known.front);

@@ -1,8 +1,8 @@
 //! Down and up: the transitions to and from archived.
 //!
-//! A parked proc stays parked, and wakes as such, until its generation is in the store: the upload runs beside the task,
-//! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
-//! `archived.json`.
+//! A parked proc stays parked, and wakes as such, until its generation is in the store: the upload
+//! runs beside the task, which hears of its end. What is needed locally of an archived proc, its
+//! sockets' options and due timers, is kept in `archived.json`.
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why};
 use super::{By, Command, Reply, Task};
@@ -41,7 +41,8 @@ use std::time::{Duration, Instant};
 pub struct Archived {
     /// What it wakes from.
     pub front: FrontRef,
-    /// The keys without which it cannot be woken; none in what an older daemon wrote, and then it may need any.
+    /// The keys without which it cannot be woken; none in what an older daemon wrote, and then it
+    /// may need any.
     #[serde(default)]
     pub keys: BTreeSet<KeyId>,
     /// Its sockets and due timers.
@@ -234,7 +235,8 @@ impl Task {
         }
     }
 
-    /// The upload has ended, one way or the other. If it has woken meanwhile, it is not archived and nothing is lost.
+    /// The upload has ended, one way or the other. If it has woken meanwhile, it is not archived
+    /// and nothing is lost.
     pub(super) async fn on_stored(&mut self, generation: Generation, result: Result<Uploaded, NotStored>) {
         let Some(storing) = self.storing.take_if(|storing| storing.generation == generation) else { return };
         let answer = match result {
@@ -330,7 +332,8 @@ impl Task {
         archive.head(id).await.is_ok_and(|head| head.is_some())
     }
 
-    /// Says in the store that it runs nowhere. If that does not succeed it is still this directory's there, and wakes here only.
+    /// Says in the store that it runs nowhere. If that does not succeed it is still this
+    /// directory's there, and wakes here only.
     async fn let_go(&mut self, front: FrontRef) -> Result<(), String> {
         let Some(archive) = &self.proc.shared.archive else { return Ok(()) };
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
@@ -435,8 +438,9 @@ impl Task {
         }
     }
 
-    /// A wake has failed: if it was of a generation that came from the store, and it is damaged here, it is archived again, to be
-    /// fetched once more. The copy was never synced, so that it may be lost with the machine.
+    /// A wake has failed: if it was of a generation that came from the store, and it is damaged
+    /// here, it is archived again, to be fetched once more. The copy was never synced, so that it
+    /// may be lost with the machine.
     pub(super) async fn drop_damaged_copy(&mut self) -> bool {
         let State::Parked { generation } = self.record.state else { return false };
         let Some(archive) = self.proc.shared.archive.clone() else { return false };
@@ -476,7 +480,8 @@ impl Task {
             };
             let fetched = archive.fetch(id, known.front, &proc.dir, check);
             let (_, checked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_final: e.is_damage() })?;
-            // Nothing of it is restored, and the plan is not there, before the check has let it through.
+            // Nothing of it is restored, and the plan is not there, before the check has let it
+            // through.
             let plan = checked?;
             if let Some(plan) = plan {
                 save_plan(&proc, generation, &plan);
@@ -488,8 +493,8 @@ impl Task {
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
         let is_ours = adopted.is_ok();
         if let Err(unfetched) = adopted.map_err(|e| Unfetched::from(chain(&e))).and(fetched) {
-            // The next try makes it anew, and cannot where this one's is; it may also be in the way of others, on a disk that has no
-            // room.
+            // The next try makes it anew, and cannot where this one's is; it may also be in the way
+            // of others, on a disk that has no room.
             let proc = Arc::clone(&self.proc);
             let _ = blocking(move || kip_snapshot::sweep(&proc.dir, None)).await;
             // Another machine may be able to wake it.

@@ -1,8 +1,9 @@
 //! A probe's check of a running proc, which is not to count as activity.
 //!
-//! Before it the proc is looked at as ever; what its counters show from there to the end of the check is left out. It does not fall
-//! asleep meanwhile: it would wake for the check. Both are short, and there is a second between two of them (`probe`), so that what
-//! others do cannot hide behind them for long.
+//! Before it the proc is looked at as ever; what its counters show from there to the end of the
+//! check is left out. It does not fall asleep meanwhile: it would wake for the check. Both are
+//! short, and there is a second between two of them (`probe`), so that what others do cannot hide
+//! behind them for long.
 
 use super::*;
 

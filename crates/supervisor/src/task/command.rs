@@ -38,9 +38,11 @@ pub enum Command {
     Sleep { to: Tier, by: By, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
     Wake { cause: WakeCause, reply: Reply<bool> },
-    /// A descriptor in custody has something; `at` is when. With leave a hibernated proc is being woken for it already.
+    /// A descriptor in custody has something; `at` is when. With leave a hibernated proc is being
+    /// woken for it already.
     Socket { cause: WakeCause, at: Instant, leave: Option<Grant> },
-    /// It runs again after the hibernation `turn`; `by` is the place of the descriptor that the pager watched and that has woken it.
+    /// It runs again after the hibernation `turn`; `by` is the place of the descriptor that the
+    /// pager watched and that has woken it.
     Awake { turn: u64, woken: Woken, by: Option<usize> },
     /// It waits for a page of its snapshot that is damaged.
     Damaged { message: String },
@@ -48,27 +50,32 @@ pub enum Command {
     InspectPager,
     /// A generation is in the store, or is not.
     Stored { generation: Generation, result: Result<Uploaded, NotStored> },
-    /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is
-    /// not is removed here. `only_if_ours`: do not take it, but finish what was begun.
+    /// Make it this data directory's, after it was recorded that it is to be. Once it is known
+    /// whether it is or not, one that is not is removed here. `only_if_ours`: do not take it, but
+    /// finish what was begun.
     TakeOver { only_if_ours: bool, reply: Reply<()> },
     /// Archive it for `cause` if it is parked; answers when that is done.
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
     StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
-    /// Have its files be looked at, or changed with `change`, without a wake; until `over` is done where it is asleep.
+    /// Have its files be looked at, or changed with `change`, without a wake; until `over` is done
+    /// where it is asleep.
     HoldFiles { change: bool, over: oneshot::Receiver<()>, reply: Reply<FilesHeld> },
-    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
+    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it
+    /// sleeps, or why not. The task ends.
     Rest { until: Instant, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { cause: WakeCause, reply: Reply<Ticket> },
-    /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
+    /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that
+    /// cannot be.
     Relieve { to: Tier, cause: String, reply: Reply<Relieved> },
 }
 
 /// On whose word a proc is put to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// The owner's, with what the owner says of the program's clock in this one sleep. Ticks may be gathered in it.
+    /// The owner's, with what the owner says of the program's clock in this one sleep. Ticks may be
+    /// gathered in it.
     Owner(Option<Clock>),
     /// Kip's own, for an upgrade, a backup or the end of the machine.
     Kip,

@@ -1,4 +1,5 @@
-//! What a task does by itself when its time has come: looks at a running proc, puts an idle one to sleep, wakes for a timer, sinks.
+//! What a task does by itself when its time has come: looks at a running proc, puts an idle one to
+//! sleep, wakes for a timer, sinks.
 
 use super::hibernate::{AFTER_DUE, BEFORE_DUE};
 use super::ticks::sample;
@@ -10,8 +11,8 @@ use tokio::sync::oneshot::error::TryRecvError;
 /// After a wake a proc's memory is looked at once it has run for this long.
 const FIRST_LEVEL: Duration = Duration::from_millis(50);
 
-/// When to look at the memory alone of a running proc, beside the looks at all of it: after a wake it comes back at once, and
-/// hardly changes then. Each time the proc has run twice as long.
+/// When to look at the memory alone of a running proc, beside the looks at all of it: after a wake
+/// it comes back at once, and hardly changes then. Each time the proc has run twice as long.
 #[derive(Debug)]
 pub(super) struct Levels {
     since: Instant,
@@ -104,8 +105,8 @@ impl Task {
         true
     }
 
-    /// Puts the sleep off until after the first wait of the program that is about to end. Not twice while it is quiet: a program
-    /// with one such wait after the other would never sleep.
+    /// Puts the sleep off until after the first wait of the program that is about to end. Not twice
+    /// while it is quiet: a program with one such wait after the other would never sleep.
     async fn puts_off(&mut self, quiet_since: Instant) -> bool {
         let was_put_off = |running: &Running| running.put_off.is_some_and(|at| at >= quiet_since);
         if self.phase.running().is_none_or(was_put_off) {

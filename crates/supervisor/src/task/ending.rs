@@ -22,7 +22,8 @@ impl Task {
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
         let next = Record { out_of_memory, ..next };
         let network = Network::after(&next.state);
-        // With a policy before anything of it is gone: the next daemon could not tell any more how it ended.
+        // With a policy before anything of it is gone: the next daemon could not tell any more how
+        // it ended.
         if !restart.is_no() {
             self.keep(next.clone());
         }
@@ -50,7 +51,8 @@ impl Task {
         (!self.ending).then(|| Instant::now() + left)
     }
 
-    /// Starts it again, on its files, with its address and its ports. What fails counts like a program that ended at once.
+    /// Starts it again, on its files, with its address and its ports. What fails counts like a
+    /// program that ended at once.
     pub(super) async fn restart(&mut self) {
         let State::Restarting { exit, .. } = self.record.state else { return };
         if let Err(refusal) = self.proc.shared.pressure.admit_new(&self.proc.name).await {
@@ -71,7 +73,8 @@ impl Task {
         }
         self.refuse_if_elsewhere()?;
         if self.sleeps() && !grace.is_zero() {
-            // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
+            // A program that is to end in order has to run for that; one that cannot be woken is
+            // ended as it is.
             self.admit_to_stop().await?;
             let _ = self.wake_on_request(WakeCause::Request(Request::Stop)).await;
             self.pressed.grant = None;

@@ -35,13 +35,14 @@ const PAGE: u64 = 4096;
 /// A wake from hibernation is taken to need this long ahead of a timer.
 const LEAD: Duration = Duration::from_millis(3);
 
-/// A sleep that begins less than this before a wait ends may be in its way: the program stands still for most of it, longer on a busy
-/// machine.
+/// A sleep that begins less than this before a wait ends may be in its way: the program stands
+/// still for most of it, longer on a busy machine.
 pub(super) const BEFORE_DUE: Duration = Duration::from_secs(2);
 /// After the end of the wait the program is awake, unless nothing came of it.
 pub(super) const AFTER_DUE: Duration = Duration::from_secs(1);
 
-/// After how long a proc is parked that is to be parked after `park_in`, and whose first wait ends after `due_in`.
+/// After how long a proc is parked that is to be parked after `park_in`, and whose first wait ends
+/// after `due_in`.
 fn not_just_before(due_in: Option<Duration>, park_in: Duration) -> Duration {
     match due_in {
         Some(due_in) if (park_in..park_in + BEFORE_DUE).contains(&due_in) => due_in + AFTER_DUE,
@@ -291,7 +292,8 @@ impl Task {
     /// It runs again, with part of its memory.
     fn awake(&mut self, cause: WakeCause, total_us: u64, steps: Vec<StepView>, woke: Woke) {
         let State::Hibernated { init, init_started, .. } = self.record.state else { return };
-        // One that has ended by now was still hibernated, and its end is found as that of any other.
+        // One that has ended by now was still hibernated, and its end is found as that of any
+        // other.
         let Ok(pidfd) = kip_sys::process::pidfd_open(init).and_then(watched) else {
             return self.begin_hibernated(init);
         };
@@ -314,8 +316,8 @@ impl Task {
         self.after_wake(Tier::Hibernated, cause);
     }
 
-    /// The pager says that a blocked proc has touched what was out, or that a held one runs: for one of its sockets that the
-    /// pager watches (`by`), or roused by the wake plane.
+    /// The pager says that a blocked proc has touched what was out, or that a held one runs: for
+    /// one of its sockets that the pager watches (`by`), or roused by the wake plane.
     pub(super) async fn on_awake(&mut self, turn: u64, woken: Woken, by: Option<usize>) {
         let State::Hibernated { init, .. } = self.record.state else { return };
         if self.turn.is_some_and(|own| own != turn) {
@@ -336,7 +338,8 @@ impl Task {
         let cause = by.or(roused).unwrap_or(WakeCause::Touch);
         let by_itself = cause == WakeCause::Touch;
         let resume = step("resume", woken.total_us.saturating_sub(woken.install_us));
-        // It serves its client now; what others see of it and what is on disk can wait, for both ask the pager in doubt.
+        // It serves its client now; what others see of it and what is on disk can wait, for both
+        // ask the pager in doubt.
         tokio::time::sleep(AFTER_WAKE).await;
         let steps = if by_itself { vec![install] } else { vec![install, resume] };
         // What touched it may have been a packet's.
@@ -355,8 +358,8 @@ impl Task {
         self.awake(cause, woken.total_us, steps, woke);
     }
 
-    /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is parked at once, which does not
-    /// wake it, and then its sockets and timers are.
+    /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is
+    /// parked at once, which does not wake it, and then its sockets and timers are.
     pub(super) async fn resume_hibernated(&mut self, init: u32) {
         self.begin_hibernated(init);
         self.inspect_pager().await;

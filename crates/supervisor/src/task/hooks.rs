@@ -1,4 +1,5 @@
-//! Commands that run inside for Kip: before a sleep, after a wake, to see whether a program is ready.
+//! Commands that run inside for Kip: before a sleep, after a wake, to see whether a program is
+//! ready.
 
 use super::*;
 use kip_engine::cause::WakeCause;
@@ -52,7 +53,8 @@ async fn within(ms: u64, running: impl Future<Output = Result<(), String>>) -> R
 }
 
 impl Task {
-    /// Asks a running proc's own command whether it may sleep now. Nothing else happens to it meanwhile.
+    /// Asks a running proc's own command whether it may sleep now. Nothing else happens to it
+    /// meanwhile.
     pub(super) async fn before_sleep(&mut self, to: Tier) -> Result<(), Refusal> {
         self.check_over().await;
         let hooks = &self.proc.spec.hooks;

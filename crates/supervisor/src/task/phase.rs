@@ -10,10 +10,12 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 
-/// What there is of a proc now. The record says what is to be true of a proc, a phase what its task has at hand for that.
+/// What there is of a proc now. The record says what is to be true of a proc, a phase what its task
+/// has at hand for that.
 #[derive(Debug, Default)]
 pub(super) enum Phase {
-    /// Nothing that the task watches: the proc is stopped, is to be started again, is elsewhere, or is between two phases.
+    /// Nothing that the task watches: the proc is stopped, is to be started again, is elsewhere, or
+    /// is between two phases.
     #[default]
     Down,
     /// The program had ended before the task could watch it.
@@ -29,7 +31,8 @@ pub(super) enum Phase {
 /// What a running program was woken by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Woke {
-    /// It was not woken, or for something: it was started, its daemon is a new one, a packet has come, it was called.
+    /// It was not woken, or for something: it was started, its daemon is a new one, a packet has
+    /// come, it was called.
     Called,
     /// For ticks and nothing else so far.
     ForTicks,
@@ -37,7 +40,8 @@ pub(super) enum Woke {
     Touch {
         /// No data has come for it.
         without_data: bool,
-        /// By a tick that touched more than the pager had patience for, or of which Kip did not know.
+        /// By a tick that touched more than the pager had patience for, or of which Kip did not
+        /// know.
         by_a_tick: bool,
     },
 }
@@ -57,7 +61,8 @@ pub(super) struct Running {
     pub(super) not_before: Instant,
     /// When a sleep was put off because a wait was about to end.
     pub(super) put_off: Option<Instant>,
-    /// When its first wait ends and its first timer is due, as it was seen before the last sleep that Kip began by itself.
+    /// When its first wait ends and its first timer is due, as it was seen before the last sleep
+    /// that Kip began by itself.
     pub(super) first_due: Option<Instant>,
     /// It cannot be hibernated: from hot it goes to parked.
     pub(super) no_hibernation: bool,
@@ -91,8 +96,8 @@ pub(super) struct Parked {
     pub(super) next: Option<NextWake>,
     /// Since when it has been parked, or since when another try to archive it is not worth it.
     pub(super) since: Instant,
-    /// What it wakes from, or a part of that, is not to be had from the store, or it is parked without its volumes: when its sockets
-    /// and timers may wake it again.
+    /// What it wakes from, or a part of that, is not to be had from the store, or it is parked
+    /// without its volumes: when its sockets and timers may wake it again.
     pub(super) listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     pub(super) fetched: bool,

@@ -79,7 +79,8 @@ impl Pressed {
     }
 }
 
-/// What the next wake of a sleeper takes: all that it had when it fell asleep, or its working set if that is more.
+/// What the next wake of a sleeper takes: all that it had when it fell asleep, or its working set
+/// if that is more.
 pub fn need(proc: &Proc, record: &Record, asleep: Asleep) -> Need {
     let sleep = record.last_sleep.as_ref();
     let (written, awake) = sleep.map_or((0, 0), |s| (s.bytes_written, s.memory_bytes.unwrap_or(0)));
@@ -126,7 +127,8 @@ impl Task {
         }
     }
 
-    /// Gives a command back that may be carried out now; one that begins with a wake may have to wait.
+    /// Gives a command back that may be carried out now; one that begins with a wake may have to
+    /// wait.
     pub(super) fn admit_or_queue(&mut self, command: Command) -> Option<Command> {
         let wakes = matches!(command, Command::Wake { .. } | Command::KeepAwake { .. });
         if !wakes || !self.sleeps() {

@@ -1,4 +1,5 @@
-//! Falling back: its newest generation is damaged for good, here or in the store. Nothing of it is deleted.
+//! Falling back: its newest generation is damaged for good, here or in the store. Nothing of it is
+//! deleted.
 //!
 //! Where its spec asks for it, the newest older generation in the store that is whole comes back,
 //! memory and files of one freeze and nothing of another, as the generation after the newest. Its
@@ -6,7 +7,8 @@
 //! until it runs, and are put back if it does not; then as `aside-gen-N` until it is removed. In
 //! every other case, and without such a spec, the proc starts cold on its newest files.
 //!
-//! A crash in the middle leaves a proc that is stopped, with its newest files once it is started; or parked, as what it falls back to.
+//! A crash in the middle leaves a proc that is stopped, with its newest files once it is started;
+//! or parked, as what it falls back to.
 
 use super::Task;
 use super::archive::Archived;
@@ -117,7 +119,8 @@ impl Task {
         self.end_for(&message, "fell-back").await.map_err(|refusal| NoOlder::Unknown(refusal.message))?;
         let proc = Arc::clone(&self.proc);
         let fetched = blocking(move || {
-            // All of it could be read just now: a store that does not answer for a moment is not to cost it.
+            // All of it could be read just now: a store that does not answer for a moment is not to
+            // cost it.
             let mut pauses = FETCH_AGAIN.iter();
             loop {
                 match (fetch_older(&proc, &older, &ports), pauses.next()) {
@@ -207,7 +210,8 @@ impl Task {
         }
     }
 
-    /// Before it starts: files of an older generation that did not come back go, its newest are there again.
+    /// Before it starts: files of an older generation that did not come back go, its newest are
+    /// there again.
     pub(super) async fn put_files_back(&mut self) -> Result<(), Refusal> {
         if !self.proc.dir.join(ASIDE).exists() {
             return Ok(());
@@ -272,7 +276,8 @@ fn fetch_older(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(A
     Ok((archived, ports))
 }
 
-/// Which comes first: as long as its directory has an [`ASIDE`] it is looked at, whatever was interrupted elsewhere.
+/// Which comes first: as long as its directory has an [`ASIDE`] it is looked at, whatever was
+/// interrupted elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// Its directory, then its limited disk.
@@ -335,7 +340,8 @@ fn put_back(place: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Whatever is interrupted between the two places, its directory says that there is something to do.
+    /// Whatever is interrupted between the two places, its directory says that there is something
+    /// to do.
     #[test]
     fn files_on_a_limited_disk_are_not_forgotten_half_way() {
         let dir = tempfile::tempdir().unwrap();

@@ -103,7 +103,8 @@ const CLOSED_WITHIN: Duration = Duration::from_millis(200);
 /// Nor is more of an answer read, bytes.
 const LONGEST_ANSWER: u64 = 1 << 20;
 
-/// Until the program has closed the connection, too. One that falls asleep before would wake for its end.
+/// Until the program has closed the connection, too. One that falls asleep before would wake for
+/// its end.
 async fn until_closed(stream: TcpStream) {
     let (mut rest, mut nowhere) = (stream.take(LONGEST_ANSWER), tokio::io::sink());
     let _ = tokio::time::timeout(CLOSED_WITHIN, tokio::io::copy(&mut rest, &mut nowhere)).await;

@@ -1,4 +1,5 @@
-//! The machine goes down: a proc is parked, so that it is as it was after the next start, and nothing wakes it meanwhile.
+//! The machine goes down: a proc is parked, so that it is as it was after the next start, and
+//! nothing wakes it meanwhile.
 
 use super::*;
 

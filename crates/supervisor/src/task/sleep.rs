@@ -240,8 +240,9 @@ impl Task {
         }
     }
 
-    /// The same generation again after a failure, then a cold start on the newest files (ARCHITECTURE.md, Invariants). Of a store that
-    /// does not give what is needed it only waits: its generation is as good as it was.
+    /// The same generation again after a failure, then a cold start on the newest files
+    /// (ARCHITECTURE.md, Invariants). Of a store that does not give what is needed it only waits:
+    /// its generation is as good as it was.
     pub(super) async fn wake_retrying(&mut self, cause: WakeCause, at: Instant, tick: bool) {
         match self.wake(cause, at, tick).await {
             Ok(()) | Err(Unwoken { why: Why::Store, .. }) => return,
@@ -409,7 +410,8 @@ pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Dura
     let for_ticks = running.woke == Woke::ForTicks;
     let back = for_ticks && running.from == Tier::Parked && ticks == Ticks::Gathered;
     let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
-    // Its threads run while it ticks in place, and a connection that brings nothing has touched it: no more of that.
+    // Its threads run while it ticks in place, and a connection that brings nothing has touched it:
+    // no more of that.
     let touched = matches!(running.woke, Woke::Touch { without_data: true, .. }) && hibernate::wakes_on_data(proc);
     let (to, after) = if hibernates && !back && !touched {
         (Tier::Hibernated, timing.idle_ms)

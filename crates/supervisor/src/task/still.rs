@@ -1,5 +1,5 @@
-//! A proc that stands still while its files are copied (`kip backup`): asleep, if it can be, and nothing that comes meanwhile is
-//! looked at before that is over.
+//! A proc that stands still while its files are copied (`kip backup`): asleep, if it can be, and
+//! nothing that comes meanwhile is looked at before that is over.
 
 use super::*;
 use kip_engine::cause::{Request, WakeCause};
@@ -61,8 +61,8 @@ impl Task {
         }
     }
 
-    /// Answers how it is and, if it is asleep and must not be started or woken meanwhile, waits for the end. A change must not meet an
-    /// upload of the files.
+    /// Answers how it is and, if it is asleep and must not be started or woken meanwhile, waits for
+    /// the end. A change must not meet an upload of the files.
     pub(super) async fn hold_files(&mut self, change: bool, over: oneshot::Receiver<()>, reply: Reply<FilesHeld>) {
         let name = &self.proc.name;
         let refuse = |message: String| Err(Refusal::new(Code::State, message));

@@ -1,9 +1,9 @@
 //! Procs that tick: how they sleep without being late.
 //!
-//! A program that ticks, one of whose waits is shorter than `--tick`, is hibernated and ticks there, on time,
-//! from the few pages that its ticks need. It is parked only if that may suspend it (its owner's word or its
-//! profile), or late by at most ten seconds where memory is short; else it stays hibernated, and is asked
-//! again later. Where it cannot be hibernated it stays hot.
+//! A program that ticks, one of whose waits is shorter than `--tick`, is hibernated and ticks
+//! there, on time, from the few pages that its ticks need. It is parked only if that may suspend it
+//! (its owner's word or its profile), or late by at most ten seconds where memory is short; else it
+//! stays hibernated, and is asked again later. Where it cannot be hibernated it stays hot.
 
 use super::*;
 use kip_engine::blocking::blocking;
@@ -12,8 +12,8 @@ use kip_engine::suspend;
 use kip_records::due::Ticks;
 use kip_types::spec::Clock;
 
-/// Pages that a tick may touch while its proc is hibernated, until one has needed more: an interpreter of Python needs 80 for
-/// its select and the way back.
+/// Pages that a tick may touch while its proc is hibernated, until one has needed more: an
+/// interpreter of Python needs 80 for its select and the way back.
 const PATIENCE: usize = 512;
 /// However often a tick has needed more.
 const MOST_PATIENCE: usize = 4096;
@@ -26,7 +26,8 @@ pub(super) fn sample(proc: &Proc, init: u32) -> Sample<Traffic> {
     Sample { at: Instant::now(), cpu: Duration::from_nanos(cpu_ns.unwrap_or(0)), traffic }
 }
 
-/// Why a proc that ticks is not parked by itself, and what parks it; `ticker`: the thread that ticks, in words.
+/// Why a proc that ticks is not parked by itself, and what parks it; `ticker`: the thread that
+/// ticks, in words.
 pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
     let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
     let name = &proc.name;
@@ -38,7 +39,8 @@ pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
 }
 
 impl Task {
-    /// What has woken it says how much its ticks touch; what clients have sent since then says nothing of it.
+    /// What has woken it says how much its ticks touch; what clients have sent since then says
+    /// nothing of it.
     pub(super) fn note_ticks(&mut self) {
         if self.phase.running().is_some_and(|running| matches!(running.woke, Woke::Touch { by_a_tick: true, .. })) {
             self.patience = (self.patience.max(PATIENCE) * 4).min(MOST_PATIENCE);
@@ -50,7 +52,8 @@ impl Task {
         KnownTicks { patience: self.patience.max(PATIENCE), hidden: self.hidden_ticks || self.patience > 0 }
     }
 
-    /// What becomes of its ticks if it is parked now by that word; late ones are for want of memory only.
+    /// What becomes of its ticks if it is parked now by that word; late ones are for want of memory
+    /// only.
     pub(super) async fn ticks_if_parked(&mut self, by: By) -> (bool, Ticks) {
         if matches!(by, By::Owner(_)) {
             // For this one sleep ticks may be gathered, whatever there is of them.
@@ -81,7 +84,8 @@ impl Task {
         self.hidden_ticks || blocking(move || hibernate::ticks(&proc, ticked)).await
     }
 
-    /// From hot straight to parked: it is not to be hibernated, or cannot be, or was woken for gathered ticks.
+    /// From hot straight to parked: it is not to be hibernated, or cannot be, or was woken for
+    /// gathered ticks.
     pub(super) async fn park_from_hot(&mut self) -> Result<(), Refusal> {
         let back =
             self.phase.running().is_some_and(|r| r.woke == Woke::ForTicks) && self.record.ticks == Ticks::Gathered;
@@ -128,7 +132,8 @@ impl Task {
         };
         idle.sample(sample, kip_net::activity::activity_between);
         let quiet = idle.quiet(now);
-        // What it did since it fell asleep, within pages that had come back, is as good as being awake.
+        // What it did since it fell asleep, within pages that had come back, is as good as being
+        // awake.
         hibernating.parks_at = Some(now + park_after.saturating_sub(quiet).max(SAMPLE_EVERY));
         if quiet < park_after {
             return Ok(());
@@ -143,7 +148,8 @@ impl Task {
         self.park(how).await
     }
 
-    /// Memory is short: a proc that ticks and may not be suspended is parked too, and late, which is told.
+    /// Memory is short: a proc that ticks and may not be suspended is parked too, and late, which
+    /// is told.
     pub(super) async fn park_for_room(&mut self) -> Result<(), Refusal> {
         let (ticks, how) = self.ticks_if_parked(By::Kip).await;
         let how = if ticks && how == Ticks::OnTime { Ticks::Late } else { how };

@@ -16,7 +16,8 @@ pub struct CheckRequest {
     /// The trial may write to the volumes, except to volumes of a proc that runs or sleeps.
     #[serde(default)]
     pub volumes: bool,
-    /// The trial has the network of the proc, the outside included. Otherwise the trial reaches only itself.
+    /// The trial has the network of the proc, the outside included. Otherwise the trial reaches
+    /// only itself.
     #[serde(default)]
     pub network: bool,
 }
@@ -63,7 +64,8 @@ pub struct CheckVerdict {
 pub struct CheckView {
     /// Steps of the trial, in order.
     pub steps: Vec<CheckStep>,
-    /// True: the trial slept in each tier that was tried, in one at least, and was unchanged after each wake.
+    /// True: the trial slept in each tier that was tried, in one at least, and was unchanged after
+    /// each wake.
     pub sleeps: bool,
     /// Tiers that were not tried and why, a line each.
     pub untried: Vec<String>,

@@ -1,4 +1,5 @@
-//! What files that describe procs need of the API: what is looked at before one proc goes for another.
+//! What files that describe procs need of the API: what is looked at before one proc goes for
+//! another.
 
 use super::{InFile, LeftOpen, RunRequest};
 use crate::keys::Hex;
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// `POST /v1/validate`.
-// The fields of a RunRequest, written out: a flattened struct hides unknown fields from the code that refuses them.
+// The fields of a RunRequest, written out: a flattened struct hides unknown fields from the code
+// that refuses them.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ValidateRequest {
     /// What would be run. A proc of its name may be there: it is taken for the one that makes room.
@@ -48,7 +50,8 @@ impl ValidateRequest {
 /// What `POST /v1/compare` answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ContentsView {
-    /// What of the proc contains something else than what the request would give it; empty if nothing does.
+    /// What of the proc contains something else than what the request would give it; empty if
+    /// nothing does.
     pub differ: Vec<ContentView>,
 }
 

@@ -81,8 +81,8 @@ pub struct ProcessFiles {
 pub struct OpenFileView {
     /// Its number.
     pub fd: i32,
-    /// `file`, `directory`, `device`, `fifo`, `memory`, `pipe`, `tcp`, `udp`, `unix`, `netlink`, `socket`, `epoll`, `eventfd`,
-    /// `timerfd`, `signalfd`, `inotify`, or the kernel's own word.
+    /// `file`, `directory`, `device`, `fifo`, `memory`, `pipe`, `tcp`, `udp`, `unix`, `netlink`,
+    /// `socket`, `epoll`, `eventfd`, `timerfd`, `signalfd`, `inotify`, or the kernel's own word.
     pub kind: String,
     /// The path as the program sees it; of a socket its address; else what names it.
     pub what: String,
@@ -126,8 +126,8 @@ impl OwnFilesView {
 pub struct OwnFileView {
     /// The path as the program sees it.
     pub path: String,
-    /// `file`, `link`, `device`, `fifo`, `socket`, `deleted` (the base has it, the proc does not), or `replaced` (a directory
-    /// of which nothing of the base is seen).
+    /// `file`, `link`, `device`, `fifo`, `socket`, `deleted` (the base has it, the proc does not),
+    /// or `replaced` (a directory of which nothing of the base is seen).
     #[schemars(extend("enum" = OWN_FILES))]
     pub kind: String,
     /// Length of a file.
@@ -157,7 +157,8 @@ pub struct ProcessEnv {
     pub ended: bool,
     /// Path of its program as it sees it.
     pub program: String,
-    /// Its arguments, or the one line that it shows instead of them. What is not UTF-8 is replaced, here and below.
+    /// Its arguments, or the one line that it shows instead of them. What is not UTF-8 is replaced,
+    /// here and below.
     pub command: Vec<String>,
     /// Its working directory as it sees it.
     pub directory: String,
@@ -185,7 +186,8 @@ pub struct OpenSocketView {
     /// `tcp`, `udp`, `unix`, `netlink` or `socket`.
     #[schemars(extend("enum" = OPEN_PROTOCOLS))]
     pub proto: String,
-    /// `listen`, `established`, .., as in `kip why`; of unix sockets `stream`, `datagram` or `packet` before it.
+    /// `listen`, `established`, .., as in `kip why`; of unix sockets `stream`, `datagram` or
+    /// `packet` before it.
     pub state: String,
     /// Its own address; of unix sockets the path, `@NAME` or nothing.
     pub local: String,
@@ -243,7 +245,8 @@ pub struct MapView {
     /// `rwxp` as in proc_pid_maps(5), `s` for shared.
     #[schemars(extend("pattern" = "^[r-][w-][x-][ps]$"))]
     pub access: String,
-    /// A path as the program sees it, `[heap]`, `[stack]`, `[vdso]` and the like, `[anonymous]`, `[shared]`.
+    /// A path as the program sees it, `[heap]`, `[stack]`, `[vdso]` and the like, `[anonymous]`,
+    /// `[shared]`.
     pub what: String,
     /// Where in the file it begins.
     pub offset: u64,
@@ -269,6 +272,7 @@ pub struct WhereView {
     pub store_bytes: u64,
     /// Nowhere: they are zeros.
     pub zero_bytes: u64,
-    /// As the mapped file has them, or what is behind shared memory while a process has that open, or as the kernel names it.
+    /// As the mapped file has them, or what is behind shared memory while a process has that open,
+    /// or as the kernel names it.
     pub file_bytes: u64,
 }

@@ -1,14 +1,18 @@
-//! `kip exec` and `kip attach`: what is run in a proc, and the frames in which its input and output travel.
+//! `kip exec` and `kip attach`: what is run in a proc, and the frames in which its input and output
+//! travel.
 
 use super::Refusal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One frame of an exec: 1 byte channel, 4 bytes length (big endian), then at most [`FRAME_MAX`] bytes.
+/// One frame of an exec: 1 byte channel, 4 bytes length (big endian), then at most [`FRAME_MAX`]
+/// bytes.
 ///
-/// Channels: 0 stdin (an empty frame is end of file), 1 stdout, 2 stderr, 3 end: JSON [`ExecEnd`], 4 a new size of the terminal,
-/// [`TerminalSize::to_frame`]. A terminal has only standard output. An empty frame of channel 1 or 2 carries nothing; the daemon sends one now and then to learn whether its client is still there.
+/// Channels: 0 stdin (an empty frame is end of file), 1 stdout, 2 stderr, 3 end: JSON [`ExecEnd`],
+/// 4 a new size of the terminal, [`TerminalSize::to_frame`]. A terminal has only standard output.
+/// An empty frame of channel 1 or 2 carries nothing; the daemon sends one now and then to learn
+/// whether its client is still there.
 pub const FRAME_HEADER: usize = 5;
 
 /// Most bytes of payload in one frame.
@@ -59,30 +63,34 @@ pub struct ExecRequest {
     /// Additional environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// User that it runs as, or USER:GROUP, names or numbers of the proc's own files; the proc's own if left out.
+    /// User that it runs as, or USER:GROUP, names or numbers of the proc's own files; the proc's
+    /// own if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Working directory inside; the proc's own if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
-    /// It runs on a terminal of this size, in a session of its own. Such a program sleeps with its proc and keeps it awake only
-    /// while its client types.
+    /// It runs on a terminal of this size, in a session of its own. Such a program sleeps with its
+    /// proc and keeps it awake only while its client types.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
-    /// It runs on without a client: standard input is empty, and what it writes is in the proc's logs. The answer ends as soon as
-    /// the program runs.
+    /// It runs on without a client: standard input is empty, and what it writes is in the proc's
+    /// logs. The answer ends as soon as the program runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detach: bool,
 }
 
-/// `POST /v1/procs/NAME/attach`, answered with 101 and frames both ways, as an exec is. What the proc's own program writes comes from
-/// then on, and its end; the client may go at any time, and the program runs on.
+/// `POST /v1/procs/NAME/attach`, answered with 101 and frames both ways, as an exec is. What the
+/// proc's own program writes comes from then on, and its end; the client may go at any time, and
+/// the program runs on.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize, Deserialize)]
 pub struct AttachRequest {
-    /// The client's terminal has this size. The proc's own gets it, if it has one, and the proc is woken for that.
+    /// The client's terminal has this size. The proc's own gets it, if it has one, and the proc is
+    /// woken for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
-    /// First comes what the program has written since its start: the last 64 KiB of a terminal, else all lines that are in the log.
+    /// First comes what the program has written since its start: the last 64 KiB of a terminal,
+    /// else all lines that are in the log.
     #[serde(default)]
     pub since_start: bool,
     /// The client's end of file is the program's. A terminal has none.

@@ -43,7 +43,8 @@ pub struct ProbeView {
     pub checked_ms: Option<u64>,
 }
 
-/// `GET /v1/procs/NAME/health`, and what a probe's own port answers: there with status 200 or 503, as `available` says.
+/// `GET /v1/procs/NAME/health`, and what a probe's own port answers: there with status 200 or 503,
+/// as `available` says.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct HealthView {
     /// Name of the proc.
@@ -52,7 +53,8 @@ pub struct HealthView {
     pub state: StateName,
     /// Tier of the proc, where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
-    /// True if requests are answered: the proc runs, or would wake for them, and no probe says that it is unhealthy.
+    /// True if requests are answered: the proc runs, or would wake for them, and no probe says that
+    /// it is unhealthy.
     pub available: bool,
     /// Reason why the proc is unavailable; null if it is available.
     pub reason: Option<String>,

@@ -20,7 +20,8 @@ pub struct HistorySample {
     pub stopped: u32,
     /// Memory that hot and hibernated procs hold, bytes.
     pub held_bytes: u64,
-    /// Memory that sleepers would take if they ran and do not take, bytes: the sum of `saved_bytes` of all procs.
+    /// Memory that sleepers would take if they ran and do not take, bytes: the sum of `saved_bytes`
+    /// of all procs.
     pub saved_bytes: u64,
 }
 
@@ -29,6 +30,7 @@ pub struct HistorySample {
 pub struct HistoryView {
     /// Time between two samples, milliseconds.
     pub every_ms: u64,
-    /// Samples of the last hour, oldest first, since this daemon began; the last one is of this moment.
+    /// Samples of the last hour, oldest first, since this daemon began; the last one is of this
+    /// moment.
     pub samples: Vec<HistorySample>,
 }

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeterRequest {
-    /// Only what was used after that, milliseconds since the epoch, to within a quarter of an hour; from the proc's beginning
-    /// without it.
+    /// Only what was used after that, milliseconds since the epoch, to within a quarter of an hour;
+    /// from the proc's beginning without it.
     pub since_ms: Option<u64>,
 }
 
@@ -32,9 +32,11 @@ pub struct MeterView {
     pub held_bytes: u64,
     /// Use by tier; those that it never was in are left out.
     pub tiers: Vec<TierMeterView>,
-    /// CPU time that the kernel has counted for its cgroups, microseconds; work that sleeping and waking does in them included.
+    /// CPU time that the kernel has counted for its cgroups, microseconds; work that sleeping and
+    /// waking does in them included.
     pub cpu_us: u64,
-    /// TCP connections that were made to it, as the kernel has counted them, without those of Kip's own checks.
+    /// TCP connections that were made to it, as the kernel has counted them, without those of Kip's
+    /// own checks.
     pub connections: u64,
     /// UDP datagrams that came to it, as the kernel has counted them.
     pub datagrams: u64,
@@ -52,13 +54,14 @@ pub struct TierMeterView {
     pub tier: Tier,
     /// How long it was in it, microseconds.
     pub time_us: u64,
-    /// What it held there, times how long: memory of the hot and the hibernated, the local disk of the parked, the store of the
-    /// archived; bytes times seconds.
+    /// What it held there, times how long: memory of the hot and the hibernated, the local disk of
+    /// the parked, the store of the archived; bytes times seconds.
     pub byte_seconds: f64,
-    /// Of its CPU time what was used there, the work of the wake that ended the tier included; microseconds. Of the hot one
-    /// starting and ending it, too.
+    /// Of its CPU time what was used there, the work of the wake that ended the tier included;
+    /// microseconds. Of the hot one starting and ending it, too.
     pub cpu_us: u64,
-    /// Of its connections those that came there: of a sleeper those that woke it, or came until it ran.
+    /// Of its connections those that came there: of a sleeper those that woke it, or came until it
+    /// ran.
     pub connections: u64,
     /// Of its datagrams, likewise.
     pub datagrams: u64,
@@ -69,7 +72,8 @@ pub struct TierMeterView {
 pub struct WakesView {
     /// The tier it woke from.
     pub from: Tier,
-    /// What for: `tcp`, `udp`, `timer`, `touch` (its own memory), `wake`, `exec`, `stop` (commands) or `other`.
+    /// What for: `tcp`, `udp`, `timer`, `touch` (its own memory), `wake`, `exec`, `stop` (commands)
+    /// or `other`.
     #[schemars(extend("enum" = TRIGGERS))]
     pub trigger: String,
     /// How often.

@@ -32,14 +32,16 @@ impl Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// 400, or 426 without the upgrade that an exec needs: the request itself is wrong, or what it names is, a damaged image for example.
+    /// 400, or 426 without the upgrade that an exec needs: the request itself is wrong, or what it
+    /// names is, a damaged image for example.
     Invalid,
     /// 401: there is no token, or none that this daemon knows, or it has expired.
     Unauthorized,
-    /// 403: the token does not allow this, or it can be asked for on the daemon's machine only; or a registry does not give an image to
-    /// the login that asked for it.
+    /// 403: the token does not allow this, or it can be asked for on the daemon's machine only; or
+    /// a registry does not give an image to the login that asked for it.
     Forbidden,
-    /// 404: there is no such proc, image, snapshot, volume, key or token, or no such file of an image.
+    /// 404: there is no such proc, image, snapshot, volume, key or token, or no such file of an
+    /// image.
     Unknown,
     /// 404, or 405 if there is the path but not for this method: this API has no such route.
     NoRoute,
@@ -51,7 +53,8 @@ pub enum Code {
     TooLarge,
     /// 422: the proc cannot sleep; the message names what stands in the way.
     CannotSleep,
-    /// 503: the machine lacks something, now: memory, disk, a kernel feature, a registry that answers.
+    /// 503: the machine lacks something, now: memory, disk, a kernel feature, a registry that
+    /// answers.
     Exhausted,
     /// 500: something failed that should not have.
     Failed,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Which generations are meant: `NAME` or `NAME@GENERATION`. NAME is a proc's name, or its id in the store or as many of
-/// the id's first digits as no other has, 8 at least.
+/// Which generations are meant: `NAME` or `NAME@GENERATION`. NAME is a proc's name, or its id in
+/// the store or as many of the id's first digits as no other has, 8 at least.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(extend("pattern" = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(@[0-9]+)?$"))]
@@ -215,11 +215,13 @@ pub struct SnapshotDetails {
     pub metadata: Vec<FileView>,
     /// The proc's own files by root.
     pub roots: Vec<RootView>,
-    /// Sockets that are held for it or have to be made where it is adopted; null where that is not understood.
+    /// Sockets that are held for it or have to be made where it is adopted; null where that is not
+    /// understood.
     pub sockets: Option<u64>,
     /// Its timers.
     pub timers: Vec<SnapshotTimer>,
-    /// The volumes without which it does not wake, and where they are, a line for each; then no other data directory can take it over.
+    /// The volumes without which it does not wake, and where they are, a line for each; then no
+    /// other data directory can take it over.
     #[serde(default)]
     pub pinned_by: Vec<String>,
 }
@@ -227,7 +229,8 @@ pub struct SnapshotDetails {
 /// A section of a front.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SectionView {
-    /// Which: `manifest`, `sets`, `page table`, `files`, `metadata`, `eager pages`, `set pages` or `end`.
+    /// Which: `manifest`, `sets`, `page table`, `files`, `metadata`, `eager pages`, `set pages` or
+    /// `end`.
     #[schemars(extend("enum" = SECTIONS))]
     pub name: String,
     /// Sealed bytes.
@@ -325,7 +328,8 @@ pub enum Verified {
         object: String,
         /// What is wrong with it.
         what: String,
-        /// The generation that leads to it, as `NAME@GENERATION`; the first, if several do; empty of a head.
+        /// The generation that leads to it, as `NAME@GENERATION`; the first, if several do; empty
+        /// of a head.
         snapshot: String,
     },
     /// The last: all was looked at.
@@ -372,7 +376,8 @@ pub struct CarriedView {
     pub generation: Generation,
     /// Packs that it leads to.
     pub packs: u64,
-    /// Bytes of the objects: those in the file, or those that were stored, for packs that were there already are not.
+    /// Bytes of the objects: those in the file, or those that were stored, for packs that were
+    /// there already are not.
     pub bytes: u64,
     /// The file.
     pub file: String,

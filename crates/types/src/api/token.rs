@@ -8,9 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// To look: GET. It sees logs, files, sockets and names of variables, but no environment's values.
+    /// To look: GET. It sees logs, files, sockets and names of variables, but no environment's
+    /// values.
     Read,
-    /// Everything but tokens themselves, which makes its holder as powerful as root on the daemon's machine.
+    /// Everything but tokens themselves, which makes its holder as powerful as root on the daemon's
+    /// machine.
     #[default]
     Write,
 }

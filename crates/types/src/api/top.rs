@@ -39,7 +39,8 @@ pub struct TopProc {
     pub tier: Option<Tier>,
     /// Its proportional set, bytes; 0 unless running.
     pub memory_bytes: u64,
-    /// What it would take of memory if it ran and does not take, bytes; null unless asleep, and where it is not recorded.
+    /// What it would take of memory if it ran and does not take, bytes; null unless asleep, and
+    /// where it is not recorded.
     pub saved_bytes: Option<u64>,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,
@@ -55,11 +56,12 @@ pub struct TopProc {
     pub last_trigger: Option<String>,
 }
 
-/// Memory in use and the marks that it is held against (`kip up --memory`, `--memory-high`, `--memory-low`).
+/// Memory in use and the marks that it is held against (`kip up --memory`, `--memory-high`,
+/// `--memory-low`).
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct RoomView {
-    /// What this daemon's procs hold together, with their working sets, and what wakes under way will; without `--memory`,
-    /// what the whole machine uses if that is more; bytes.
+    /// What this daemon's procs hold together, with their working sets, and what wakes under way
+    /// will; without `--memory`, what the whole machine uses if that is more; bytes.
     pub used_bytes: u64,
     /// All that may be used, bytes.
     pub limit_bytes: u64,

@@ -1,4 +1,5 @@
-//! Closed sets of words that travel as texts, as the schemas of the API have them. No code branches on them.
+//! Closed sets of words that travel as texts, as the schemas of the API have them. No code branches
+//! on them.
 
 /// Kinds of [`super::Event`], by the alphabet.
 pub const EVENTS: &[&str] = &[

@@ -1,4 +1,5 @@
-//! The request that makes a proc. A proc keeps the one that made it, which is why it is not with the other messages of the API.
+//! The request that makes a proc. A proc keeps the one that made it, which is why it is not with
+//! the other messages of the API.
 
 use super::Spec;
 use crate::image::Pull;
@@ -19,7 +20,8 @@ pub struct RunRequest {
     /// Contents of the proc's secrets by their names. `spec.secrets` follows from them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, Hex>,
-    /// What in `spec` the caller left to the daemon. The API fills it in; a worker sees nothing left open.
+    /// What in `spec` the caller left to the daemon. The API fills it in; a worker sees nothing
+    /// left open.
     #[serde(default)]
     pub left_open: LeftOpen,
     /// What the file that describes it says about making it.
@@ -41,7 +43,8 @@ pub struct LeftOpen {
     pub archive_after: bool,
 }
 
-/// How a file that describes a proc has it made. Kept with the request for `kip export`; nothing else goes by it.
+/// How a file that describes a proc has it made. Kept with the request for `kip export`; nothing
+/// else goes by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InFile {

@@ -1,4 +1,5 @@
-//! Limits of resources that each process of a proc has, getrlimit(2): `NAME=SOFT[:HARD]`, as Docker has them.
+//! Limits of resources that each process of a proc has, getrlimit(2): `NAME=SOFT[:HARD]`, as Docker
+//! has them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

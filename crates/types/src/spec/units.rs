@@ -5,7 +5,8 @@
 #[error("duration {0:?} is not valid: write a number with ms, s, m, h or d, for example 500ms or 10s")]
 pub struct BadDuration(String);
 
-/// Reads `500ms`, `10s`, `5m`, `2h`, `1d` or a bare number of seconds; the result is in milliseconds.
+/// Reads `500ms`, `10s`, `5m`, `2h`, `1d` or a bare number of seconds; the result is in
+/// milliseconds.
 pub fn parse_duration_ms(s: &str) -> Result<u64, BadDuration> {
     let bad = || BadDuration(s.to_owned());
     let digits = s.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(s.len());

@@ -1,4 +1,5 @@
-//! Labels of a proc, and further names that it knows addresses by. Owns their forms and what is refused of them.
+//! Labels of a proc, and further names that it knows addresses by. Owns their forms and what is
+//! refused of them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

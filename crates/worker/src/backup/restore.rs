@@ -1,12 +1,13 @@
 //! A data directory of a backup, before its daemon is started: `kip restore`.
 //!
-//! What a daemon then finds is a data directory after a reboot: sockets are made anew, sleepers sleep in their generations, what ran
-//! has ended (`recover`). Three things are of the old place and are changed here: ids, if the number of the old directory is
-//! another's on this machine; the path of the skeletons; and that files in volumes have other inodes, which is noted
-//! beside the generation that they belong to ([`kip_engine::volumes::sleep::is_restored`]).
+//! What a daemon then finds is a data directory after a reboot: sockets are made anew, sleepers
+//! sleep in their generations, what ran has ended (`recover`). Three things are of the old place
+//! and are changed here: ids, if the number of the old directory is another's on this machine; the
+//! path of the skeletons; and that files in volumes have other inodes, which is noted beside the
+//! generation that they belong to ([`kip_engine::volumes::sleep::is_restored`]).
 //!
-//! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash leaves that directory, which the next try
-//! removes.
+//! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash
+//! leaves that directory, which the next try removes.
 
 use super::{FORMAT, NOTE, Note, Said, TAR};
 use kip_archive::backup::{BackupError, BackupReader};

@@ -1,7 +1,9 @@
-//! The connections of a trial: many to each TCP port, silent, open over a sleep, and what has become of them.
+//! The connections of a trial: many to each TCP port, silent, open over a sleep, and what has
+//! become of them.
 //!
-//! A server that closes silent connections does so awake as well; what it does is learned first, so that a sleep is not blamed for it.
-//! Many are opened because a wake with many sockets takes other ways than one with a few.
+//! A server that closes silent connections does so awake as well; what it does is learned first, so
+//! that a sleep is not blamed for it. Many are opened because a wake with many sockets takes other
+//! ways than one with a few.
 
 use kip_types::api::{PortView, ProcView};
 use kip_types::spec::Protocol;
@@ -12,15 +14,16 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// So many connections are opened to each port, if the server takes them: more than the 48 that fit below the first descriptor that
-/// CRIU inherits.
+/// So many connections are opened to each port, if the server takes them: more than the 48 that fit
+/// below the first descriptor that CRIU inherits.
 const MANY: usize = 64;
 /// All ports together.
 const MOST: usize = 512;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// A server that takes no more lets further clients wait; these are not waited for.
 const ANOTHER_WITHIN: Duration = Duration::from_millis(500);
-/// What a server says, or that it closes, it does within this time: about as long as a sleep and a wake take.
+/// What a server says, or that it closes, it does within this time: about as long as a sleep and a
+/// wake take.
 const LEARN_WITHIN: Duration = Duration::from_secs(2);
 /// Lost connections that are named.
 const NAMED: usize = 3;
@@ -100,8 +103,8 @@ impl Held {
         self
     }
 
-    /// What is not as it was. Each server is asked once more after these connections have been closed: one that serves one after
-    /// the other takes no other before.
+    /// What is not as it was. Each server is asked once more after these connections have been
+    /// closed: one that serves one after the other takes no other before.
     pub(super) async fn losses(self, known: &Known) -> Vec<String> {
         let mut lost = Vec::new();
         let mut ports = Vec::new();
@@ -140,7 +143,8 @@ async fn connect(port: &PortView, within: Duration) -> io::Result<TcpStream> {
     tokio::time::timeout(within, connecting).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 
-/// Opens a connection and says nothing, at most that long; less if the server speaks and closes sooner.
+/// Opens a connection and says nothing, at most that long; less if the server speaks and closes
+/// sooner.
 async fn manner_of(port: &PortView, within: Duration) -> io::Result<Manner> {
     let stream = connect(port, CONNECT_WITHIN).await?;
     let mut manner = Manner::default();
@@ -159,7 +163,8 @@ async fn manner_of(port: &PortView, within: Duration) -> io::Result<Manner> {
     Ok(manner)
 }
 
-/// How a connection on which its client said nothing has ended, if it has. A server may have said something.
+/// How a connection on which its client said nothing has ended, if it has. A server may have said
+/// something.
 fn ended(stream: &TcpStream) -> Option<String> {
     let mut bytes = [0; 4096];
     loop {

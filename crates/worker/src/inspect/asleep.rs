@@ -1,4 +1,5 @@
-//! Processes that are not there: parked, in a generation on the local disk, or archived, in the store.
+//! Processes that are not there: parked, in a generation on the local disk, or archived, in the
+//! store.
 
 use super::live::lying;
 use super::maps::{PageLocation, PageLocations};
@@ -96,7 +97,8 @@ impl Asleep {
     }
 }
 
-/// A page of a generation on the local disk, which of a remote page file may be in the store still; none if it lies nowhere.
+/// A page of a generation on the local disk, which of a remote page file may be in the store still;
+/// none if it lies nowhere.
 fn page_of(proc: &Proc, directory: &Path, map: &PageMap, page: Page) -> Result<Option<Vec<u8>>, String> {
     let (pid, address) = page;
     let Some(process) = map.processes.get(&pid) else { return Ok(None) };

@@ -19,8 +19,8 @@ pub(super) enum PageLocation {
     Store,
 }
 
-/// Where pages of a process lie: ranges of addresses, by address and none over another. What is in none is zeros, or as a file
-/// has it.
+/// Where pages of a process lie: ranges of addresses, by address and none over another. What is in
+/// none is zeros, or as a file has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PageLocations {
     pub(super) ranges: Vec<(Range<u64>, PageLocation)>,

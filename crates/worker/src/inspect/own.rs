@@ -1,7 +1,7 @@
 //! The files of a proc that are not its base's: what its overlays have above.
 //!
-//! Lists entries and never follows or opens one. While the program runs they change under the walk: what goes meanwhile is left
-//! out.
+//! Lists entries and never follows or opens one. While the program runs they change under the walk:
+//! what goes meanwhile is left out.
 
 use kip_types::api::{OwnFileView, OwnFilesView};
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
 //! The sockets of a proc, asked for in its network namespace, which is there in every tier.
 //!
-//! Of a sleeper those that are held are live sockets: what has come for them since it fell asleep is seen. Only what is not
-//! held, such as unix sockets that CRIU makes anew, is told from the images.
+//! Of a sleeper those that are held are live sockets: what has come for them since it fell asleep
+//! is seen. Only what is not held, such as unix sockets that CRIU makes anew, is told from the
+//! images.
 
 use super::Subject;
 use crate::why::{plain, word};
@@ -202,7 +203,8 @@ fn open_at(processes: &[Process]) -> BTreeMap<u64, Vec<OpenAt>> {
     open
 }
 
-/// Held sockets: the number that each has now, by that in the images. They differ where it was made anew.
+/// Held sockets: the number that each has now, by that in the images. They differ where it was made
+/// anew.
 fn held(proc: &Proc, processes: &[Process]) -> HashMap<u64, u64> {
     let mut found = HashMap::new();
     for file in processes.iter().flat_map(|process| &process.files) {

@@ -1,4 +1,5 @@
-//! Arguments and environments out of pages of memory, as the kernel tells them in /proc/PID/cmdline and environ.
+//! Arguments and environments out of pages of memory, as the kernel tells them in /proc/PID/cmdline
+//! and environ.
 
 use super::{Page, Pages};
 use kip_criu_images::inspect::{Process, Strings};
@@ -6,7 +7,8 @@ use kip_snapshot::pages::PAGE;
 use std::ops::Range;
 
 const PAGE64: u64 = PAGE as u64;
-/// Most bytes of each that are read: execve(2) takes 6 MiB at most of both, and a program may say anything.
+/// Most bytes of each that are read: execve(2) takes 6 MiB at most of both, and a program may say
+/// anything.
 const MOST: u64 = 8 << 20;
 
 fn bounded(range: &Range<u64>) -> Range<u64> {
@@ -32,7 +34,8 @@ pub(super) fn read(process: &Process, pages: &Pages) -> Result<(Vec<String>, Vec
     let Strings { arguments, environment } = &process.strings;
     let mut command = bytes(process.pid, &bounded(arguments), pages)?;
     let environ = bytes(process.pid, &bounded(environment), pages)?;
-    // A program has written a line of its own there, maybe on into its environment: setproctitle(3).
+    // A program has written a line of its own there, maybe on into its environment:
+    // setproctitle(3).
     if command.last().is_some_and(|last| *last != 0) {
         if environment.start == arguments.end {
             command.extend(&environ);

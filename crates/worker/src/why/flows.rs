@@ -1,9 +1,9 @@
 //! The host's table of flows, nf_conntrack: which peers a proc talks to, and how old the newest
 //! packet is.
 //!
-//! The kernel has no such time for a socket that could be read without the socket's lock, which a thread that waits for
-//! a page may hold. A flow's entry is given a time-out by each of its packets, so what has gone by of it is the age
-//! of the newest packet, in whole seconds.
+//! The kernel has no such time for a socket that could be read without the socket's lock, which a
+//! thread that waits for a page may hold. A flow's entry is given a time-out by each of its
+//! packets, so what has gone by of it is the age of the newest packet, in whole seconds.
 
 use kip_types::Protocol;
 use std::collections::HashMap;
@@ -39,7 +39,8 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    /// Those that lead to or come from one of `addresses`; none where the kernel does not show its table.
+    /// Those that lead to or come from one of `addresses`; none where the kernel does not show its
+    /// table.
     pub(super) fn read(addresses: &[IpAddr]) -> Flows {
         let text = fs::read_to_string(TABLE).unwrap_or_default();
         let concerns = |f: &Flow| addresses.contains(&f.from.ip()) || addresses.contains(&f.answers.ip());
@@ -62,8 +63,9 @@ impl Flows {
         self.all.iter().find(|f| f.proto == proto && f.inside(local.ip()) == Some((local, peer)))
     }
 
-    /// At most how old the flow's newest packet is, milliseconds. `queued`: bytes wait in one of the socket's queues, which
-    /// is why the kernel may have given the flow less time than its state has.
+    /// At most how old the flow's newest packet is, milliseconds. `queued`: bytes wait in one of
+    /// the socket's queues, which is why the kernel may have given the flow less time than its
+    /// state has.
     pub(super) fn packet_ms(&self, flow: &Flow, queued: bool) -> Option<u64> {
         let timeout = |name: &str| self.timeouts.get(name).copied();
         let given = match (flow.proto, &flow.state) {
@@ -98,7 +100,8 @@ impl Flow {
     }
 }
 
-/// One line: family, its number, protocol, its number, seconds left, for TCP a state, then both directions.
+/// One line: family, its number, protocol, its number, seconds left, for TCP a state, then both
+/// directions.
 fn parse(line: &str) -> Option<Flow> {
     let mut words = line.split_ascii_whitespace().skip(2);
     let proto = match words.next()? {

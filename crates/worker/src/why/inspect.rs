@@ -185,7 +185,8 @@ pub(crate) fn word(state: TcpState) -> &'static str {
     }
 }
 
-/// One for each flow of the socket; one without a peer if it has something queued and no flow is known.
+/// One for each flow of the socket; one without a peer if it has something queued and no flow is
+/// known.
 fn udp(info: &SocketInfo, flows: &Flows, addresses: &[IpAddr]) -> Vec<SocketView> {
     let (local, peer) = (plain(info.local), plain(info.peer));
     let of_this = |flow: &&Flow| {
@@ -277,7 +278,8 @@ fn call_time_out(process: &FoundProcess, tid: u32) -> Option<TimerView> {
     Some(TimerView { kind, program: process.view.clone(), tid: Some(inside), due_ms, every_ms: None })
 }
 
-/// The call's name and its whole time-out, milliseconds, where that is in a register; none for a call without one.
+/// The call's name and its whole time-out, milliseconds, where that is in a register; none for a
+/// call without one.
 fn time_out_of(number: u64, arguments: &[u64]) -> Option<(&'static str, Option<u64>)> {
     if let Some((_, name, n)) = IN_MS.iter().find(|(nr, ..)| *nr == number) {
         // An int, negative for ever: the register's upper half may hold anything.
