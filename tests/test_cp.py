@@ -96,7 +96,7 @@ def test_both_ways_in_every_tier(kip: Kip, tmp_path: Path, tier: str) -> None:
         proc.start()
     elif tier == "parked":
         assert ask(proc, "open('/srv/tree/file').read()") == repr("contents\n")
-        assert proc.settled()["state"] == "running" and proc.rebuilt()
+        assert proc.quiescent()["state"] == "running" and proc.rebuilt()
     paths = "/srv/tree/file /srv/named/second /usr/local/tree/file /srv/out/tree/file /kept/tree/file /etc/new /srv/contents/file"
     seen = proc.exec("sh", "-c", f"stat -c '%u %g %a %Y' {paths}; cat /srv/tree/below/link /kept/b; stat -c %u /srv/out/a").stdout
     assert seen == "0 0 750 1000000000\n" * 7 + "contents\nkept\n7\n"
@@ -160,7 +160,7 @@ def test_open_files_of_a_sleeper_stay(kip: Kip, tmp_path: Path) -> None:
     kip.cli("cp", new, "opens:/srv/beside")
     assert proc.state == "parked"
     assert ask(proc, "(f.seek(0), f.read(), g.seek(0), g.read(), open('/srv/beside').read())") == repr((0, "mine", 0, "mine", "replaced, and longer"))
-    assert proc.settled() and proc.rebuilt()
+    assert proc.quiescent() and proc.rebuilt()
     # Awake its open file stays what it is, and the name is another's.
     kip.cli("cp", new, "opens:/srv/data")
     assert ask(proc, "(f.seek(0), f.read(), open('/srv/data').read())") == repr((0, "mine", "replaced, and longer"))
