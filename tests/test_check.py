@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from harness import programs
 from harness.clients import Redis
 from harness.kip import Kip
 from harness.wait import wait_for
+from test_comeback import AWAKE, ONLY_HERE
 
 REDIS = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
 # No interface gives what is in such a queue.
@@ -98,6 +101,20 @@ def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
     line = kip.refused("run", "--check", "--name", "queue", *words)
     assert "queue was not started: its trial could not be parked: " in line and "/kept" in line
     assert kip.names() == []
+
+
+# promise trials: what keeps a program awake, and what only this machine could wake, is found beforehand
+# held by: this, of other programs `tests/test_check.py::test_who_cannot_is_told_why_and_is_not_started`
+@pytest.mark.parametrize("kind", [*AWAKE, *ONLY_HERE])
+def test_what_a_sleep_would_refuse_is_found(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str) -> None:
+    kip = fresh_kip("--store", str(store))
+    tar = programs.tarball(tmp_path / "odd.tar", {"srv/odd.py": programs.SOURCES / "odd.py"})
+    words = ["--to", "archived", "--tar", str(tar), "--port", "7000", "--", "/usr/bin/python3", "/srv/odd.py", kind]
+    view = checked(kip, *words, code=1)
+    refused = {step["tier"]: step["refused"] for step in view["steps"] if step["refused"]}
+    causes = refused.pop("archived" if kind in ONLY_HERE else "parked")
+    assert any(re.search({**AWAKE, **ONLY_HERE}[kind], cause) for cause in causes), causes
+    assert kind in AWAKE or not refused, refused
 
 
 # promise trials: `run --check` starts what can

@@ -400,7 +400,7 @@ mod tests {
             "    tcp 80 -> 0.0.0.0:8080, inside 10.213.0.1",
             "  resident      5.0M",
             "last sleep",
-            "  stood still  9.0ms",
+            "  stood still        9.0ms",
             "last wake",
             "  by      tcp 0.0.0.0:80 (connection)",
             "  helper             400us  ###",

@@ -278,7 +278,7 @@ async fn a_lost_daemon_is_a_failure_of_what_was_asked() {
     served.stop();
     let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).starts_with("kip: the daemon went away"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).starts_with("kip: the daemon ended"), "{}", text(&output.stderr));
 }
 
 #[tokio::test]
