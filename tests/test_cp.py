@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tarfile
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
+from harness.wait import wait_for
 
 TIERS = ["hot", "hibernated", "parked", "stopped"]
 
@@ -210,3 +212,24 @@ def test_routes(kip: Kip, tmp_path: Path) -> None:
         bad = subprocess.run([*api, "-T", tmp_path / "bad.tar", path + "/srv"], check=True, capture_output=True, text=True, timeout=60)
         assert json.loads(bad.stdout)["code"] == "invalid", bad.stdout
     assert proc.state == "parked"
+
+
+# promise K14: a client of `kip cp` that takes nothing holds up no wake, end or start: what it reads
+#   of a sleeper is kept for it, and what it reads of a program that ends breaks off
+@pytest.mark.parametrize("tier", ["hot", "parked", "stopped"])
+def test_a_client_that_takes_nothing(kip: Kip, tier: str) -> None:
+    proc = lines(kip, "held")
+    ask(proc, "open('/srv/big', 'wb').write(bytes(64 << 20))")
+    sent_to(proc, tier)
+    client = subprocess.Popen([kip.program, "--data", kip.data, "cp", "held:/srv", "-"], stdout=subprocess.PIPE)
+    assert client.stdout and client.stdout.read(512)
+    began = time.monotonic()
+    if tier != "stopped":
+        assert ask(proc, "1 + 1") == "2"
+        proc.stop()
+    proc.start()
+    assert time.monotonic() - began < 10
+    wait_for("it listens", lambda: ":1F90 " in proc.exec("cat", "/proc/net/tcp").stdout, 20)
+    assert ask(proc, "2 + 2") == "4"
+    rest = client.stdout.read()
+    assert (client.wait(), len(rest) > 64 << 20) == ((1, False) if tier == "hot" else (0, True))

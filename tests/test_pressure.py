@@ -5,6 +5,7 @@ a proc that sleeps here was put to sleep by a test or by pressure."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import threading
@@ -91,6 +92,39 @@ def held(kip: Kip) -> int:
             fields = dict(line.split() for line in path.read_text().splitlines())
             return sum(int(fields.get(key, 0)) for key in ("total_rss", "total_mapped_file", "anon", "file_mapped"))
     return 0
+
+
+# It holds memory and says what time it is every two seconds.
+TICKS = """
+import os, time
+memory = os.urandom(24 << 20)
+while True:
+    print(time.monotonic(), flush=True)
+    time.sleep(2)
+"""
+
+
+# promise P4: for want of room what ticks and may not be suspended is put to sleep last; then its
+#   ticks come at least every 10 s, and an event says so
+def test_what_ticks_sleeps_last_and_ticks_late(limited: Callable[[int], Kip], tar: Path) -> None:
+    kip = limited(100)
+    words = ["/usr/bin/python3", "-c", TICKS]
+    ticker = kip.run("ticker", words, flags=["--hibernate", "off", "--clock", "continue"])
+    quiet, last = (hold(kip, tar, name, 20) for name in ("quiet", "last"))
+    wait_for("it ticks", lambda: len(ticker.logs().split()) > 2)
+    for proc in (quiet, last):
+        ask(proc, "hello")
+        time.sleep(1.2)
+    assert set(states(kip).values()) == {"running"}
+    ask(last, "eat 35")
+    quiet.wait_state("parked", 10)
+    assert ticker.state == "running", "there is room without it"
+    ask(last, "eat 25")
+    wait_for("it is said", lambda: [e for e in kip.events() if (e["kind"], e["name"]) == ("ticks-late", "ticker")], 20)
+    before = len(ticker.logs().split())
+    wait_for("it goes on ticking", lambda: len(ticker.logs().split()) > before + 2, 60)
+    times = [float(word) for word in ticker.logs().split()]
+    assert max(b - a for a, b in itertools.pairwise(times)) < 10 + 3, times
 
 
 # promise P4: above the high mark of memory the longest idle are put to sleep, until the low mark;

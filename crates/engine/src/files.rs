@@ -12,6 +12,8 @@ use kip_files::tree::Tree;
 use kip_sandbox::launcher::LaunchError;
 use kip_sandbox::rootfs::{Mounts, RootfsError};
 use kip_sandbox::volume::VolumeError;
+use kip_types::VolumeSource;
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,8 +45,14 @@ pub enum NoFiles {
 /// It has ended.
 pub fn awake(proc: &Proc) -> Result<Tree, NoFiles> {
     let init = proc.init_pid().ok_or(NoFiles::Ended)?;
-    let root = File::open(format!("/proc/{init}/root")).map_err(NoFiles::Root)?;
-    Ok(Tree::of_proc(root.into()))
+    let process = File::open(format!("/proc/{init}")).map_err(NoFiles::Root)?;
+    // The number was the proc's when that was opened, and no other process's.
+    if proc.init_pid() != Some(init) {
+        return Err(NoFiles::Ended);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(&process, "root", flags, Mode::empty());
+    Ok(Tree::of_proc(root.map_err(|e| NoFiles::Root(e.into()))?))
 }
 
 /// Those of a parked proc.
@@ -83,7 +91,9 @@ fn assemble(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<
     for volume in volumes::for_files(proc, user.as_fd())? {
         tree.cover(Path::new(&volume.target), volume.fd).map_err(broken)?;
     }
-    for path in ["/proc", "/dev/pts"] {
+    let secrets = proc.spec.volumes.iter().filter(|volume| volume.source == VolumeSource::Secrets);
+    let secrets = secrets.map(|volume| volume.target.as_str());
+    for path in ["/proc", "/dev/pts"].into_iter().chain(secrets) {
         tree.made_up(Path::new(path)).map_err(broken)?;
     }
     Ok(tree)

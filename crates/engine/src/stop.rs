@@ -102,9 +102,17 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
 /// # Errors
 /// It is not there, or pidfd_send_signal(2).
 pub fn signal(proc: &Proc, program: u32, number: i32) -> io::Result<()> {
-    let tree = Tree::read(&proc.cgroup.pids().map_err(io::Error::other)?);
-    let host = tree.threads.get(&program).copied().ok_or(io::ErrorKind::NotFound)?;
-    kip_sys::process::pidfd_send_signal_number(kip_sys::process::pidfd_open(host)?.as_fd(), number)
+    let host = || -> io::Result<u32> {
+        let tree = Tree::read(&proc.cgroup.pids().map_err(io::Error::other)?);
+        Ok(tree.threads.get(&program).copied().ok_or(io::ErrorKind::NotFound)?)
+    };
+    let found = host()?;
+    let pidfd = kip_sys::process::pidfd_open(found)?;
+    // The number was the program's when that was opened, and no other process's.
+    if host()? != found {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), number)
 }
 
 /// Removes rules and links that were left by procs that ended.

@@ -49,6 +49,8 @@ enum Over {
 pub struct Tree {
     root: Rc<OwnedFd>,
     covers: Vec<(Id, Over)>,
+    /// What is covered, held open: an overlay may give another number to what it has forgotten.
+    pinned: Vec<OwnedFd>,
     /// It is a proc's: what the kernel makes up is not a file of its own.
     of_proc: bool,
 }
@@ -78,7 +80,7 @@ impl Place {
 impl Tree {
     /// The files of a proc, whose root directory or root mount this is.
     pub fn of_proc(root: OwnedFd) -> Tree {
-        Tree { root: Rc::new(root), covers: Vec::new(), of_proc: true }
+        Tree { root: Rc::new(root), covers: Vec::new(), pinned: Vec::new(), of_proc: true }
     }
 
     /// The files of the host, as the caller may see them.
@@ -88,7 +90,7 @@ impl Tree {
     pub fn of_host() -> Result<Tree> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open("/", flags, Mode::empty())?;
-        Ok(Tree { root: Rc::new(root), covers: Vec::new(), of_proc: false })
+        Ok(Tree { root: Rc::new(root), covers: Vec::new(), pinned: Vec::new(), of_proc: false })
     }
 
     /// Lets `mount` lie over what is at `target`, if something of its kind is there.
@@ -96,8 +98,9 @@ impl Tree {
     /// # Errors
     /// Those of a lookup, but not that there is nothing.
     pub fn cover(&mut self, target: &Path, mount: OwnedFd) -> Result<()> {
-        if let Some(id) = self.id_at(target)? {
+        if let Some((id, there)) = self.at(target)? {
             self.covers.push((id, Over::Mount(mount)));
+            self.pinned.push(there);
         }
         Ok(())
     }
@@ -107,15 +110,16 @@ impl Tree {
     /// # Errors
     /// As [`Tree::cover`].
     pub fn made_up(&mut self, target: &Path) -> Result<()> {
-        if let Some(id) = self.id_at(target)? {
+        if let Some((id, there)) = self.at(target)? {
             self.covers.push((id, Over::MadeUp));
+            self.pinned.push(there);
         }
         Ok(())
     }
 
-    fn id_at(&self, target: &Path) -> Result<Option<Id>> {
+    fn at(&self, target: &Path) -> Result<Option<(Id, OwnedFd)>> {
         match self.find(target, true) {
-            Ok(Place { file: Some(file), .. }) => Id::of(&file).map(Some),
+            Ok(Place { file: Some(file), .. }) => Ok(Some((Id::of(&file)?, file))),
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(e) => Err(e),
         }

@@ -13,6 +13,7 @@ use crate::error::FilesError;
 use crate::tree::{Dirs, Id, Place, Tree, is_directory};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, fstat};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -21,6 +22,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tar::{Archive, Entry, EntryType};
 
 /// How much an archive may bring.
@@ -83,11 +87,13 @@ pub fn name_of(tree: &Tree, path: &Path) -> rustix::io::Result<Option<Name>> {
 /// See [`FilesError`]. What came before is there.
 pub fn unpack(tree: &Tree, request: &Request<'_>, archive: impl Read) -> Result<Unpacked, FilesError> {
     let (base, rename) = destination(tree, request)?;
-    let mut unpacking =
-        Unpacking { tree, request, base, rename, last: None, made: Vec::new(), done: Unpacked::default() };
-    let mut archive = Archive::new(archive);
+    let since = Rc::new(Cell::new(0));
+    let mut archive = Archive::new(Metered { archive, since: Rc::clone(&since) });
+    let (last, made, done) = (None, Vec::new(), Unpacked::default());
+    let mut unpacking = Unpacking { tree, request, base, rename, last, made, done, since };
     for entry in archive.entries().map_err(FilesError::Archive)? {
         let mut entry = entry.map_err(FilesError::Archive)?;
+        unpacking.since.set(0);
         unpacking.one(&mut entry)?;
     }
     if unpacking.done.entries == 0 {
@@ -149,6 +155,34 @@ struct Unpacking<'a> {
     last: Option<(PathBuf, Dirs)>,
     made: Vec<Made>,
     done: Unpacked,
+    /// Bytes of the archive since something was taken of it.
+    since: Rc<Cell<u64>>,
+}
+
+/// When this process first unpacked something, and how many files have had a name of their own since.
+static BEGUN: LazyLock<u128> =
+    LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()));
+static NAMES: AtomicU64 = AtomicU64::new(0);
+
+/// Most that an archive may bring between two entries, or between pieces of a file, bytes: long
+/// names and extended headers, which are kept in memory.
+const HEADERS: u64 = 16 << 20;
+
+/// An archive of which something is taken now and then.
+struct Metered<R> {
+    archive: R,
+    since: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.archive.read(buffer)?;
+        self.since.set(self.since.get() + read as u64);
+        if self.since.get() > HEADERS {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "its headers are too long"));
+        }
+        Ok(read)
+    }
 }
 
 /// What went wrong with an entry.
@@ -303,7 +337,11 @@ impl<'a> Unpacking<'a> {
 
     /// Returns whether it was not there before.
     fn make_directory(&self, parent: &OwnedFd, name: &OsStr) -> Result<bool, Trouble> {
-        self.refuse_busy(parent, name)?;
+        if let Err(busy) = self.refuse_busy(parent, name) {
+            // One that is there stays as it is.
+            let there = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
+            return if there.is_ok_and(|there| is_directory(&there)) { Ok(false) } else { Err(busy) };
+        }
         match rustix::fs::mkdirat(parent, name, Mode::from(0o755)) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => {
@@ -336,7 +374,7 @@ impl<'a> Unpacking<'a> {
         self.under_own_name(parent, name, |own| {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mut file = File::from(rustix::fs::openat(parent, own, flags, Mode::from(0o600))?);
-            copy(entry, &mut file, size)?;
+            copy(entry, &mut file, size, &self.since)?;
             rustix::fs::fchmod(&file, mode)?;
             rustix::fs::futimens(&file, &times(time))?;
             Ok::<(), Trouble>(())
@@ -366,7 +404,8 @@ impl<'a> Unpacking<'a> {
         if self.tree.has_mount_at(parent, name)? {
             return Err(Errno::BUSY.into());
         }
-        let own = format!(".kip-cp-{}-{}", std::process::id(), self.done.entries);
+        // No other copy has it, nor what a crash has left of one.
+        let own = format!(".kip-cp-{:x}-{:x}", *BEGUN, NAMES.fetch_add(1, Ordering::Relaxed));
         let made = make(&own).map_err(Trouble::from);
         let named = made.and_then(|()| Ok(rustix::fs::renameat(parent, &own, parent, name)?));
         // After a rename there is nothing, but for a link to the file that has the name already.
@@ -421,7 +460,7 @@ impl<'a> Unpacking<'a> {
     }
 }
 
-fn copy(entry: &mut impl Read, file: &mut File, size: u64) -> Result<(), Trouble> {
+fn copy(entry: &mut impl Read, file: &mut File, size: u64, since: &Cell<u64>) -> Result<(), Trouble> {
     let mut buffer = vec![0; 1 << 16];
     let mut got = 0;
     loop {
@@ -430,6 +469,7 @@ fn copy(entry: &mut impl Read, file: &mut File, size: u64) -> Result<(), Trouble
             break;
         }
         got += n as u64;
+        since.set(0);
         file.write_all(&buffer[..n])?;
     }
     if got == size {

@@ -249,3 +249,60 @@ fn mounts_that_are_attached_nowhere_are_crossed() {
         packed.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string()).collect();
     assert!(names.contains(&"usr/bin/tool".into()) && names.contains(&"proc".into()), "{names:?}");
 }
+
+/// A long name without an end, as GNU tar's entries of that kind have it.
+#[test]
+fn a_header_without_an_end_is_refused() {
+    let place = Place::new();
+    let mut long = entry(EntryType::GNULongName, "././@LongLink", "", "");
+    long[124..136].copy_from_slice(b"17777777777\0");
+    long[148..156].fill(b' ');
+    let sum: u32 = long[..512].iter().map(|byte| u32::from(*byte)).sum();
+    long[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let endless = long.chain(io::repeat(b'a'));
+    let limits = Limits::default();
+    let request = Request { to: Path::new("/srv"), rename: false, follow: true, busy: &place.busy, limits };
+    let error = unpack(&place.tree(), &request, endless).unwrap_err();
+    assert!(format!("{error:?}").contains("its headers are too long"), "{error:?}");
+}
+
+/// Each has a name of its own until it is whole.
+#[test]
+fn two_archives_for_one_directory_do_not_meet() {
+    let place = Place::new();
+    // The first stands still in the middle of its file, while the second comes and goes.
+    let (first, second) = (archive(&[file("a", &"1".repeat(600))]), archive(&[file("b", &"2".repeat(600))]));
+    let (head, mut rest) = (first[..612].to_vec(), &first[612..]);
+    let mut second = Some(second);
+    let other = |buffer: &mut [u8]| {
+        if let Some(second) = second.take() {
+            place.unpack("/srv", false, &second).unwrap();
+        }
+        rest.read(buffer)
+    };
+    struct Then<F>(io::Cursor<Vec<u8>>, F);
+    impl<F: FnMut(&mut [u8]) -> io::Result<usize>> Read for Then<F> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self.0.read(buffer)? {
+                0 => (self.1)(buffer),
+                read => Ok(read),
+            }
+        }
+    }
+    let limits = Limits { bytes: 1 << 20, entries: 100 };
+    let busy = HashSet::new();
+    let request = Request { to: Path::new("/srv"), rename: false, follow: true, busy: &busy, limits };
+    unpack(&place.tree(), &request, Then(io::Cursor::new(head), other)).unwrap();
+    assert_eq!((place.read("srv/a"), place.read("srv/b")), ("1".repeat(600), "2".repeat(600)));
+    let names = fs::read_dir(place.root().join("srv")).unwrap().count();
+    assert_eq!(names, 2, "nothing else is left");
+}
+
+/// The working directory of a program that sleeps is busy, and takes files all the same.
+#[test]
+fn a_busy_directory_takes_files() {
+    let mut place = Place::new();
+    place.busy.extend(name_of(&place.tree(), Path::new("/srv")).unwrap());
+    place.unpack("/", false, &archive(&[dir("srv"), file("srv/a", "1")])).unwrap();
+    assert_eq!(place.read("srv/a"), "1");
+}

@@ -17,7 +17,7 @@ use kip_files::tree::Tree;
 use kip_files::unpack::{self, Limits, Name, Unpacked};
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_service::{Feed, Files};
-use kip_supervisor::task::{Command, FilesHeld, Handle, Still};
+use kip_supervisor::task::{Command, FilesHeld, Handle, Status, Still};
 use kip_types::api::{Code, FilesWritten, ReadFilesRequest, Refusal, WriteFilesRequest};
 use kip_types::chain;
 use kip_types::{Generation, ProcName, State};
@@ -29,7 +29,7 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 use tokio::runtime::Handle as Runtime;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 /// A client that sends or takes nothing for so long is gone.
@@ -51,7 +51,8 @@ impl Files for Worker {
         let (sender, feed) = mpsc::channel(PIECES);
         let (begun, begins) = oneshot::channel();
         let runtime = Runtime::current();
-        on_thread(&name, move || read(&handle, &request, begun, Pieces { runtime, sender }))?;
+        let data = self.machine.data.clone();
+        on_thread(&name, move || read(&handle, &request, begun, Pieces { runtime, sender, awake: None }, &data))?;
         begins.await.map_err(|_| died(&name))??;
         Ok(feed)
     }
@@ -67,7 +68,7 @@ impl Files for Worker {
         handle.wait_until_stable().await;
         let (reply, done) = oneshot::channel();
         let (runtime, data) = (Runtime::current(), self.machine.data.clone());
-        let archive = Received { runtime, feed: archive, piece: io::Cursor::default() };
+        let archive = Received { runtime, feed: archive, piece: io::Cursor::default(), awake: None };
         on_thread(&name, move || drop(reply.send(write(&handle, &request, archive, &data))))?;
         let Unpacked { bytes, entries } = done.await.map_err(|_| died(&name))??;
         Ok(FilesWritten { bytes, entries })
@@ -127,7 +128,13 @@ impl Held {
 }
 
 /// Sends what is at a path.
-fn read(handle: &Handle, request: &ReadFilesRequest, begun: oneshot::Sender<Result<(), Refusal>>, pieces: Pieces) {
+fn read(
+    handle: &Handle,
+    request: &ReadFilesRequest,
+    begun: oneshot::Sender<Result<(), Refusal>>,
+    mut pieces: Pieces,
+    data: &Path,
+) {
     let (name, first) = (handle.proc.name.clone(), handle.proc.first_id());
     let path = Path::new(&request.path);
     let found = Held::take(handle, &pieces.runtime, false).and_then(|held| {
@@ -143,14 +150,35 @@ fn read(handle: &Handle, request: &ReadFilesRequest, begun: oneshot::Sender<Resu
     }
     let inside = |id: u32| id.checked_sub(first).filter(|id| *id < IDS_PER_BLOCK).unwrap_or(0);
     let (runtime, sender) = (pieces.runtime.clone(), pieces.sender.clone());
-    let mut out = BufWriter::with_capacity(PIECE, pieces);
-    let packed = source.pack(&held.tree, &inside, &mut out).map_err(|e| refusal(&name, &e));
-    let whole = packed.and_then(|()| match held.is_whole(handle) {
-        true => out.flush().map_err(|e| refusal(&name, &FilesError::Sent(e))),
-        false => Err(Refusal::new(Code::State, format!("{name} ended or left while its files were read: try again"))),
-    });
-    // What is in the buffer must not look like the rest.
-    drop(out.into_parts());
+    let changed = || Refusal::new(Code::State, format!("{name} ended or left while its files were read: try again"));
+    let whole = if matches!(held.how, FilesHeld::Awake(_)) {
+        pieces.awake = Some(handle.status.clone());
+        let mut out = BufWriter::with_capacity(PIECE, pieces);
+        let packed = source.pack(&held.tree, &inside, &mut out).map_err(|e| refusal(&name, &e));
+        let whole = packed.and_then(|()| match held.is_whole(handle) {
+            true => out.flush().map_err(|e| refusal(&name, &FilesError::Sent(e))),
+            false => Err(changed()),
+        });
+        // What is in the buffer must not look like the rest.
+        drop(out.into_parts());
+        drop((source, held));
+        whole
+    } else {
+        // A wake or a start, which needs the mounts, does not wait for the client.
+        let no_room = |e: io::Error| Refusal::new(Code::Exhausted, format!("{name}: the archive cannot be kept: {e}"));
+        let kept = Kept::new(data).map_err(no_room).and_then(|kept| {
+            let mut out = BufWriter::with_capacity(PIECE, kept);
+            source.pack(&held.tree, &inside, &mut out).map_err(|e| refusal(&name, &e))?;
+            let kept = out.into_inner().map_err(|e| no_room(e.into_error()))?;
+            if held.is_whole(handle) { kept.begin().map_err(no_room) } else { Err(changed()) }
+        });
+        drop((source, held));
+        kept.and_then(|mut kept| {
+            let mut out = BufWriter::with_capacity(PIECE, pieces);
+            let sent = io::copy(&mut kept, &mut out).and_then(|_| out.flush());
+            sent.map_err(|e| refusal(&name, &FilesError::Sent(e)))
+        })
+    };
     if let Err(refusal) = whole {
         tracing::info!(proc = %name, path = request.path, error = refusal.message, "an archive of files breaks off");
         let _ = runtime.block_on(async { timeout(STALLED, sender.send(Err(refusal))).await });
@@ -167,7 +195,10 @@ fn write(
     let name = &handle.proc.name;
     let sleeps = matches!(handle.status.borrow().record.state, State::Parked { .. } | State::Stopped { .. });
     let written = match if sleeps { None } else { Some(Held::take(handle, &archive.runtime, true)?) } {
-        Some(held) if matches!(held.how, FilesHeld::Awake(_)) => put(&held, handle, request, &mut archive),
+        Some(held) if matches!(held.how, FilesHeld::Awake(_)) => {
+            archive.awake = Some(handle.status.clone());
+            put(&held, handle, request, &mut archive)
+        }
         // Its wake does not wait for the client.
         other => {
             drop(other);
@@ -247,29 +278,83 @@ fn refusal(name: &ProcName, error: &FilesError) -> Refusal {
     Refusal::new(code, format!("{name}: {}", chain(error)))
 }
 
-/// An archive, whole, in a file without a name.
+/// An archive, whole.
 fn spool(archive: &mut Received, data: &Path) -> io::Result<BufReader<File>> {
-    let file = rustix::fs::open(data, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from(0o600))?;
-    let mut file = File::from(file);
-    let limits = Limits::default();
-    let most = limits.bytes + limits.entries * AROUND_ENTRY;
-    if io::copy(&mut archive.take(most), &mut file)? == most {
-        return Err(io::Error::other(format!("it has {most} bytes or more")));
+    let mut kept = Kept::new(data)?;
+    io::copy(archive, &mut kept)?;
+    kept.begin()
+}
+
+/// An archive in a file without a name, which leaves room for others on the disk.
+struct Kept {
+    file: File,
+    /// Bytes that it may still take.
+    left: u64,
+}
+
+impl Kept {
+    fn new(data: &Path) -> io::Result<Kept> {
+        let file = rustix::fs::open(data, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from(0o600))?;
+        let room = rustix::fs::fstatvfs(&file)?;
+        let limits = Limits::default();
+        let most = limits.bytes + limits.entries * AROUND_ENTRY;
+        Ok(Kept { file: File::from(file), left: most.min(room.f_bavail.saturating_mul(room.f_frsize) / 2) })
     }
-    file.rewind()?;
-    Ok(BufReader::with_capacity(PIECE, file))
+
+    /// Read from its beginning.
+    fn begin(mut self) -> io::Result<BufReader<File>> {
+        self.file.rewind()?;
+        Ok(BufReader::with_capacity(PIECE, self.file))
+    }
+}
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
+            let message = "it takes more than half of the room that is left on the disk of the data directory";
+            return Err(io::Error::new(io::ErrorKind::StorageFull, message));
+        };
+        self.left = left;
+        self.file.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The state of a proc whose files are copied while it is awake.
+type Awake = Option<watch::Receiver<Status>>;
+
+/// Returns when such a proc is awake no more: its next start needs the mounts.
+async fn ended(awake: &mut Awake) {
+    let Some(status) = awake else { return std::future::pending().await };
+    let runs = |status: &Status| matches!(status.record.state, State::Hot { .. } | State::Hibernated { .. });
+    let _ = status.wait_for(|status| !runs(status)).await;
+}
+
+fn has_ended() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "the proc has ended meanwhile")
 }
 
 /// An archive on its way to the client.
 struct Pieces {
     runtime: Runtime,
     sender: mpsc::Sender<Result<Vec<u8>, Refusal>>,
+    awake: Awake,
 }
 
 impl Write for Pieces {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.runtime.block_on(async { timeout(STALLED, self.sender.send(Ok(bytes.to_owned()))).await });
-        match sent {
+        let Pieces { runtime, sender, awake } = self;
+        let sent = runtime.block_on(async {
+            tokio::select! {
+                sent = timeout(STALLED, sender.send(Ok(bytes.to_owned()))) => Some(sent),
+                () = ended(awake) => None,
+            }
+        });
+        match sent.ok_or_else(has_ended)? {
             Ok(Ok(())) => Ok(bytes.len()),
             Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has gone")),
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")),
@@ -286,6 +371,7 @@ struct Received {
     runtime: Runtime,
     feed: Feed<Vec<u8>>,
     piece: io::Cursor<Vec<u8>>,
+    awake: Awake,
 }
 
 impl Read for Received {
@@ -295,7 +381,14 @@ impl Read for Received {
             if n > 0 || buffer.is_empty() {
                 return Ok(n);
             }
-            match self.runtime.block_on(async { timeout(STALLED, self.feed.recv()).await }) {
+            let Received { runtime, feed, awake, .. } = self;
+            let got = runtime.block_on(async {
+                tokio::select! {
+                    got = timeout(STALLED, feed.recv()) => Some(got),
+                    () = ended(awake) => None,
+                }
+            });
+            match got.ok_or_else(has_ended)? {
                 Ok(Some(Ok(piece))) => self.piece = io::Cursor::new(piece),
                 Ok(Some(Err(refusal))) => return Err(io::Error::other(refusal.message)),
                 Ok(None) => return Ok(0),

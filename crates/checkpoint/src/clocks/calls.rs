@@ -89,6 +89,9 @@ fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
     }
 }
 
+/// What is longer is no tick by default, `kip run --tick`: a client may wait for what follows it.
+const LONGEST_TICK_NS: i64 = 60 * SECOND;
+
 /// Whether a call with a time-out that ended with `ax` ended by it: as each says in its manual
 /// page.
 fn ended_by_time_out(nr: u64, ax: u64) -> bool {
@@ -209,6 +212,7 @@ pub(super) fn finalize_thread(
         && ended_by_time_out(orig, regs.number(AX))
         && let Some(due) =
             live_due(&waited, now, clocks.ahead_ns, &|address, bytes| (frozen.read)(thread, address, bytes))
+        && due.every_ns.is_some_and(|every_ns| every_ns < LONGEST_TICK_NS)
     {
         clocks.dues.push(Due { at_ns: now.monotonic_ns, ..due });
         return FinalizedThread { changed: false, waits: false, ticks: true };
