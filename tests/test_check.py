@@ -103,8 +103,10 @@ def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
     assert kip.names() == []
 
 
-# promise trials: what keeps a program awake, and what only this machine could wake, is found beforehand
-# held by: this, of other programs `tests/test_check.py::test_who_cannot_is_told_why_and_is_not_started`
+# promise trials: what keeps a program awake, and what only this machine could wake, is found
+#   beforehand
+# held by: this, of other programs
+#   `tests/test_check.py::test_who_cannot_is_told_why_and_is_not_started`
 @pytest.mark.parametrize("kind", [*AWAKE, *ONLY_HERE])
 def test_what_a_sleep_would_refuse_is_found(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str) -> None:
     kip = fresh_kip("--store", str(store))

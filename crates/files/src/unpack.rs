@@ -159,7 +159,8 @@ struct Unpacking<'a> {
     since: Rc<Cell<u64>>,
 }
 
-/// When this process first unpacked something, and how many files have had a name of their own since.
+/// When this process first unpacked something, and how many files have had a name of their own
+/// since.
 static BEGUN: LazyLock<u128> =
     LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()));
 static NAMES: AtomicU64 = AtomicU64::new(0);
