@@ -98,7 +98,7 @@ pub struct Status {
     pub execs: usize,
     /// What it takes while it is hibernated.
     pub asleep: Asleep,
-    /// Hibernated, it ticks in place: parked, its ticks would be late.
+    /// It is known to tick, in place if it is hibernated: parked, its ticks would be late.
     pub ticks: bool,
     /// The thread that does, in words.
     pub ticker: Option<String>,
@@ -311,7 +311,8 @@ impl Task {
             starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
-            ticks: self.phase.hibernated().is_some_and(|h| h.ticks.is_some()),
+            ticks: self.phase.hibernated().is_some_and(|h| h.ticks.is_some())
+                || self.phase.running().is_some_and(|r| r.ticks),
             ticker: self.phase.hibernated().and_then(|h| h.ticker.clone()),
             waits: self.pressed.waits(),
             dry_run: self.phase.running().and_then(|r| r.dry_run),

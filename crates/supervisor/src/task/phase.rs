@@ -66,6 +66,8 @@ pub(super) struct Running {
     pub(super) first_due: Option<Instant>,
     /// It cannot be hibernated: from hot it goes to parked.
     pub(super) no_hibernation: bool,
+    /// Parked, its ticks would be late.
+    pub(super) ticks: bool,
     pub(super) dry_run: Option<DryRun>,
 }
 
@@ -84,6 +86,7 @@ impl Running {
             put_off: None,
             first_due: None,
             no_hibernation: false,
+            ticks: false,
             dry_run: dry_run.then(|| DryRun::new(now)),
         }
     }

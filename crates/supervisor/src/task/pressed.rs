@@ -264,15 +264,18 @@ impl Task {
         if !quiet || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
+        if !hibernates && self.goes_last().await {
+            return Ok(Relieved::Declined);
+        }
         self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
         self.pressed.sleep_cause = Some(cause);
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {
-            true => Ok(()),
+            true => Ok(Relieved::Asleep),
             false => self.park_for_room().await,
         };
         self.pressed.sleep_cause = None;
-        slept.map(|()| Relieved::Asleep)
+        slept
     }
 }
 

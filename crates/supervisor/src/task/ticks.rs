@@ -8,6 +8,7 @@
 use super::*;
 use kip_engine::blocking::blocking;
 use kip_engine::hibernate::{self, KnownTicks};
+use kip_engine::pressure::Relieved;
 use kip_engine::suspend;
 use kip_records::due::Ticks;
 use kip_types::spec::Clock;
@@ -150,7 +151,7 @@ impl Task {
 
     /// Memory is short: a proc that ticks and may not be suspended is parked too, and late, which
     /// is told.
-    pub(super) async fn park_for_room(&mut self) -> Result<(), Refusal> {
+    pub(super) async fn park_for_room(&mut self) -> Result<Relieved, Refusal> {
         let (ticks, how) = self.ticks_if_parked(By::Kip).await;
         let how = if ticks && how == Ticks::OnTime { Ticks::Late } else { how };
         self.park(how).await?;
@@ -158,6 +159,21 @@ impl Task {
             let line = "memory is short: its timers below --tick are up to 10 s late while it is parked";
             self.proc.shared.events.emit(Some(&self.proc.name), "ticks-late", line.to_owned());
         }
-        Ok(())
+        Ok(Relieved::Asleep)
+    }
+
+    /// Whether a proc that runs is found to tick only now that it is to be parked: procs that do
+    /// not are parked before it, if there are any.
+    pub(super) async fn goes_last(&mut self) -> bool {
+        if self.phase.running().is_none_or(|running| running.ticks) {
+            return false;
+        }
+        let (ticks, how) = self.ticks_if_parked(By::Kip).await;
+        let late = ticks && how == Ticks::OnTime;
+        if let Some(running) = self.phase.running_mut().filter(|_| late) {
+            running.ticks = true;
+            self.publish();
+        }
+        late
     }
 }
