@@ -15,6 +15,7 @@ from harness import programs
 from harness.kip import BASES, Kip, daemon
 
 ALL_KIPS: list[Kip] = []
+LONG = {"comeback", "profiles", "recovery", "archive", "cache", "check", "hibernate", "socket_states", "store_trouble", "timeouts", "natural", "timers", "expiries"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         item.add_marker(pytest.mark.xdist_group(item.path.stem.removeprefix("test_")))
+    # Those that take minutes come first, or one worker has them when the others have nothing left.
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -73,7 +73,7 @@ def test_a_limit_needs_a_store_elsewhere(fresh_kip: Callable[..., Kip], store: P
     """One that was given the last time will do; the data directory's own is on the same disk."""
     kip = fresh_kip(start=False)
     for flags in ([], ["--store", "none"]):
-        assert "give one with --store" in kip.refused("up", "--disk", "1M", *flags)
+        assert "--disk needs a store elsewhere" in kip.refused("up", "--disk", "1M", *flags)
     assert "leave one of the two out" in kip.refused("up", "--cache", "1M", "--store", "none")
     kip.up("--store", str(store))
     kip.cli("down")

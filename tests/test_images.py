@@ -343,7 +343,14 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
     check(Redis(proc.port()))
     proc.stop()
     proc.start()
-    wait_for("redis", lambda: Redis(proc.port()).ask("PING") == "PONG")
+
+    def pongs() -> bool:
+        try:
+            return Redis(proc.port()).ask("PING") == "PONG"
+        except ConnectionRefusedError:
+            return False
+
+    wait_for("redis", pongs)
     proc.remove()
     assert "2 layers removed" in kip.cli("image", "gc").stdout
     assert layers_here(kip) == set()

@@ -281,7 +281,7 @@ def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip)
     other.up()
     assert other.instance == before
     line = kip.refused("up")
-    assert f"belong to the number {before}" in line and f"kip --data {other.data} down" in line, line
+    assert f"had number {before}" in line and f"kip --data {other.data} down" in line, line
     # By another path it is still the same.
     (link := kip.data.parent / "link").symlink_to(other.data)
     assert "already runs" in one_line_refusal(subprocess.run([kip.program, "--data", link, "up"], capture_output=True, text=True, timeout=60))

@@ -151,7 +151,7 @@ def test_elsewhere_they_are_not_to_be_had(fresh_kip: Callable[..., Kip], tmp_pat
     here.cli("key", "export", str(keys), "--key-file", str(tmp_path / "pass"))
     there.cli("key", "import", str(keys), "--key-file", str(tmp_path / "pass"))
     said = there.refused("wake", "stays")
-    assert "pin it" in said and "secrets at /run/secrets" in said
+    assert "its volumes are there" in said and "secrets at /run/secrets" in said
 
 
 # promise life: names that are no file names, more than 64 KiB, the same name twice, a volume at

@@ -111,10 +111,14 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
             run_binaries(&binaries.iter().filter(of_a_crate).cloned().collect::<Vec<_>>())
         }
         "cargo" => cargo_tests(root, binaries),
-        "smoke" => pytest(root, "smoke", &["-n", WORKERS, "--dist", "loadgroup"]),
+        "smoke" => pytest(root, "smoke", &["-n", WORKERS, "--dist", "loadgroup", "--no-loadscope-reorder"]),
         // A file's tests are one worker's: tests/conftest.py.
-        "system" => pytest(root, "not soak and not measures", &["-n", WORKERS, "--dist", "loadgroup"]),
-        "measures" => pytest(root, "not soak and measures", &["-n", MEASURING, "--dist", "loadgroup"]),
+        "system" => {
+            pytest(root, "not soak and not measures", &["-n", WORKERS, "--dist", "loadgroup", "--no-loadscope-reorder"])
+        }
+        "measures" => {
+            pytest(root, "not soak and measures", &["-n", MEASURING, "--dist", "loadgroup", "--no-loadscope-reorder"])
+        }
         "soak" => pytest(root, "soak", &[]),
         other => unreachable!("{other} is in STAGES"),
     };
