@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -305,14 +305,16 @@ class Kip:
         assert self.daemon
         return self.daemon.wait(timeout)
 
-    def down(self) -> None:
-        """`kip down`, and then nothing is left on the machine."""
+    def down(self, last: Callable[[Path], None] | None = None) -> None:
+        """`kip down`, and then nothing is left on the machine. `last` is called with the data directory before it is looked at."""
         if not self.alive():
             self.up()
         self.cli("down", timeout=90)
         assert self.wait_dead() == 0, f"kip up ended with {self.daemon and self.daemon.returncode}"
         if self.daemon and self.daemon.stdout:
             self.daemon.stdout.close()
+        if last:
+            last(self.data)
         self.assert_nothing_left()
 
     def assert_nothing_left(self) -> None:
@@ -445,7 +447,7 @@ class Bases:
         self._room: Path | None = None
 
     def keep(self, data: Path) -> None:
-        """Of a data directory without a daemon."""
+        """Of a data directory that has no daemon and is not needed any more."""
         self._room = self._room or Path(tempfile.mkdtemp(prefix="kip-bases-", dir=data.parents[1]))
         with suppress(FileNotFoundError):
             (data / "base").rename(Path(tempfile.mkdtemp(dir=self._room)) / "base")
@@ -480,9 +482,7 @@ def daemon(*flags: str, data: Path | None = None, start: bool = True, program: P
                     BASES.give(kip.data)
                 kip.up()
             yield kip
-            kip.down()
-            if data is None:
-                BASES.keep(kip.data)
+            kip.down(BASES.keep if data is None else None)
         except BaseException:
             kip.expected = [""]
             leftovers.force_down(kip)
