@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from harness import servers
 from harness.clients import Http, Lines, Redis, http_get, talking, tcp_states
 from harness.kip import Kip, Proc
-from harness.wait import wait_for
+from harness.wait import TimedOut, wait_for
 
 CYCLES = 20
 WAYS = ["blocked", "held"]
@@ -189,8 +190,12 @@ def sleeps_before_they_are_due(proc: Proc, client: Lines, due_ms: int) -> bool:
     proc.hibernate_once()
     in_time = time.monotonic() - armed < due_ms / 1000 - 0.05
     time.sleep(max(0.0, due_ms / 1000 + 0.05 - (time.monotonic() - armed)))
-    view = proc.wait_state("running", 30)  # no client asks it anything: the timers have woken it
-    assert view["last_wake"]["from"] == "hibernated"
+    # No client asks it anything: the timers wake it, or it ticks in place if all that they touch
+    # was in its set.
+    with suppress(TimedOut):
+        proc.wait_state("running", 10)
+    view = proc.inspect()
+    assert view["state"] in ("running", "hibernated") and view["last_wake"]["from"] == "hibernated"
     stall_ms = view["last_wake"]["total_us"] / 1000 + (0 if in_time else view["last_sleep"]["total_us"] / 1000)
     fired = lambda: all(client.values(f"result {timer}")["fired"] == "1" for timer in timers.values())  # noqa: E731
     wait_for("all have fired", fired, 30)
