@@ -9,12 +9,12 @@ import subprocess
 import tarfile
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.clients import Lines
+from harness.clients import Lines, free_port
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
@@ -180,12 +180,32 @@ def test_limits(kip: Kip, tmp_path: Path) -> None:
         assert "No space left" in kip.refused("cp", str(big), "small:/srv/big"), tier
         assert proc.state == state_of(tier)
     kip.cli("cp", f"{tmp_path}/.", "small:/tmp/none", check=False)
+    proc.archive()
+    for words in (["small:/etc/hostname", str(tmp_path)], [str(big), "small:/srv"]):
+        assert "wake it first" in kip.refused("cp", *words)
+    assert proc.state == "archived"
     proc.wake()
     assert ".kip-cp" not in proc.exec("ls", "-a", "/srv").stdout
 
 
-# promise K14: `GET` and `PUT /v1/procs/NAME/files` carry archives on the API's socket; a token that
-#   may only look sees no file
+# promise K14: a token that may only look reads and writes no file
+def test_a_token_that_may_only_look(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    port = free_port()
+    kip = fresh_kip("--listen", f"127.0.0.1:{port}", "--listen-plain")
+    kip.run("kept", ["sleep", "1000"])
+    (tmp_path / "in.tar").write_bytes(b"")
+    codes = {}
+    for scope in ("read", "write"):
+        token = kip.json("token", "create", scope, "--scope", scope)["token"]
+        for name, words in {"get": [], "put": ["-T", str(tmp_path / "in.tar")]}.items():
+            url = f"http://127.0.0.1:{port}/v1/procs/kept/files?path=/etc"
+            curl = ["curl", "--silent", "-o", "/dev/null", "-w", "%{http_code}", "-H", f"Authorization: Bearer {token}", *words, url]
+            codes[scope, name] = subprocess.run(curl, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert codes["read", "get"] == codes["read", "put"] == "403", codes
+    assert codes["write", "get"] == "200" and codes["write", "put"] == "400", codes
+
+
+# promise K14: `GET` and `PUT /v1/procs/NAME/files` carry archives on the API's socket
 def test_routes(kip: Kip, tmp_path: Path) -> None:
     proc = kip.run("routed", ["sleep", "1000"])
     proc.sleep()

@@ -18,10 +18,11 @@ const ALLOWED: [(&str, &[&str]); 29] = [
     // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
-    ("kip-sandbox", &[TYPES, SYS]),
-    ("kip-snapshot", &[TYPES]),
     // Files as a tar stream and back, the same at both ends of `kip cp`: knows no procs.
     ("kip-files", &[SYS]),
+    // What may be a name in an archive is one rule.
+    ("kip-sandbox", &[TYPES, SYS, "kip-files"]),
+    ("kip-snapshot", &[TYPES]),
     // Knows a directory and pipes, no procs.
     ("kip-logs", &[TYPES]),
     // Layers are unpacked as tarballs are, by the one code that may do so.

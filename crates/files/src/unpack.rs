@@ -490,8 +490,11 @@ fn target(entry: &Entry<'_, impl Read>) -> Result<PathBuf, Trouble> {
     target.ok_or_else(|| Trouble::Refused("is a link without a target".into()))
 }
 
-/// A path without its dots, or why it cannot be one of the archive's.
-fn relative(path: &Path) -> Result<PathBuf, &'static str> {
+/// A path without its dots, or why it cannot be one of an archive's.
+///
+/// # Errors
+/// What is wrong with it, to go on a sentence that names it.
+pub fn relative(path: &Path) -> Result<PathBuf, &'static str> {
     let mut plain = PathBuf::new();
     for part in path.components() {
         match part {

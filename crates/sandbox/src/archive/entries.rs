@@ -3,6 +3,7 @@
 use super::{Form, Limits, RATIO_COUNTS_FROM_BYTES, Trouble, Unpacked, Watched};
 use crate::base::USR_LINKS;
 use crate::rootfs::OPAQUE;
+use kip_files::unpack::relative;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -11,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use tar::EntryType;
 
@@ -346,20 +347,6 @@ impl<'a> Unpacking<'a> {
         remove_old(parent, name)?;
         Ok(rustix::fs::linkat(&found, "", parent, name, AtFlags::EMPTY_PATH)?)
     }
-}
-
-/// A path without its dots, or why it cannot be one of the archive's.
-fn relative(path: &Path) -> Result<PathBuf, &'static str> {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::Normal(part) => plain.push(part),
-            Component::CurDir => {}
-            Component::ParentDir => return Err("has .. in its path"),
-            Component::RootDir | Component::Prefix(_) => return Err("has an absolute path"),
-        }
-    }
-    Ok(plain)
 }
 
 fn link_target(entry: &tar::Entry<'_, Watched<'_>>) -> Result<PathBuf, Trouble> {

@@ -6,7 +6,7 @@
 //! refused after one try. A client that connected, or a timer, cannot be told: the wake is tried
 //! until it succeeds.
 
-use super::{Asleep, Command, Task};
+use super::{Asleep, By, Command, Task};
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
@@ -264,7 +264,8 @@ impl Task {
         if !quiet || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
-        if !hibernates && self.goes_last().await {
+        let ticks = if hibernates { None } else { Some(self.ticks_if_parked(By::Kip).await) };
+        if ticks.is_some_and(|ticks| self.goes_last(ticks)) {
             return Ok(Relieved::Declined);
         }
         self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
@@ -272,7 +273,7 @@ impl Task {
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {
             true => Ok(Relieved::Asleep),
-            false => self.park_for_room().await,
+            false => self.park_for_room(ticks).await,
         };
         self.pressed.sleep_cause = None;
         slept

@@ -149,10 +149,13 @@ impl Task {
         self.park(how).await
     }
 
-    /// Memory is short: a proc that ticks and may not be suspended is parked too, and late, which
-    /// is told.
-    pub(super) async fn park_for_room(&mut self) -> Result<Relieved, Refusal> {
-        let (ticks, how) = self.ticks_if_parked(By::Kip).await;
+    /// Memory is short: a proc that ticks and may not be suspended is parked too, and its ticks are
+    /// late; an event says so. `known`: what becomes of its ticks, if that was just found.
+    pub(super) async fn park_for_room(&mut self, known: Option<(bool, Ticks)>) -> Result<Relieved, Refusal> {
+        let (ticks, how) = match known {
+            Some(known) => known,
+            None => self.ticks_if_parked(By::Kip).await,
+        };
         let how = if ticks && how == Ticks::OnTime { Ticks::Late } else { how };
         self.park(how).await?;
         if how == Ticks::Late {
@@ -164,16 +167,11 @@ impl Task {
 
     /// Whether a proc that runs is found to tick only now that it is to be parked: procs that do
     /// not are parked before it, if there are any.
-    pub(super) async fn goes_last(&mut self) -> bool {
-        if self.phase.running().is_none_or(|running| running.ticks) {
-            return false;
-        }
-        let (ticks, how) = self.ticks_if_parked(By::Kip).await;
-        let late = ticks && how == Ticks::OnTime;
-        if let Some(running) = self.phase.running_mut().filter(|_| late) {
-            running.ticks = true;
-            self.publish();
-        }
-        late
+    pub(super) fn goes_last(&mut self, found: (bool, Ticks)) -> bool {
+        let late = found == (true, Ticks::OnTime);
+        let Some(running) = self.phase.running_mut().filter(|running| late && !running.ticks) else { return false };
+        running.ticks = true;
+        self.publish();
+        true
     }
 }
