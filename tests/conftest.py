@@ -15,7 +15,7 @@ from harness import programs
 from harness.kip import BASES, Kip, daemon
 
 ALL_KIPS: list[Kip] = []
-LONG = {"comeback", "profiles", "recovery", "archive", "cache", "check", "hibernate", "socket_states", "store_trouble", "timeouts", "natural", "timers", "expiries"}
+LONG = {"comeback", "engines", "egress", "profiles", "recovery", "archive", "cache", "check", "hibernate", "socket_states", "store_trouble", "timeouts", "natural", "timers", "expiries"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import s3, servers
+from harness import s3, servers, logged
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
+from test_rolling import Waiting
 
 # A daemon that finds something half done may say so.
-RECOVERING = [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper)"]
+RECOVERING = [*logged.DAEMON_KILLED, *logged.KEEPER_KILLED, *logged.PAGER_KILLED]
 
 
 @pytest.fixture
@@ -300,3 +301,22 @@ def test_a_file_that_cannot_be_archived_is_named(here: Kip, tmp_path: Path) -> N
     assert "web stays parked" in refused and "srv/strange belongs to the user" in refused, refused
     assert proc.state == "parked"
     assert http_get(proc.port(), "/page.html") == servers.PAGE
+
+
+# promise archive: the name of a proc that is being replaced is no other proc's meanwhile
+def test_a_name_of_a_replacement_is_not_taken(here: Kip, there: Kip, tmp_path: Path) -> None:
+    away = here.run("web", ["sleep", "3000"])
+    away.archive()
+    waiting = Waiting(there, tmp_path)
+    waiting.begin()
+    there.cli("rm", "--force", "web")
+    there.run("other", ["sleep", "1000"])
+    for words in (["wake", "web"], ["run", "--name", "web", "--", "sleep", "1"], ["rename", "other", "web"]):
+        refused = there.refused(*words)
+        assert "web is being replaced: try again when that is over" in refused, refused
+    there.cli("rm", "--force", "other")
+    said = waiting.end()
+    assert "web is another proc by now, or none" in said, said
+    assert there.names() == []
+    adopt(there, "web")
+    assert there.names() == ["web"]

@@ -162,6 +162,8 @@ def test_answers_are_as_the_document_says(remote: Remote) -> None:
     assert answered(kip, "POST", f"{template}/sleep", f"{one}/sleep", {"to": "parked"})["tier"] == "parked"
     assert answered(kip, "GET", template, one)["last_sleep"]["to"] == "parked"
     answered(kip, "GET", f"{template}/why", f"{one}/why")
+    change = {"limits": {"memory_bytes": 64 << 20, "cpus": None}, "timing": {"idle_ms": 9000}, "labels": {"a": "b", "c": None}}
+    assert answered(kip, "PATCH", template, one, change)["state"] == "parked"
     assert answered(kip, "POST", f"{template}/wake", f"{one}/wake")["already"] is False
     assert [line["text"] for line in answered(kip, "GET", f"{template}/logs", f"{one}/logs")] == ["out"]
     assert answered(kip, "POST", f"{template}/exec", f"{one}/exec", {"command": ["true"]}, 426)["code"] == "invalid"
@@ -240,11 +242,11 @@ def test_every_route_is_there_and_nothing_else(remote: Remote) -> None:
     kip = remote.kip
     for template, operations in DOCUMENT["paths"].items():
         path = re.sub(r"\{.*?\}", "nobody", template)
-        for method in ("GET", "POST", "DELETE"):
+        for method in ("GET", "POST", "PATCH", "DELETE"):
             if path == "/v1/down" and method == "POST":
                 continue
             # No request that does anything: there is no proc of that name, and a list is no body.
-            status, _, content = local(kip, method, path, [] if method == "POST" else None)
+            status, _, content = local(kip, method, path, [] if method in ("POST", "PATCH") else None)
             refusal = json.loads(content) if status >= 400 else {}
             there = not (status == 405 or refusal.get("code") == "no-route")
             assert there == (method.lower() in operations), (method, path, status, content)

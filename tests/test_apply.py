@@ -79,9 +79,10 @@ def test_apply_makes_what_is_missing_and_wakes_nobody(kip: Kip, file: Path) -> N
     assert cache.state == "running"
 
 
-# promise files: what is not as described is named key by key, without values of variables, and made
-#   anew only with `--replace`; diff exits with 0, 1 and 2 as diff(1)
-# held by: this,
+# promise files: what is not as described is named key by key, without values of variables; a proc
+#   that differs in what `kip update` can change is updated, others are made anew only with
+#   `--replace`; diff exits with 0, 1 and 2 as diff(1)
+# held by: this, `kip_describe::in_place::tests::only_what_can_change_is_updated`,
 #   `kip_describe::file::tests::differences_are_by_key_and_keep_values_of_variables_to_themselves`
 def test_what_differs_is_named_and_replaced_only_if_told(kip: Kip, file: Path) -> None:
     kip.cli("apply", "-f", file)
@@ -89,16 +90,16 @@ def test_what_differs_is_named_and_replaced_only_if_told(kip: Kip, file: Path) -
     more = '\n[proc.third]\ncommand = "sleep 1000"\n'
     file.write_text(PAIR.replace('"1h"', '"30m"').replace("hidden-1", "hidden-2") + more)
     lines = told(kip, "apply", "-f", file)
-    assert len(lines) == 2 and all("--replace" in line for line in lines), lines
+    assert len(lines) == 1 and "--replace" in lines[0], lines
     assert f"{file}:1:7: cache differs from the file: env.PASSWORD (is (not shown), wanted (not shown))" in lines[0]
-    assert f"{file}:7:7: web differs from the file: idle (is 1h, wanted 30m)" in lines[1]
     assert kip.names() == ["cache", "web"], "nothing was done, third neither"
     done = kip.cli("diff", "-f", file, check=False)
-    assert done.returncode == 1 and "    - idle = 1h\n    + idle = 30m\n" in done.stdout and "hidden" not in done.stdout
+    assert done.returncode == 1 and "~ web is updated\n    - idle = 1h\n    + idle = 30m\n" in done.stdout, done.stdout
+    assert "~ cache is made anew" in done.stdout and "hidden" not in done.stdout
     assert actions(kip, "apply", "-f", file, "third") == {"third": "create"}
-    assert actions(kip, "apply", "-f", file, "--replace") == {"cache": "replace", "web": "replace", "third": "same"}
+    assert actions(kip, "apply", "-f", file, "--replace") == {"cache": "replace", "web": "update", "third": "same"}
     assert Proc(kip, "web").inspect()["spec"]["timing"]["idle_ms"] == 1_800_000
-    assert all(Proc(kip, name).inspect()["pids"] != pids[name] for name in pids)
+    assert Proc(kip, "cache").inspect()["pids"] != pids["cache"] and Proc(kip, "web").inspect()["pids"] == pids["web"]
     assert kip.cli("diff", "-f", file).returncode == 0
 
 
@@ -273,10 +274,10 @@ def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> N
 # held by: this, `kip_describe::compose::tests::what_kip_lacks_is_named_and_weighed`
 def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.yml"
-    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\nnetworks:\n  back: {internal: true}\n")
+    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\nnetworks:\n  back: {driver: macvlan}\n")
     lines = told(kip, "apply", "-f", file)
     assert lines[0].startswith(f"kip: {file}:4:5: services.web.privileged is not supported: a proc is never")
-    assert f"{file}:7:10: networks.back.internal is not supported: a proc may call out" in lines[1]
+    assert f"{file}:7:10: networks.back.driver is not supported: a proc has a network of its own" in lines[1]
     assert "--ignore-missing" in lines[2] and kip.names() == []
     # Then it is the image that is missing.
     assert "web" in told(kip, "apply", "-f", file, "--ignore-missing")[-1]
@@ -286,3 +287,37 @@ def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path
     assert kip.json("volume", "ls") == []
     file.write_text("services:\n  web:\n    image: web\n    port: [80]\n")
     assert told(kip, "apply", "-f", file) == [f"kip: {file}:4:5: services.web has no key port: did you mean ports?"]
+
+
+def test_several_compose_files(kip: Kip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is laid over those before it; paths count from the first one's directory."""
+    base, other = tmp_path / "base", tmp_path / "other"
+    for directory in (base, other):
+        directory.mkdir()
+        (directory / "of.env").write_text(f"WHERE={directory.name}\n")
+    (base / "compose.yaml").write_text(
+        "name: laid\nservices:\n  web:\n    image: oci:image:one\n    entrypoint: sleep\n    command: '1000'\n"
+        "    environment: [A=first, B=first]\n    env_file: of.env\n    expose: ['80']\n"
+    )
+    (other / "debug.yaml").write_text("services:\n  web:\n    command: '2000'\n    environment: {A: second}\n    expose: ['81']\n")
+    (other / "last.yaml").write_text("services:\n  web:\n    expose: !override ['82']\n  more:\n    image: oci:image:one\n")
+    images.layout(base / "image", one=images.web())
+    files = ["-f", base / "compose.yaml", "-f", other / "debug.yaml"]
+    assert actions(kip, "apply", *files) == {"laid-web": "create"}
+    spec = Proc(kip, "laid-web").inspect()["spec"]
+    assert spec["command"] == ["sleep", "2000"]
+    assert Proc(kip, "laid-web").exec("/bin/busybox", "sh", "-c", "echo $A $B $WHERE").stdout == "second first base\n"
+    assert {80, 81} <= {port["port"] for port in spec["ports"]}
+    assert actions(kip, "apply", *files) == {"laid-web": "same"}
+    assert actions(kip, "apply", *files, "-f", other / "last.yaml", "--dry-run") == {"laid-web": "replace", "laid-more": "create"}
+    # Without -f, what Compose reads by itself.
+    (base / "compose.override.yaml").write_text((other / "debug.yaml").read_text())
+    monkeypatch.chdir(base)
+    assert actions(kip, "apply") == {"laid-web": "same"}
+    # A mistake has the place of its own file.
+    (other / "debug.yaml").write_text("services:\n  web:\n    expose: {a: b}\n")
+    (line,) = told(kip, "apply", *files)
+    assert line.startswith(f"kip: {other}/debug.yaml:3:") and "services.web.expose is a list at" in line, line
+    (other / "kip.toml").touch()
+    (line,) = told(kip, "apply", *files, "-f", other / "kip.toml")
+    assert "only Compose files are laid over each other" in line, line

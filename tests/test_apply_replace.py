@@ -42,7 +42,7 @@ def test_who_goes_is_stopped_in_order(kip: Kip, file: Path, asleep: bool, how: s
     kip.cli("apply", "-f", file)
     if asleep:
         Proc(kip, "writer").sleep()
-    file.write_text(writer + "idle = '1h'\n" if how == "--replace" else "[proc.other]\ncommand = 'sleep 1000'\n")
+    file.write_text(writer + "workdir = '/tmp'\n" if how == "--replace" else "[proc.other]\ncommand = 'sleep 1000'\n")
     kip.cli("apply", "-f", file, how)
     assert (file.parent / "kept/state").read_text() == "unsaved\n"
     assert kip.names() == (["writer"] if how == "--replace" else ["other"])
@@ -88,7 +88,7 @@ def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) 
     tried(base + "tar = 'none.tar'\n", "there is no tarball")
     tried(base + "tar = 'cut.tar'\n", "its tarball", "cut.tar")
     tried(base.replace("sleep", "no-such-program"), '"no-such-program" is not in the proc\'s files')
-    tried(base.replace("sleep", "/srv/run") + "tar = 'whole.tar'\n", '"/srv/run" is not in the proc\'s files')
+    tried(base.replace("sleep", "/srv/run") + "tar = 'whole.tar'\n", "the script /srv/run begins with #!/no/shell")
     tried(base.replace("sleep", "/etc/passwd"), "may not be executed")
     tried(base + "user = 'stranger'\nvolume = ['fresh:/x']\n", 'there is no user "stranger"')
     tried(base + "workdir = '/none'\n", "WorkDir")
@@ -96,7 +96,7 @@ def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) 
     assert kip.names() == ["other", "web"] and kip.json("volume", "ls") == []
     assert sorted(path.name for path in (kip.data / "procs").iterdir() if path.name[0] != ".") == ["other", "web"]
     # Its own port is free when it is gone, and so is that of one that is removed.
-    file.write_text(base + "idle = '1h'\n")
+    file.write_text(base + "workdir = '/tmp'\n")
     assert actions(kip, "apply", "-f", file, "--replace") == {"web": "replace"}
     file.write_text(base.replace("proc.web", "proc.site"))
     assert actions(kip, "apply", "-f", file, "--prune") == {"web": "remove", "site": "create"}
@@ -120,6 +120,7 @@ def test_who_stays_keeps_its_port_at_another_address(kip: Kip, file: Path, stays
     file.write_text(base)
     kip.cli("apply", "-f", file)
     pids = Proc(kip, "web").inspect()["pids"]
+    base += "workdir = '/tmp'\n"
     file.write_text(base.replace("127.0.0.1:", ""))
     if stays == "proc":
         kip.run("other", ["sleep", "1000"], ports=[f"127.0.0.2:{port}:80"], wait_ready=False)
@@ -154,14 +155,16 @@ def test_a_rehearsal_that_is_cut_off_leaves_nothing(fresh_kip: Callable[..., Kip
     assert not list((kip.data / "procs").glob("trial-*"))
 
 
-# promise files: what was removed is said if the new one fails after all
-def test_what_is_removed_is_said_if_the_new_one_fails_after_all(kip: Kip, file: Path) -> None:
+# promise files: the old one stays if the new one fails after all
+def test_the_old_one_stays_if_the_new_one_fails_after_all(kip: Kip, file: Path) -> None:
     file.write_text("[proc.web]\ncommand = 'sleep 1000'\n")
     kip.cli("apply", "-f", file)
+    pids = Proc(kip, "web").inspect()["pids"]
     file.write_text("[proc.web]\ncommand = 'false'\nready = 'tcp:80'\n")
     line = failed(kip, file, "--replace")
-    assert line.startswith(f"kip: {file}:1:7: the web that was there is removed, with the files that it wrote: web"), line
-    assert "before it was ready" in line
+    assert line.startswith(f"kip: {file}:1:7: web ended before it was ready (tcp:80)"), line
+    assert line.endswith("the one that is there runs on"), line
+    assert Proc(kip, "web").inspect()["pids"] == pids
 
 
 def second() -> images.Image:

@@ -139,7 +139,7 @@ def test_a_wake_asks_the_store_for_nothing_that_is_here(bucket: tuple[str, Proxy
     # But for pages that came with its front then, and do not now.
     assert again["store_bytes"] < first["store_bytes"] and again["store_bytes"] < again["cache_bytes"], (first, again)
     # None at all.
-    kip.cli("down")
+    kip.cli("down", "--all")
     kip = fresh_kip("--store", url, "--cache", "0")
     proc, client = redis(kip)
     archive(proc)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import test_natural
 from harness import programs
 from harness.clients import Redis
 from harness.kip import Kip
@@ -117,6 +118,29 @@ def test_what_a_sleep_would_refuse_is_found(fresh_kip: Callable[..., Kip], store
     causes = refused.pop("archived" if kind in ONLY_HERE else "parked")
     assert any(re.search({**AWAKE, **ONLY_HERE}[kind], cause) for cause in causes), causes
     assert kind in AWAKE or not refused, refused
+
+
+# promise trials: the answer is that of a sleep: gunicorn, uvicorn, Node, HAProxy, Jetty, RabbitMQ,
+#   redis, celery, APScheduler, schedule, node-cron and cron
+# held by: in the soak: this
+@pytest.mark.soak
+@pytest.mark.parametrize("name", test_natural.LONG)
+def test_the_answer_is_that_of_a_sleep(kip: Kip, tmp_path: Path, name: str) -> None:
+    """What the trial says is what the program meets in a proc, in each tier."""
+    natural = test_natural.LONG[name]
+    words = ["--port", str(natural.port), "--ready", f"tcp:{natural.port}"] if natural.port else []
+    if natural.files:
+        words += ["--tar", str(programs.tarball(tmp_path / f"{name}.tar", natural.files))]
+    done = kip.cli("check", "--json", *words, "--", *natural.command, check=False, timeout=120)
+    view = json.loads(done.stdout)
+    refused = {step["tier"]: step["refused"] for step in view["steps"] if step["refused"]}
+    proc = test_natural.start(kip, natural, tmp_path)
+    for tier in ("hibernated", "parked"):
+        done = kip.cli("sleep", proc.name, "--to", tier, check=False)
+        assert (done.returncode != 0) == (tier in refused), (tier, done.stderr, view)
+        assert not refused or any(cause in done.stderr for cause in refused[tier]), (done.stderr, refused)
+        proc.wake()
+    assert view["sleeps"] == (not refused), view
 
 
 # promise trials: `run --check` starts what can

@@ -9,13 +9,15 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness import archives, leftovers, servers
+from harness import archives, leftovers, programs, servers
 from harness.clients import Lines, http_get
 from harness.kip import COLOURS, Kip, Proc, one_line_refusal
+from harness.typist import Typist
 from harness.wait import wait_for
 
 # Completion and manual
@@ -82,6 +84,30 @@ def test_missing_command(kip: Kip) -> None:
         assert kip.names() == []
 
 
+# promise trouble: a script or program whose interpreter is not in the proc's files is refused with
+#   the names of both, at a start and by exec
+# held by: this, `kip_files::interpreter::tests::scripts_and_programs_name_what_runs_them`
+def test_missing_interpreter(kip: Kip, tmp_path: Path) -> None:
+    (tmp_path / "some-script").write_text("#!/opt/python/bin/python3 -u\nprint(1)\n")
+    (tmp_path / "some-program").write_bytes(Path("/usr/bin/true").read_bytes().replace(b"/lib64/ld-linux-x86-64.so.2", b"/lib64/ld-linux-x86-64.so.9"))
+    for file in tmp_path.iterdir():
+        file.chmod(0o755)
+    volume = ["-v", f"{tmp_path}:/srv/bin:ro"]
+    proc = kip.run("there", ["sleep", "1000"], flags=volume)
+    for name, words in (
+        ("some-script", ["the script /srv/bin/some-script begins with #!/opt/python/bin/python3", "put that there"]),
+        ("some-program", ["the program /srv/bin/some-program is linked for /lib64/ld-linux-x86-64.so.9"]),
+    ):
+        for command in ([f"/srv/bin/{name}"], [name]):
+            line = kip.refused("run", *volume, "-e", "PATH=/usr/bin:/srv/bin", "--name", "nothing", "--", *command)
+            assert all(word in line for word in words), line
+        for line in (kip.refused("run", *volume, "-w", "/srv", "--name", "nothing", "--", f"bin/{name}"), kip.refused("exec", "there", f"/srv/bin/{name}")):
+            assert words[0].split(" ", 3)[3] in line, line
+    assert kip.names() == ["there"] and proc.state == "running"
+    tar = programs.tarball(tmp_path / "own.tar", {"opt/python/bin/python3": Path("/usr/bin/env")})
+    assert kip.run("fine", ["/srv/bin/some-script"], flags=volume, tar=tar).name == "fine"
+
+
 # promise trouble: an unknown proc
 def test_unknown_proc(kip: Kip) -> None:
     for words in (["inspect"], ["stop"], ["start"], ["rm"], ["wake"], ["why"], ["logs"]):
@@ -117,7 +143,7 @@ def test_program_that_exits_at_once(kip: Kip) -> None:
     done = kip.cli("run", "--name", "brief", "--", "sh", "-c", "echo last words; exit 5", check=False)
     assert done.returncode == 0, done.stderr
     view = Proc(kip, "brief").wait_state("stopped", 30)
-    assert view["exit"] == "exit code 5" and view["pids"] == [] and view["tier"] is None, view
+    assert (view["exit"], view["exit_code"]) == ("exit code 5", 5) and view["pids"] == [] and view["tier"] is None, view
     assert "last words" in Proc(kip, "brief").logs()
     assert "5" in kip.cli("ps").stdout
 
@@ -179,6 +205,33 @@ def test_good_tarballs(kip: Kip, tmp_path: Path) -> None:
         proc = kip.run("good", ["sleep", "1000"], tar=path)
         assert proc.exec("cat", "/srv/link", "/srv/hard").stdout == "datadata"
         proc.remove()
+
+
+# promise trouble: `kip down` ends no proc without a word: it asks at a terminal, and elsewhere
+#   wants `--all`; stopped ones are in no danger
+def test_down_asks(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    awake, asleep = (kip.run(name, ["sleep", "1000"]) for name in ("awake", "asleep"))
+    asleep.sleep()
+    line = kip.refused("down")
+    assert "ends 2 procs that are awake or asleep" in line and "asleep, awake" in line and "--all" in line, line
+    assert kip.cli("down", "--park", "--all", check=False).returncode == 2
+    for answer in ("n", "", "yesterday"):
+        user = Typist(kip, "down")
+        user.see(r"End them\? \[y/N\] ")
+        user.type(f"{answer}\n")
+        user.see("nothing was ended")
+        assert user.process.wait(20) == 1
+    assert (awake.state, asleep.state) == ("running", "parked")
+    user = Typist(kip, "down")
+    user.see(r"End them\? \[y/N\] ")
+    user.type("y\n")
+    user.see("ended, and with it")
+    assert user.process.wait(60) == 0 and kip.wait_dead() == 0
+    kip.up()
+    assert [awake.state, asleep.state] == ["stopped", "stopped"]
+    kip.cli("down")
+    assert kip.wait_dead() == 0
 
 
 # promise trouble: no daemon; a second daemon on one directory
@@ -251,7 +304,7 @@ def test_no_criu(kip: Kip, tmp_path: Path, case: str) -> None:
 
 VIEW_KEYS = {
     "name", "realm", "state", "tier", "worker", "generation", "ports", "pids", "memory", "last_sleep", "last_wake", "exit",
-    "idle_ms", "next_timer_ms", "spec",
+    "exit_code", "idle_ms", "next_timer_ms", "spec",
 }  # fmt: skip
 
 
@@ -283,7 +336,7 @@ def test_shapes(kip: Kip, web: Proc) -> None:
     assert {"rss_bytes", "pss_bytes", "kernel_bytes", "swap_bytes", "working_set_pages"} <= hot["memory"].keys()
     (port,) = hot["ports"]
     assert {"proto", "port", "host_addr", "host_port"} <= port.keys() and (port["proto"], port["port"]) == ("tcp", 8080)
-    assert hot["last_sleep"] is None and hot["last_wake"] is None and hot["exit"] is None
+    assert hot["last_sleep"] is None and hot["last_wake"] is None and hot["exit"] is None and hot["exit_code"] is None
     begun = time.time()
     parked = web.sleep()
     assert parked["tier"] == "parked" and parked["memory"]["rss_bytes"] == 0

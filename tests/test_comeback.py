@@ -8,18 +8,16 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness import programs
+from harness import programs, logged
+from harness.broken import BrittleCriu, break_plan, plan_of, files_of
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
-from test_rebuild import HEAD, NOT_NATIVE, plan_of
 
 # What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is
 # said of it.
@@ -87,7 +85,7 @@ def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
 # promise waking: what neither way brings back is not put away, what only this machine can wake is
 #   not archived; `kip why` says what it is
 # held by: this,
-#   `kip_checkpoint::comeback::tests::only_children_of_pid_1_may_be_in_a_session_that_none_above_leads`
+#   `kip_criu_images::comeback::tests::only_children_of_pid_1_may_be_in_a_session_that_none_above_leads`
 @pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["by-plan", "by-criu"])
 @pytest.mark.parametrize("kind", [*EVERYWHERE, *ONLY_HERE, *AWAKE])
 def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
@@ -117,7 +115,7 @@ def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path
 def test_after_a_reboot(fresh_kip: Callable[..., Kip], tmp_path: Path, kind: str) -> None:
     """Nothing is held any more: CRIU makes all of it."""
     kip = fresh_kip()
-    kip.expected += [r"WARN.*(again|left|gone|keeper|made anew)"]
+    kip.expected += logged.KEEPER_GONE
     proc = run(kip, tmp_path, kind)
     proc.sleep()
     kip.reboot()
@@ -127,7 +125,7 @@ def test_after_a_reboot(fresh_kip: Callable[..., Kip], tmp_path: Path, kind: str
 
 def test_what_the_machine_held_is_gone(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     kip = fresh_kip()
-    kip.expected += [r"WARN.*(again|left|gone|keeper|made anew|its snapshot cannot be used)"]
+    kip.expected += [*logged.KEEPER_GONE, logged.SNAPSHOT_UNUSABLE]
     proc = run(kip, tmp_path, "subreaper")
     proc.sleep()
     kip.reboot()
@@ -140,101 +138,28 @@ def test_what_the_machine_held_is_gone(fresh_kip: Callable[..., Kip], tmp_path: 
 # Each way of waking broken
 
 
-def break_plan(proc: Proc) -> None:
-    """It asks for a program that is not there."""
-    plan = plan_of(proc)
-    content = plan.read_bytes()
-    program = os.path.realpath("/usr/bin/python3").encode()
-    assert content.count(program + b"\0") > 0
-    rest = content[HEAD:].replace(program + b"\0", program[:-1] + b"?\0")
-    plan.write_bytes(content[:8] + struct.pack("<Q", zlib.crc32(rest)) + content[16:HEAD] + rest)
+@pytest.fixture
+def criu(tmp_path: Path) -> BrittleCriu:
+    return BrittleCriu(tmp_path)
 
 
 @pytest.fixture
-def brittle(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> Kip:
-    """Its CRIU ends at once as soon as there is a file `broken`; `started` has the pids of what waits for work."""
-    tree = Path("/usr/local/lib/kip/criu")
-    lib = next(path.parent for path in tree.glob("usr/lib/*/libc.so.6"))
-    criu = tmp_path / "criu"
-    criu.write_text(
-        f'#!/bin/sh\n[ -e {tmp_path}/broken ] && [ "$1" != --version ] && exit 1\necho $$ >> {tmp_path}/started\n'
-        f"export CRIU_LIBS_DIR={tree}/usr/sbin\n"
-        '[ "$KIP_RUN" ] && export LD_PRELOAD=$KIP_RUN/../criu-shim.so\n'
-        f'exec {next(lib.glob("ld-linux*"))} --inhibit-cache --library-path {lib} {tree}/usr/sbin/criu "$@"\n'
-    )
-    criu.chmod(0o755)
-    return fresh_kip("--store", str(store), "--criu", str(criu))
+def brittle(fresh_kip: Callable[..., Kip], store: Path, criu: BrittleCriu) -> Kip:
+    return fresh_kip("--store", str(store), "--criu", str(criu.program))
 
 
-def templates(tmp_path: Path) -> list[int]:
-    """Those that fork helpers."""
-
-    def is_template(pid: int) -> bool:
-        try:
-            return b"criu" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        except FileNotFoundError:
-            return False
-
-    return [pid for pid in map(int, (tmp_path / "started").read_text().split()) if is_template(pid)]
-
-
-def helpers(tmp_path: Path) -> list[int]:
-    """Those that wait for work or are at it."""
-    return [int(pid) for of in templates(tmp_path) for pid in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
-
-
-def break_criu(tmp_path: Path) -> None:
-    (tmp_path / "broken").touch()
-    for pid in helpers(tmp_path) + templates(tmp_path):
-        os.kill(pid, signal.SIGKILL)
-
-
-# promise waking: a plan, CRIU or both broken at the wake, CRIU that hangs, a policy that refuses
-#   what came from the store, a machine that held what only it could wake and was restarted: the
-#   other way does it or the program starts cold, its clients are answered, and an event and `kip
-#   why` say so
-# held by: this, `tests/test_comeback.py::test_criu_hangs`,
-#   `tests/test_comeback.py::test_a_policy_that_refuses`,
-#   `tests/test_comeback.py::test_what_the_machine_held_is_gone`; by request it is only said:
-#   `tests/test_comeback.py::test_by_request_a_broken_engine_is_only_said`
-@pytest.mark.parametrize("kind", ["pidfds", "daemon", "subreaper", "seccomp", "plain"])
-@pytest.mark.parametrize("broken", ["plan", "criu", "both"])
-def test_a_broken_engine(brittle: Kip, tmp_path: Path, kind: str, broken: str) -> None:
-    """The other one does it, if it can; else the program starts anew. Its clients are answered."""
-    kip, native, by_criu = brittle, kind in NATIVE | {"plain"}, kind not in ONLY_HERE
-    kip.expected += [NOT_NATIVE, r"WARN.*its snapshot cannot be used", r"WARN.*(helper|made anew)"]
-    proc = run(kip, tmp_path, kind)
-    proc.sleep()
-    if broken != "criu" and native:
-        break_plan(proc)
-    if broken != "plan":
-        break_criu(tmp_path)
-    answers(proc)
-    comes_back = native and broken == "criu" or by_criu and broken == "plan"
-    lines = cold_starts(kip, proc)
-    assert len(lines) == (0 if comes_back else 1), lines
-    assert kip.json("why", proc.name)["fell_back"] == (lines[0] if lines else None)
-    if not comes_back:
-        assert "cannot be woken: " in lines[0] and "starting it cold on its newest files" in lines[0], lines
-    assert proc.state == "running"
-    (tmp_path / "broken").unlink(missing_ok=True)
-    proc.sleep()
-    answers(proc)
-    assert proc.rebuilt() == native
-
-
-def test_criu_hangs(brittle: Kip, tmp_path: Path) -> None:
+def test_criu_hangs(brittle: Kip, criu: BrittleCriu, tmp_path: Path) -> None:
     """A restore that says nothing any more is ended, and nothing of it is left; what waits for it is answered."""
     kip = brittle
-    kip.expected += [r"WARN.*its snapshot cannot be used", r"WARN.*(helper|made anew)"]
+    kip.expected += [logged.SNAPSHOT_UNUSABLE, logged.NO_HELPER]
     proc = run(kip, tmp_path, "seccomp")
     proc.sleep()
-    for pid in helpers(tmp_path):
+    for pid in criu.helpers():
         os.kill(pid, signal.SIGSTOP)
     answers(proc)
     [line] = cold_starts(kip, proc)
     assert "CRIU has said nothing for 20 s" in line, line
-    assert [pid for pid in helpers(tmp_path) if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"] == []
+    assert [pid for pid in criu.helpers() if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"] == []
     proc.sleep()
     assert said(proc) == "ok"
 
@@ -242,10 +167,11 @@ def test_criu_hangs(brittle: Kip, tmp_path: Path) -> None:
 def test_by_request_a_broken_engine_is_only_said(brittle: Kip, tmp_path: Path) -> None:
     """So that the user can put it right first: nothing has begun anew, and a plan that failed once is tried again."""
     proc = run(brittle, tmp_path, "subreaper")
+    files = files_of(proc)
     proc.sleep()
     plan = plan_of(proc)
     whole = plan.read_bytes()
-    break_plan(proc)
+    break_plan(proc, files)
     assert "could not open a file" in brittle.refused("wake", proc.name)
     assert proc.state == "parked" and cold_starts(brittle, proc) == []
     plan.write_bytes(whole)

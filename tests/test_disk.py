@@ -76,6 +76,6 @@ def test_a_limit_needs_a_store_elsewhere(fresh_kip: Callable[..., Kip], store: P
         assert "--disk needs a store elsewhere" in kip.refused("up", "--disk", "1M", *flags)
     assert "leave one of the two out" in kip.refused("up", "--cache", "1M", "--store", "none")
     kip.up("--store", str(store))
-    kip.cli("down")
+    kip.cli("down", "--all")
     assert kip.wait_dead() == 0
     kip.up("--disk", "1M", "--cache", "1M")

@@ -39,13 +39,16 @@ def front() -> images.Image:
     return images.Image([images.with_libraries("/usr/sbin/nginx"), images.tools(), images.archive(files)], config)
 
 
-def dig(proc: Proc, *words: str) -> list[str]:
+def dig(proc: Proc, *words: str, tries: int = 1) -> list[str]:
     """Lines of an answer inside, by UDP and by TCP the same."""
     pid = proc.inspect()["pids"][0]
-    command = ["nsenter", f"--net=/proc/{pid}/ns/net", "dig", "@127.0.0.11", "+tries=1", "+timeout=30", *words]
+    command = ["nsenter", f"--net=/proc/{pid}/ns/net", "dig", "@127.0.0.11", f"+tries={tries}", f"+timeout={30 // tries}", *words]
     by_udp, by_tcp = (subprocess.run([*command, *more], capture_output=True, text=True, timeout=60) for more in ([], ["+tcp"]))
-    assert by_udp.stdout.splitlines()[:1] == by_tcp.stdout.splitlines()[:1], (by_udp, by_tcp)
-    return by_udp.stdout.splitlines()
+    # Tries without an answer are comments, as other lines are which are kept.
+    lost = ";; communications error"
+    answered = [[line for line in done.stdout.splitlines() if not line.startswith(lost)] for done in (by_udp, by_tcp)]
+    assert answered[0][:1] == answered[1][:1], (by_udp, by_tcp)
+    return answered[0]
 
 
 def loaded(kip: Kip, tmp_path: Path, text: str, **layouts: images.Image) -> Path:
@@ -60,10 +63,10 @@ def loaded(kip: Kip, tmp_path: Path, text: str, **layouts: images.Image) -> Path
 # promise files: they find each other in DNS too, at 127.0.0.11 inside, asleep and while no daemon
 #   ran; other questions go to the machine's name servers; a proc with a port 53 has that for itself
 # held by: this, `tests/test_dns.py::test_a_program_has_port_53_for_itself`,
-#   `kip_engine::host::resolver::tests::names_of_the_network_are_answered_and_no_others`,
-#   `kip_engine::host::resolver::tests::other_questions_go_to_the_next_server_that_answers`,
-#   `kip_engine::host::resolver::tests::only_single_questions_go_to_others`,
-#   `kip_engine::host::resolver::tests::name_servers_are_read`
+#   `kip_dns::tests::names_of_the_network_are_answered_and_no_others`,
+#   `kip_dns::tests::other_questions_go_to_the_next_server_that_answers`,
+#   `kip_dns::tests::only_single_questions_go_to_others`,
+#   `kip_dns::tests::name_servers_are_read`
 def test_names_are_in_dns_through_sleeps_and_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     kip = fresh_kip()
     kip.expected.append(r"(WARN|ERROR).*(adopt|keeper|pager|gone|died)")
@@ -107,7 +110,7 @@ while time.monotonic() < until:
 
 # promise files: a flood of questions to its resolver is answered 1,000 times a second, and costs
 #   the daemon little
-# held by: this, `kip_engine::host::resolver::tests::a_flood_of_questions_is_answered_slowly`
+# held by: this, `kip_dns::tests::a_flood_of_questions_is_answered_slowly`
 def test_a_flood_of_questions_costs_the_daemon_little(kip: Kip, tmp_path: Path) -> None:
     loaded(kip, tmp_path, COMPOSE, front=front(), web=images.web())
     front_ = Proc(kip, "shop-front")
@@ -122,7 +125,9 @@ def test_a_flood_of_questions_costs_the_daemon_little(kip: Kip, tmp_path: Path) 
     pid = front_.inspect()["pids"][0]
     subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", FLOOD], check=True, timeout=60)
     assert cpu_s() - before < 1.5, "less than a third of the 5 s"
-    assert dig(front_, "+short", "store") != []
+    # What the flood has left in the resolver's queue may have no room for a question: a client asks
+    # again after 5 s.
+    assert dig(front_, "+short", "store", tries=3) != []
     front_.remove()
     Proc(kip, "store").remove()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import leftovers
 from harness.clients import Redis, free_port
 from harness.kip import Kip, Proc, binary
 from harness.wait import wait_for
@@ -133,3 +135,22 @@ def test_the_first_five_minutes(fresh_kip: Callable[..., Kip]) -> None:
     client = Redis(port)
     assert client.ask("GET", "greeting") == b"hello"
     client.close()
+
+
+# promise workspace: `make demo`: a web server parks and a page request brings it back; nothing of
+#   it is left on the machine
+def test_the_demo(tmp_path: Path) -> None:
+    """Of these programs, in place of those of a release."""
+    (tmp_path / "release").symlink_to(binary().resolve().parent)
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(tmp_path)}
+    before = set(Path("/tmp").glob("kip-demo.*"))
+    done = subprocess.run([ROOT / "scripts" / "demo"], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert re.search(r"parked, a page .* us: Hello from a server that was asleep\.", done.stdout), done.stdout
+    assert set(Path("/tmp").glob("kip-demo.*")) == before
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=20).stdout
+    assert "/tmp/kip-demo." not in processes
+    # The number of its data directory stays its own until another directory wants it.
+    for number in leftovers.RUN.glob("instance-*"):
+        if "/tmp/kip-demo." in number.read_text():
+            number.unlink()

@@ -115,8 +115,8 @@ MEMORY_MB = 256
 #   CRIU takes the snapshot, and gets it once: setitimer(2), POSIX timers of all kinds, natively and
 #   by CRIU
 # held by: this,
-#   `kip_checkpoint::clocks::signals::tests::a_timer_that_was_set_for_once_is_not_taken_for_one_that_is_armed`,
-#   `kip_checkpoint::clocks::signals::tests::a_periodic_timer_is_known_by_its_phase`
+#   `kip_clocks::signals::tests::a_timer_that_was_set_for_once_is_not_taken_for_one_that_is_armed`,
+#   `kip_clocks::signals::tests::a_periodic_timer_is_known_by_its_phase`
 @pytest.mark.parametrize("engine", ["plan", "CRIU"])
 def test_a_timer_that_expires_in_a_snapshot_is_told_once(fresh_kip: Callable[..., Kip], engine: str) -> None:
     """Set for once, it is not armed any more when the snapshot has its turn, and its signal came too late for it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Redis
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
@@ -123,7 +123,7 @@ def test_by_request_it_is_only_said(archiving: Kip, store: Path) -> None:
 
 def test_what_a_wake_needs_of_a_pack_is_missing(archiving: Kip, store: Path) -> None:
     """Its front is whole, but what it leads to is gone and needed before the program can run."""
-    archiving.expected += [r"WARN.*(again|left|gone|keeper|made anew)"]
+    archiving.expected += [*logged.KEEPER_GONE, *logged.DAEMON_KILLED]
     proc = slept_twice(archiving, store)
     archiving.reboot()
     for pack in store.glob("realms/*/packs/*"):
@@ -198,7 +198,7 @@ def test_none_before_is_whole(archiving: Kip, store: Path) -> None:
 @pytest.mark.parametrize("step", ["older-aside", "older-brought", "older-recorded"])
 def test_killed_while_it_falls_back(archiving: Kip, store: Path, step: str) -> None:
     """It is the older generation, whole, or begins anew on its newest files, whole; both are still there."""
-    archiving.expected += [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper)"]
+    archiving.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_KILLED, *logged.PAGER_KILLED]
     proc = slept_twice(archiving, store, "--fallback", "previous")
     before, front = objects(store), newest(proc, store)
     damage(front, "flipped")

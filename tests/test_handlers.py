@@ -82,7 +82,8 @@ def test_a_sleep_that_a_handler_ends_says_what_is_left(fresh_kip: Callable[..., 
 
 # promise waking: a program that filters its own calls, seccomp(2), makes no other calls than its
 #   own when it wakes, and its waits end on time
-# held by: this, `kip_checkpoint::hold::tests::a_program_with_filters_of_its_own_is_left_to_criu`
+# held by: this,
+#   `kip_criu_images::processes::tests::filters_besides_the_sandbox_s_are_the_program_s_own`
 @pytest.mark.parametrize("tier", ["parked", "held"])
 def test_filters_of_the_program_see_its_own_calls_only(fresh_kip: Callable[..., Kip], tier: str) -> None:
     """A call that Kip exchanged for another would be the program's end."""

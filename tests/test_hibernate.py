@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Http, Lines, Redis, http_get, talking, tcp_states
 from harness.kip import Kip, Proc
 from harness.wait import TimedOut, wait_for
@@ -23,7 +23,7 @@ from harness.wait import TimedOut, wait_for
 CYCLES = 20
 WAYS = ["blocked", "held"]
 # What the daemon may say when its pager or keeper was killed.
-REPLACED = [r"WARN.*(pager|keeper|held proc|hibernat)", r"ERROR.*(pager|keeper)"]
+REPLACED = [*logged.PAGER_KILLED, *logged.KEEPER_KILLED]
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -304,7 +304,7 @@ def test_stop_is_in_order(kip: Kip, tmp_path: Path) -> None:
 def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path, which: int) -> None:
     proc = run(kip, servers.lighttpd(), tmp_path)
     view = proc.hibernate()
-    os.kill(sorted(view["pids"])[which], signal.SIGKILL)
+    os.kill(view["pids"][which], signal.SIGKILL)
     proc.wait_state("stopped", 30)
 
 
@@ -358,7 +358,7 @@ def test_down_lets_sleepers_end_in_order(fresh_kip: Callable[..., Kip]) -> None:
         proc.hibernate()
     for proc in procs[18:]:
         proc.sleep()
-    kip.cli("down", timeout=90)
+    kip.cli("down", "--all", timeout=90)
     assert kip.wait_dead() == 0
     kip.up()
     for proc in procs:

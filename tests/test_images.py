@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness import images
+from harness import images, logged
 from harness.clients import Redis, http_get
 from harness.images import Image, archive, digest, entry, layers_here, layout, link, nothing_half, run, saved, tar_of
 from harness.kip import Kip, Proc
@@ -332,7 +332,7 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
     kip.cli("image", "rm", source)
     assert "redis" in kip.cli("image", "gc", "--all").stdout
     assert kip.json("image", "ls") == [] and len(layers_here(kip)) == 2
-    kip.expected += [r"WARN.*(recover|gone|died|interrupted)"]
+    kip.expected += logged.DAEMON_KILLED
     kip.kill()
     kip.up()
     check(client)
@@ -512,7 +512,7 @@ def test_layers_that_are_gone_are_named(here: tuple[Kip, str]) -> None:
     victim = proc.inspect()["spec"]["image"]["oci"]["layers"][1].removeprefix("sha256:")
     away = kip.data / "images" / victim
     (kip.data / "images/layers" / victim).rename(away)
-    kip.expected += [r"WARN"]
+    kip.expected += [logged.SNAPSHOT_UNUSABLE, logged.NOT_NATIVE]
     kip.kill()
     kip.up()
     text = kip.refused("wake", "web")

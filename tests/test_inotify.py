@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from harness import programs
+from harness.broken import break_plan, files_of
 from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
-from test_comeback import break_plan
 from test_rebuild import NOT_NATIVE
 
 BEGIN = (
@@ -91,8 +92,9 @@ def test_events_over_a_wake_that_fails(fresh_kip: Callable[..., Kip], tmp_path: 
     proc, client = begin(kip, tmp_path / "volume")
     for cycle in range(2):
         do(client, f"open('/tmp/own/before{cycle}', 'w').close()")
+        files = files_of(proc)
         wakes = proc.sleep()["wakes"]
-        break_plan(proc)
+        break_plan(proc, files)
         (tmp_path / "volume" / f"meanwhile{cycle}").touch()
         woken_by_a_change(proc, wakes)
         assert {"not rebuilt", "helper"} <= {step["name"] for step in proc.inspect()["last_wake"]["steps"]}
@@ -183,3 +185,26 @@ def test_tail(kip: Kip, tmp_path: Path) -> None:
         woken_by_a_change(tail, wakes)
         assert tail.rebuilt()
         wait_for("the line is printed", lambda: tail.logs().split("\n")[number:][:1] == [f"line {number}"], 10)
+
+
+# promise waking: a watch of a directory that came with the proc's files, which the kernel knows by
+#   no name after a sleep, is no obstacle to the next one: by plan, by CRIU and where a plan fails
+@pytest.mark.parametrize("engine", ["plan", "CRIU", "broken plan"])
+def test_a_directory_of_the_tarball_is_watched_through_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    kip.expected += [NOT_NATIVE]
+    tar = programs.tarball(tmp_path / "watched.tar", {"srv/lines.py": SOURCES / "lines.py", "srv/watched/": ""})
+    proc = kip.run("watched", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], tar=tar, flags=["--idle", "1h"])
+    client = Lines(proc.port())
+    # IN_CREATE
+    for line in ("import ctypes", "i = ctypes.CDLL(None).inotify_init1(0o4000)", "w = ctypes.CDLL(None).inotify_add_watch(i, b'/srv/watched', 0x100)"):
+        client.ask(line)
+    for _ in range(3):
+        files = files_of(proc)
+        proc.sleep()
+        if engine == "broken plan":
+            break_plan(proc, files)
+        assert client.ask("6 * 7") == "42"
+    client.ask("open('/srv/watched/new', 'w').close()")
+    assert "new" in client.ask("os.read(i, 4096)")
+    assert engine == "broken plan" or proc.rebuilt() == (engine == "plan")

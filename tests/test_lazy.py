@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Lines, Redis, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
@@ -25,7 +25,7 @@ MIB = 1 << 20
 PAGE = 4096
 KEYS = 12_000
 # What the daemon may say when its pager or keeper was killed.
-REPLACED = [r"WARN.*(pager|keeper|held proc|hibernat|adopt|again)", r"ERROR.*(pager|keeper)"]
+REPLACED = [*logged.PAGER_KILLED, *logged.KEEPER_KILLED, *logged.DAEMON_KILLED]
 
 
 def value(i: int, version: int = 0) -> bytes:
@@ -42,6 +42,7 @@ class Keys:
         self.client = Redis(self.proc.port())
         self.versions = dict.fromkeys(range(keys), 0)
         self.client.ask_all([("SET", f"key:{i}", value(i)) for i in range(keys)])
+        self.full = self.proc.inspect()["memory"]["pss_bytes"]
 
     def change(self, some: list[int]) -> None:
         for i in some:
@@ -58,9 +59,11 @@ class Keys:
         """Wakes it by asking for one key; its memory after that, most of which is still out."""
         self.check([i])
         view = self.proc.wait_state("running")
-        memory, before = view["memory"], view["last_sleep"]["memory_bytes"]
+        memory = view["memory"]
+        # It may have been put to sleep twice, the second time with little.
+        self.full = max(self.full, view["last_sleep"]["memory_bytes"])
         assert self.proc.rebuilt(), view["last_wake"]
-        assert memory["pss_bytes"] < before / 4, f"{before} bytes became {memory}"
+        assert memory["pss_bytes"] < self.full / 4, f"{self.full} bytes became {memory}"
         return memory
 
 
@@ -216,7 +219,7 @@ def test_ways(kip: Kip) -> None:
         redis.proc.sleep()
         redis.check([7])
         view = redis.proc.wait_state("running")
-        left[way, keys] = view["memory"]["pss_bytes"] / view["last_sleep"]["memory_bytes"]
+        left[way, keys] = view["memory"]["pss_bytes"] / redis.full
         redis.check()
         redis.proc.remove()
     assert left["auto", KEYS] < 0.25 and left["off", KEYS] > 0.8, left
@@ -290,7 +293,7 @@ def test_a_damaged_page(fresh_kip: Callable[..., Kip]) -> None:
     """A page that is damaged where it lies is found when the program wants it: no read gets a wrong byte, and the program,
     which cannot go on, is started cold."""
     kip = fresh_kip()
-    kip.expected += [r"(WARN|ERROR).*damaged"]
+    kip.expected += ["damaged"]
     redis = Keys(kip)
     redis.proc.sleep()
     redis.ask_one(7)
@@ -414,7 +417,7 @@ def test_its_arguments_are_read_meanwhile(kip: Kip, tmp_path: Path, tier: str) -
     proc = kip.run(f"looked-at-{tier}", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
     client = Lines(proc.port())
     client.check()
-    first = min(proc.inspect()["pids"])  # the others are not asked, for speed
+    first = proc.inspect()["pids"][0]  # the others are not asked, for speed
     looking = subprocess.Popen([sys.executable, "-c", LOOK, f"/kip-{kip.instance}/{proc.name}\n", str(first)])
     try:
         for _ in range(8):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Redis, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
@@ -201,8 +201,8 @@ def test_its_port_is_nobody_elses_while_it_waits(kip: Kip) -> None:
 
 
 # promise life: environment files as docker has them; errors name file and line, never a value
-# held by: this, `kip_cli::env_file::tests::lines_are_taken_as_they_stand`,
-#   `kip_cli::env_file::tests::what_is_wrong_is_told_with_its_line_and_without_values`
+# held by: this, `kip_describe::env_file::tests::lines_are_taken_as_they_stand`,
+#   `kip_describe::env_file::tests::what_is_wrong_is_told_with_its_line_and_without_values`
 def test_variables_come_from_files(kip: Kip, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("# of the site\nA=1\nB=a b=c\n\nHOME_OF\nD=first\n")
@@ -351,7 +351,7 @@ def test_down_and_up_starts_those_that_are_always_to_run(fresh_kip: Callable[...
     stopped = shell(kip, "stopped", "exec sleep 1000", "--restart", "always")
     stopped.stop()
     asleep.sleep()
-    kip.cli("down", timeout=90)
+    kip.cli("down", "--all", timeout=90)
     assert kip.wait_dead() == 0
     kip.up()
     for proc in (always, asleep):
@@ -377,7 +377,7 @@ def test_what_a_reboot_ended_is_started_again(fresh_kip: Callable[..., Kip]) -> 
 
 # promise life: a wake that fails is no restart: what is started cold for it counts as before
 def test_a_cold_start_after_a_failed_wake_is_no_restart(kip: Kip) -> None:
-    kip.expected += [r"WARN.*(its snapshot cannot be used|native restore failed)"]
+    kip.expected += [logged.SNAPSHOT_UNUSABLE, logged.NOT_NATIVE]
     proc = kip.run("cold", ["python3", "-m", "http.server", "8080"], ports=["8080"], flags=["--restart", "always"])
     proc.sleep()
     generation = kip.data / "procs" / "cold" / f"gen-{proc.inspect()['generation']}"

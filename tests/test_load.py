@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Lines, Redis, talking, without_pause
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.measures
 
 # What the daemon may say when it, its pager or its keeper was killed; a transition may fail then
 # and say so.
-KILLED = [r"(WARN|ERROR).*(pager|keeper|held proc|hibernat|adopt|recover|undo|finish|left|half|gone|died|interrupted|again)"]
+KILLED = [*logged.DAEMON_KILLED, *logged.KEEPER_KILLED, *logged.PAGER_KILLED]
 STATIC = 5000
 
 

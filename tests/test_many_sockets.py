@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from conftest import ALL_KIPS
 
-from harness.clients import Lines
+from harness import servers
+from harness.clients import Lines, http_get
 from harness.kip import Kip, Proc, daemon
 from harness.programs import SOURCES
+from harness.wait import TimedOut, wait_for
 
 # 250 descriptors go with a message, and from 64 on was where the first of them were to lie.
 COUNTS = [1, 47, 48, 250, 251, pytest.param(5000, marks=pytest.mark.soak)]
@@ -68,3 +72,52 @@ def test_each_is_the_one_that_it_was(kip: Kip, request: pytest.FixtureRequest, c
         assert sockets(proc) == count
     for client in clients:
         client.close()
+
+
+# promise P14: a web server costs at most six open files of the daemon's and six of the keeper's, in
+#   every tier, over a daemon and a keeper that are killed
+# held by: this, `kip_keeper::bundle::tests::what_waits_lives_and_is_given_again_and_again`
+def test_open_files_of_a_proc(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
+    kip = fresh_kip("--store", str(store))
+    kip.expected += ["the keeper died"]
+    procs = 5
+
+    def open_files() -> list[int]:
+        assert kip.daemon
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (kip.daemon.pid, kip.info()["keeper_pid"])]
+
+    def each_is_cheap(tier: str) -> None:
+        # Beside the procs' own: what waits for the next start, and a call that has just ended.
+        most = [before + 6 * procs + 3 for before in idle]
+        now: list[int] = []
+
+        def few() -> bool:
+            now[:] = open_files()
+            return now[0] <= most[0] and now[1] <= most[1]
+
+        with suppress(TimedOut):
+            wait_for("few open files", few, 10)
+        assert few(), (tier, now, most)
+
+    server = servers.lighttpd()
+    idle = open_files()
+    all_of_them = [kip.run(f"web-{number}", server.command, ports=server.published, tar=server.tarball(tmp_path)) for number in range(procs)]
+    each_is_cheap("hot")
+    for tier, go in [("hibernated", Proc.hibernate), ("parked", Proc.sleep)]:
+        for proc in all_of_them:
+            go(proc)
+        each_is_cheap(tier)
+    keeper = kip.info()["keeper_pid"]
+    os.kill(keeper, signal.SIGKILL)
+    wait_for("another keeper", lambda: kip.info().get("keeper_pid") not in (None, keeper), 20)
+    each_is_cheap("another keeper")
+    kip.kill()
+    kip.up()
+    each_is_cheap("another daemon")
+    os.kill(kip.info()["keeper_pid"], signal.SIGKILL)
+    for proc in all_of_them:
+        assert http_get(proc.port(), "/page.html") == servers.PAGE
+    each_is_cheap("awake again")
+    for proc in all_of_them:
+        proc.archive()
+    each_is_cheap("archived")

@@ -344,7 +344,7 @@ def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> N
         assert abs(tier(after[name], where)["time_us"] - tier(before[name], where)["time_us"] - passed) < 20_000, name
         assert after[name]["from_ms"] == before[name]["from_ms"]
     assert after["awake"]["tiers"] == [tier(after["awake"], "hot")], "it was nowhere else"
-    kip.cli("down")
+    kip.cli("down", "--all")
     kip.wait_dead()
     time.sleep(1)
     kip.up()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness import s3
+from harness import s3, logged
 from harness.kip import ROOT, Kip, cpu_ns
 from harness.wait import wait_for
 from test_api import local
@@ -191,7 +191,7 @@ def test_each_cause_is_its_own(kip: Kip) -> None:
 #   memory apart; restarts, cold starts, wakes that failed
 def test_ends_restarts_and_wakes_that_fail(kip: Kip, tmp_path: Path) -> None:
     """What the operating guide calls worth an alarm."""
-    kip.expected += [r"WARN.*(its snapshot cannot be used|native restore failed)"]
+    kip.expected += [logged.SNAPSHOT_UNUSABLE, logged.NOT_NATIVE]
     counters = ("kip_restarts_total", "kip_cold_starts_total", "kip_wake_failures_total")
     before = scrape(kip)
     ended = lambda now, how: now.value("kip_exits_total", how=how) - before.value("kip_exits_total", how=how)  # noqa: E731

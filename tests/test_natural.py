@@ -132,6 +132,26 @@ def seldom(proc: Proc, run: Run) -> None:
     pooled(proc.port(), run, pause=AWAY)
 
 
+# Seconds until each answer: a handler's that is at it when its proc falls asleep, and a long
+# poll's.
+HANDLED, POLLED = 13.5, 30
+
+
+def slow(proc: Proc, run: Run) -> None:
+    """Answers that take longer than a proc stays awake: it sleeps in the middle of each, and none is later than the machine is."""
+    run.pause()
+    late = []
+    for seconds in itertools.cycle([POLLED, HANDLED, HANDLED, HANDLED, HANDLED]):
+        if run.left() < seconds + 1:
+            break
+        began = time.monotonic()
+        assert http_get(proc.port(), f"/after/{seconds}", timeout=60) == b"natural\n"
+        late.append(time.monotonic() - began - seconds)
+    assert len(late) >= 5 and -0.01 < min(late), late
+    # A connection and a timer, each of which a busy machine may hold up.
+    assert max(late) < 2 * run.timer(), (late, run.timer())
+
+
 def on_time(times: list[float], every: float, run: Run, slack: float = 0.0) -> None:
     assert len(times) >= 3, times
     off = [b - a - every for a, b in itertools.pairwise(times)]
@@ -151,7 +171,7 @@ def lines_of(s: socket.socket, run: Run) -> Iterator[tuple[float, str]]:
                 yield time.monotonic(), line.decode(errors="replace").strip()
 
 
-# Each is a wake: longer than the time after which a proc sleeps.
+# Longer than the time after which a proc sleeps.
 PING = 12.5
 AWAY = 100.0
 
@@ -243,7 +263,8 @@ def on_its_second(of: int, slack: float, read: Callable[[Proc], str]) -> Callabl
 
 def redis(proc: Proc, run: Run) -> None:
     """A client that waits in BLPOP, and keys that expire, of which a subscriber is told."""
-    wait, expire = int(run.long / 3), int(run.long * 4 / 9)
+    # Both end at about the same time, so that it is idle for long enough in between.
+    wait = expire = int(run.long / 3)
     waiting, setting, told = (Redis(proc.port(), timeout=60) for _ in range(3))
     assert setting.ask("CONFIG", "SET", "notify-keyspace-events", "Ex") == "OK"
 
@@ -272,10 +293,7 @@ def redis(proc: Proc, run: Run) -> None:
 
 
 def rabbit(proc: Proc, run: Run) -> None:
-    # A heartbeat is traffic: by default, one every 30 s, it keeps the proc from sleeping in each
-    # third pause.
-    heartbeat = 60 if run.long > 60 else 580
-    words = ["/usr/bin/python3", SOURCES / "rabbit.py", str(proc.port()), str(PAUSE), str(run.left()), str(heartbeat)]
+    words = ["/usr/bin/python3", SOURCES / "rabbit.py", str(proc.port()), str(PAUSE), str(run.left())]
     done = subprocess.run(words, capture_output=True, text=True, timeout=run.left() + 60)
     assert done.returncode == 0, done.stderr
     took = [float(line.split()[1]) for line in done.stdout.splitlines()]
@@ -311,9 +329,9 @@ def supervised(proc: Proc, run: Run) -> None:
     assert "WORKER TIMEOUT" not in proc.logs(), proc.logs()
 
 
-def gunicorn(name: str, *flags: str) -> Natural:
+def gunicorn(name: str, *flags: str, drive: Callable[[Proc, Run], None] = supervised, sleeps: int = SLEEPS) -> Natural:
     command = ["gunicorn", "-b", "0.0.0.0:8000", "-w", "2", "--chdir", "/srv", *flags, "web:application"]
-    return Natural(name, command, supervised, 8000, WEB_PY)
+    return Natural(name, command, drive, 8000, WEB_PY, sleeps=sleeps)
 
 
 def node(name: str, drive: Callable[[Proc, Run], None], long: float = 0, sleeps: int = SLEEPS) -> Natural:
@@ -345,8 +363,14 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("uvicorn", uvicorn.split(), web, 8000, WEB_PY),
         node("node", web),
         node("node-timer", long_timer, long),
-        node("node-events", events),
-        node("node-pings", pings),
+        # Five answers, and the sleep before the first of them.
+        node("node-slow", slow, sleeps=5),
+        gunicorn("gunicorn-slow", "-k", "gthread", "-t", "5", drive=slow, sleeps=5),
+        Natural("uvicorn-slow", uvicorn.split(), slow, 8000, WEB_PY, sleeps=5),
+        # Of two pings one is sent by a proc that sleeps on, from the pages that its interval keeps
+        # in.
+        node("node-events", events, sleeps=4),
+        node("node-pings", pings, sleeps=4),
         Natural("haproxy", ["haproxy", "-db", "-f", "/srv/haproxy.cfg"], web, 8000, {"srv/haproxy.cfg": HAPROXY.replace("KEPT", "8")}),
         Natural("jetty", jetty.split(), web, 8080, jetty_files()),
         Natural("apscheduler", ["python3", "/srv/jobs.py", "apscheduler", "7"], jobs(7), files=jobs_py),
@@ -358,6 +382,7 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("node-cron", ["node", "/srv/cron.js", "*/15 * * * * *"], on_its_second(15, 1.1, Proc.logs), files=cron_js),
         # It looks a second after each minute has begun.
         Natural("cron", ["cron", "-f"], on_its_second(60, 2.5, file), files=cron_files),
+        # It answers from the pages that its ten ticks a second keep in, and sleeps on.
         Natural("redis", redis_server, redis, 6379, sleeps=1),
     ]
     if long > AWAY:
@@ -403,8 +428,7 @@ def all_run(request: pytest.FixtureRequest, directory: Path, those: Mapping[str,
         slept = parked + [event["name"] for event in kip.events() if event["kind"] == "hibernated"]
 
         def judge(name: str) -> None:
-            if name.startswith("node") and not MODULES.exists():
-                pytest.skip("scripts/setup could not install Node's modules")
+            assert MODULES.exists() or not name.startswith("node"), "scripts/setup could not install Node's modules"
             if failure := started[name].exception():
                 raise failure
             done[name].result()
@@ -421,9 +445,10 @@ def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 # promise P7: nothing is noticed with all defaults, no `kip sleep`: gunicorn (sync with a 5 s
 #   supervisor, gthread), uvicorn, Node (pages, SSE and WebSocket pings, a long timer beside an
-#   interval), HAProxy, Jetty, RabbitMQ, redis (BLPOP, EX), APScheduler, schedule, node-cron, cron:
-#   no request lost or late, no worker killed, each job on its time, over six sleeps each; celery
-#   beat, which is never idle, stays awake
+#   interval), long polls and slow handlers of Node, gunicorn and uvicorn, HAProxy, Jetty, RabbitMQ,
+#   redis (BLPOP, EX), APScheduler, schedule, node-cron, cron: no request lost or late, no worker
+#   killed, each job on its time, over six sleeps each, or fewer that last longer, of what is
+#   answered without a wake; celery beat, which is never idle, stays awake
 # held by: this, for a quarter of an hour `tests/test_natural.py::test_nothing_is_noticed_for_long`
 @pytest.mark.measures
 @pytest.mark.timeout(400)

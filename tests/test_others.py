@@ -17,6 +17,9 @@ from harness.wait import wait_for
 
 # Rows of all procs are there within so many seconds, whatever one of them does.
 ANSWERED_S = 6
+# A question about a proc that nothing holds up is answered within so many seconds, one about a proc
+# that does not answer within so many.
+ONE_S, TOUCHED_S = 6, 20
 # A program of 1,700 threads is hibernated within so many seconds.
 ASLEEP_S = 15
 
@@ -49,6 +52,20 @@ def test_rows_come_without_the_pager(kip: Kip, tmp_path: Path) -> None:
             found = rows(kip)
             assert {name for name, row in found.items() if "does not answer" in row} == {proc.name for proc in touched}, found
             assert len(found) == 7
+        # Each question about one of them, and about the other, has its answer or its refusal in
+        # time.
+        questions = [["inspect"], ["why"], ["port"], ["logs"]]
+        for name in ("other", touched[0].name):
+            for words in questions:
+                began = time.monotonic()
+                done = kip.cli(*words, name, check=False, timeout=60)
+                took = time.monotonic() - began
+                assert took < (ONE_S if name == "other" else TOUCHED_S), (words, name, took)
+                assert name != "other" or done.returncode == 0, (words, done)
+        for words in (["top", "--once"], ["stats", "--no-stream"]):
+            began = time.monotonic()
+            assert "other" in kip.cli(*words, check=False, timeout=60).stdout
+            assert time.monotonic() - began < ANSWERED_S, words
     finally:
         os.kill(pager, signal.SIGCONT)
     wait_for("all answer", lambda: not any("does not answer" in row for row in rows(kip).values()), 10)

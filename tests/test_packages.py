@@ -78,7 +78,7 @@ def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
         sleeps_and_wakes(kip)
         uninstall = [ROOT / "scripts/install", "--uninstall", *words]
         done = subprocess.run(uninstall, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1 and re.search(r"kip runs from .* \(pid \d+\).*: kip down first", done.stderr)
+        assert done.returncode == 1 and re.search(r"kip runs from .* \(pid \d+\).*: kip down --park first", done.stderr)
         assert files_below(root) == found, "nothing is gone under a daemon"
     (root / "etc/default/kip").write_text('KIP_UP="--memory 1G"\n')
     script("install", "--strip", *words)

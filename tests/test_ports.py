@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -19,6 +20,8 @@ import pytest
 from harness import servers
 from harness.clients import http_get
 from harness.kip import Kip, Proc
+from harness.outside import Outside
+from harness.outside import outside as outside_machine
 from harness.wait import wait_for
 
 PING = """
@@ -49,49 +52,10 @@ def host_addresses() -> list[str]:
     return ["127.0.0.1", "::1", *(a for a in found if not a.startswith(("10.213.", "fd6b:6970:")))]
 
 
-@dataclass
-class Outside:
-    """Another machine: what commands that run there begin with, this machine's addresses as seen from there, its own."""
-
-    inside: list[str]
-    here4: str
-    here6: str
-    there4: str
-    there6: str
-
-
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Outside]:
-    """A network namespace behind a link of its own. Named and numbered by this process, for others may test on this machine."""
-    own = os.getpid()
-    name, link = f"kip-test-out-{own}", f"kpt{own}"
-    net4, net6 = own % 64 * 4, f"2001:db8:5:{own % 65536:x}"
-    here4, there4, here6, there6 = f"198.51.100.{net4 + 1}", f"198.51.100.{net4 + 2}", f"{net6}::1", f"{net6}::2"
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
-
-    ip("netns", "add", name)
-    try:
-        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("addr", "add", f"{here4}/30", "dev", link)
-        ip("addr", "add", f"{here6}/64", "dev", link, "nodad")
-        ip("link", "set", link, "up")
-        ip("-n", name, "addr", "add", f"{there4}/30", "dev", "eth0")
-        ip("-n", name, "addr", "add", f"{there6}/64", "dev", "eth0", "nodad")
-        ip("-n", name, "link", "set", "eth0", "up")
-        ip("-n", name, "route", "add", "default", "via", here4)
-        ip("-n", name, "route", "add", "default", "via", here6)
-        # As an uplink has it. Before kernel 6.17 IPv6 is forwarded by all interfaces or none, which
-        # is up to Kip.
-        for setting in ("ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"):
-            path = Path("/proc/sys/net", setting.format(link))
-            if path.exists():
-                path.write_text("1")
-        yield Outside(["ip", "netns", "exec", name], here4, here6, there4, there6)
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=10)
-        subprocess.run(["ip", "link", "delete", link], capture_output=True, timeout=10)
+    with outside_machine() as machine:
+        yield machine
 
 
 @pytest.fixture(scope="module")
@@ -251,8 +215,9 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
         stranger = kip.run(name, ["sleep", "1000"], flags=flags)
         assert "No route to host" in stranger.exec(*words, check=False).stderr
         stranger.remove()
-    refused = kip.refused("run", "--name", "far", "--port", "198.51.100.255:8080:80", "--", "sleep", "100")
-    assert "this machine has no address 198.51.100.255" in refused
+    shared = ipaddress.ip_interface(f"{outside.here4}/29").network.broadcast_address
+    for address, why in ((shared, f"{shared} is the broadcast address"), ("203.0.113.255", "this machine has no address 203.0.113.255")):
+        assert why in kip.refused("run", "--name", "far", "--port", f"{address}:8080:80{suffix}", "--", "sleep", "100")
 
 
 # Says "kept" to a client that sends "keep", and "here" to that client again when another one sends

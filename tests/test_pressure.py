@@ -226,7 +226,8 @@ def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar:
 
 
 # promise meters: starts and wakes that were refused for lack of room, wakes that wait for it
-# held by: this, `kip_engine::pressure::admission::tests::new_procs_are_refused_above_the_high_mark`
+# held by: this,
+#   `kip_pressure::pressure::admission::tests::new_procs_are_refused_above_the_high_mark`
 # promise pressure: a new proc, or a stopped one, is refused above the high mark with one line: use,
 #   mark, what to do
 # promise pressure: a timer that is due waits for room
@@ -302,7 +303,7 @@ def storm(kip: Kip, procs: list[Proc]) -> int:
 #   socket that it watches) are admitted like those of parked procs, without a measurement or a
 #   place while figures of the last second leave a margin
 # held by: this, `tests/test_pressure.py::test_a_command_waits_for_room_for_who_hibernates`,
-#   `kip_engine::pressure::admission::tests::who_hibernated_needs_no_place_but_room`
+#   `kip_pressure::pressure::admission::tests::who_hibernated_needs_no_place_but_room`
 # promise pressure: a storm of wakes stays below the last resort, each client is answered, then
 #   there is peace
 @pytest.mark.parametrize("way", ["parked", "held"])
@@ -337,7 +338,7 @@ def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: 
 # promise pressure: wakes by the pager alone (a first touch, a quiet socket of a held proc) are not:
 #   memory may be above the limit until idle ones sleep again
 # held by: this,
-#   `kip_engine::pressure::ledger::tests::what_came_unasked_counts_until_it_is_measured`
+#   `kip_pressure::pressure::ledger::tests::what_came_unasked_counts_until_it_is_measured`
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int], Kip], tar: Path, way: str) -> None:
     """A first touch, or a connection that the pager watches, cannot be asked to wait: memory is above the limit for a
@@ -373,7 +374,7 @@ def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int],
 
 # promise pressure: working sets that the pager keeps in memory count (those in the page cache do
 #   not); without `--set-memory` they take an eighth of the limit at most
-# held by: this, `kip_engine::pressure::marks::tests::marks_are_shares_of_the_limit`
+# held by: this, `kip_pressure::pressure::marks::tests::marks_are_shares_of_the_limit`
 def test_working_sets_count(fresh_kip: Callable[..., Kip], tar: Path) -> None:
     """What the pager keeps in memory for a hibernated proc is used, also for a daemon that comes later; parked it is not.
     It is little: what is more than that lies in the page cache, which counts for no proc."""
@@ -454,9 +455,9 @@ def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Pa
 # promise pressure: no proc is put to sleep for a wake that finds no room even then
 # held by: this (it is refused at once),
 #   `kip_supervisor::relief::choice::tests::who_is_wanted_awake_stays`
-# promise pressure: `kip wake` and `kip exec` without room are refused with one line; who connected
-#   waits until there is room, also across a killed daemon
-# held by: this, `kip_engine::pressure::admission::tests::a_pause_ends_when_there_is_room`
+# promise pressure: `kip wake` and `kip exec` without room are refused with one line; a client
+#   that connects waits until there is room, also across a killed daemon
+# held by: this, `kip_pressure::pressure::admission::tests::a_pause_ends_when_there_is_room`
 # promise pressure: a wake that waits for room can be stopped
 def test_who_finds_no_room_waits_until_there_is(limited: Callable[[int], Kip], tar: Path) -> None:
     """A wake by command is refused after one try. A client that connects waits, also for a daemon that was killed meanwhile.
@@ -499,7 +500,7 @@ def test_who_finds_no_room_waits_until_there_is(limited: Callable[[int], Kip], t
 
 
 # promise pressure: the limit and its marks are checked, each wrong flag is named, exit code 2
-# held by: this, `kip_engine::pressure::marks::tests::bad_marks_are_named`
+# held by: this, `kip_pressure::pressure::marks::tests::bad_marks_are_named`
 def test_bad_marks_are_refused(tmp_path: Path) -> None:
     kip = Kip(tmp_path / "data")
     for flags, words in (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Lines, Redis
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
@@ -116,7 +116,7 @@ def test_daemons_and_machines_come_and_go(fresh_kip: Callable[..., Kip]) -> None
     for _ in range(2):
         kip.kill()
         assert client.ask("7") == "7"
-        kip.expected += [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper)"]
+        kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_KILLED, *logged.PAGER_KILLED]
         kip.up()
         assert len(loops(kip)) == 2, loops(kip)
         assert late.ask("8") == "8"

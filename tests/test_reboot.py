@@ -2,7 +2,7 @@
 
 A reboot is what is left by killing everything: daemon, keeper, pager, launcher, every process of every proc, and with them
 namespaces, rules, links, control groups. The machine's clocks go on here; what they do across a real one is tested in
-`kip_checkpoint::clocks::tests::after_a_reboot_all_is_due_by_the_wall_clock`."""
+`kip_clocks::noted::tests::after_a_reboot_all_is_due_by_the_wall_clock`."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_daemon_and_keeper_die_at_once(kip: Kip, tmp_path: Path) -> None:
 #   peer
 # held by: this, `kip_net::renewal::tests::a_connection_comes_back_as_one_that_was_reset`
 # promise recovery: timers are due by the wall clock after that
-# held by: this, `kip_checkpoint::clocks::tests::after_a_reboot_all_is_due_by_the_wall_clock`
+# held by: this, `kip_clocks::noted::tests::after_a_reboot_all_is_due_by_the_wall_clock`
 def test_lost_connections_are_told_and_timers_are_met(kip: Kip, tmp_path: Path) -> None:
     """The program sees the end of its connection and goes on. What came due meanwhile has fired, what is due later fires then."""
     server = servers.alarm()
@@ -285,7 +285,7 @@ def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip)
     # By another path it is still the same.
     (link := kip.data.parent / "link").symlink_to(other.data)
     assert "already runs" in one_line_refusal(subprocess.run([kip.program, "--data", link, "up"], capture_output=True, text=True, timeout=60))
-    other.cli("down")
+    other.cli("down", "--all")
     assert other.wait_dead() == 0
     kip.up()
     assert kip.instance == before
@@ -301,7 +301,7 @@ def test_the_number_stays_with_stopped_procs(fresh_kip: Callable[..., Kip]) -> N
     numbers = [kip.instance for kip in kips]
     for kip in kips:
         kip.run("one", ["sleep", "1000"]).exec("sh", "-c", MAKE)
-        kip.cli("down")
+        kip.cli("down", "--all")
         assert kip.wait_dead() == 0
     third = fresh_kip()
     assert third.instance not in numbers

@@ -12,21 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import logged, servers
+from harness.broken import HEAD, plan_of
 from harness.clients import Http, Lines, http_get
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
 
-# Magic, checksum, length of the description.
-HEAD = 24
 NOT_NATIVE = r"WARN .*native restore failed; CRIU restores the proc proc="
-
-
-def plan_of(proc: Proc) -> Path:
-    """The plan's file of a sleeper."""
-    generation = proc.inspect()["generation"]
-    return proc.kip.data / "procs" / proc.name / f"gen-{generation}" / "wake.plan"
 
 
 @pytest.fixture
@@ -244,7 +237,7 @@ def test_what_has_a_path_outlives(places: Proc, who: str) -> None:
             kip.kill()
             kip.up()
         else:
-            kip.expected.append(r"keeper")
+            kip.expected += logged.KEEPER_KILLED
             old = kip.info()["keeper_pid"]
             os.kill(old, signal.SIGKILL)
             wait_for("there is another keeper", lambda: kip.info()["keeper_pid"] not in (0, old), 30)
@@ -257,7 +250,7 @@ def test_a_path_when_all_that_was_held_is_lost(places: Proc) -> None:
     kip = places.kip
     use(Lines(places.port()))
     places.sleep()
-    kip.expected.append(r"keeper")
+    kip.expected += [*logged.KEEPER_KILLED, *logged.KEEPER_GONE]
     keeper = kip.info()["keeper_pid"]
     kip.kill()
     os.kill(keeper, signal.SIGKILL)

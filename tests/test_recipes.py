@@ -271,9 +271,9 @@ def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> No
 
     ask("create table kept (n int)")
     ask("insert into kept values (7)")
-    file.write_text(file.read_text().replace("512M", "640M"))
+    file.write_text(file.read_text() + 'hostname = "other"\n')
     changed = json.loads(kip.cli("apply", "-f", file, "--replace", "--json", timeout=90).stdout)["changes"]
-    assert [(change["action"], change["fields"][0]["field"]) for change in changed] == [("replace", "mem")]
+    assert [(change["action"], change["fields"][0]["field"]) for change in changed] == [("replace", "hostname")]
     assert ask("select n from kept") == "7"
 
 

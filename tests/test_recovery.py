@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from harness import kip as kip_module
+from harness import logged
 from harness import leftovers, servers
 from harness.clients import Lines, Redis, http_get, listens
 from harness.kip import Failed, Kip, Proc
 from harness.wait import wait_for
 
 # A daemon that finds something half done may say so.
-RECOVERING = [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper)"]
+RECOVERING = [*logged.DAEMON_KILLED, *logged.KEEPER_KILLED, *logged.PAGER_KILLED, *logged.KEEPER_GONE]
 
 
 def steps() -> list[str]:
@@ -36,8 +37,9 @@ def steps() -> list[str]:
         return ["no kip is built"]
     # Those of taking over from another data directory are in test_adopt.py, that of a backup is in
     # test_backup.py, of falling back in test_fallback.py, of replacing residents in
-    # test_upgrade.py.
-    elsewhere = ("adopt-", "backup-", "older-", "supersede-")
+    # test_upgrade.py, of an update in test_update.py, of a replacement in test_rolling.py, of a new
+    # name in test_rename.py.
+    elsewhere = ("adopt-", "backup-", "older-", "rename-", "replace-", "supersede-", "update-")
     here = [step for step in done.stdout.split() if not step.startswith(elsewhere)]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
 
@@ -167,6 +169,43 @@ def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], tortu
             assert -1000 <= int(client.values(f"result {later}")["miss_mono_us"]) < 400_000 + stall_us
             return
     raise AssertionError("parking takes more than fifteen seconds here")
+
+
+# Says when a wait ended that was to end so many milliseconds after the program began, and when
+# that was, CLOCK_MONOTONIC in microseconds.
+WAITS = """
+import sys, time
+began = time.monotonic()
+end = began + int(sys.argv[1]) / 1e3
+print("ready", flush=True)
+time.sleep(end - time.monotonic())
+print(int(end * 1e6), int(time.monotonic() * 1e6), flush=True)
+time.sleep(1000)
+"""
+
+
+# promise recovery: overdue timers are met within 50 ms of the daemon's return, the wake aside
+@pytest.mark.measures
+def test_overdue_timers_are_met_at_once(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    kip.kill()
+    restart(kip)
+    waits = ["/usr/bin/python3", "-c", WAITS]
+    procs = [kip.run(f"overdue-{n}", [*waits, str(4000 + 200 * n)], flags=["--tick", "100ms"]) for n in range(3)]
+    for proc in procs:
+        kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
+    assert {proc.state for proc in procs} == {"parked"}, "they were to sleep before the first is due"
+    kip.kill()
+    time.sleep(5)
+    restart(kip)
+    ready = [event["at_ms"] for event in kip.events() if event["kind"] == "ready"][-1]
+    for proc in procs:
+        view = proc.wait_state("running", 30)
+        wait_for("its wait ends", lambda proc=proc: len(proc.logs().split()) == 3, 30)
+        woken = view["last_wake"]
+        assert woken["at_ms"] - ready < 50 + woken["total_us"] / 1e3 * len(procs), (ready, woken)
+        planned, ended = map(int, proc.logs().split()[1:])
+        assert 0 <= ended - planned < 30_000_000, "not early, and with the daemon's return"
 
 
 # promise recovery: how a program ended meanwhile is known

@@ -13,7 +13,10 @@ import pytest
 from harness.clients import Lines
 from harness.kip import BY_ITSELF_CLOCK, Kip, Proc
 from harness.programs import SOURCES
+from harness.wait import wait_for
 
+# Connections that may wait to be accepted: one more than the number says, listen(2).
+BACKLOG = 7
 # Bytes that wait to be read: fewer than a new connection has room for, so that none comes later.
 SOME = 20_000
 # Each: what is done by the program that sleeps (P) and by its peer (Q), and the state in which that
@@ -41,6 +44,8 @@ STATES: dict[str, tuple[str, str]] = {
     "reset": ("Q reset", "close"),
     "reset-unread": ("Q send, Q reset", "close"),
 }
+# What a client has done with a connection that the program has not accepted yet.
+NOT_ACCEPTED = {"silent": [], "said": [f"send NAME {SOME}"], "ended": ["shut NAME"], "said-and-ended": [f"send NAME {SOME}", "shut NAME"]}
 
 
 @dataclass
@@ -92,10 +97,10 @@ class Connection:
         return [*seen, p.do("rest", name), q.do("rest", name)]
 
 
-def program(kip: Kip, name: str, *flags: str) -> tuple[Proc, Lines]:
-    command = ["/usr/bin/python3", "/srv/states.py", "7000", "7001"]
+def program(kip: Kip, name: str, *flags: str, backlog: int = BACKLOG) -> tuple[Proc, Lines]:
+    command = ["/usr/bin/python3", "/srv/states.py", "7000", "7001", "7002", str(backlog)]
     flags = ("-v", f"{SOURCES / 'states.py'}:/srv/states.py:ro", "--network", "states", *flags)
-    proc = kip.run(name, command, ports=["7000", "7001"], flags=list(flags))
+    proc = kip.run(name, command, ports=["7000", "7001", "7002"], flags=list(flags))
     return proc, Lines(proc.port(7000), timeout=60)
 
 
@@ -158,3 +163,63 @@ def test_every_state(fresh_kip: Callable[..., Kip], engine: str, role: str, drai
     wrong = {one.name: seen for one in connections if (seen := one.at_end()) != native[one.name.removesuffix(":slept")]}
     assert proc.rebuilt() == (engine == "plan")
     assert not wrong, (wrong, "without a sleep", native)
+
+
+# promise waking: connections that wait to be accepted at the sleep, with bytes and ends on them:
+#   accepted after it in their order, by plan and by CRIU, and none of them wakes the program
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_connections_that_were_not_accepted(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    proc, sleeper = program(kip, "sleeper", "--idle", "1h")
+    _, peer = program(kip, "peer", "--never-sleep")
+    for _ in range(2):
+        names = [f"{family}:{what}" for family in addresses(proc) for what in NOT_ACCEPTED]
+        for name in names:
+            family, what = name.split(":")
+            assert peer.ask(f"open {name} {addresses(proc)[family]} 7002") == "ok"
+            for word in NOT_ACCEPTED[what]:
+                assert "error" not in peer.ask(word.replace("NAME", name))
+        assert len(names) == BACKLOG + 1
+        proc.sleep()
+        assert sleeper.ask(f"accept {len(names)}") == " ".join(names)
+        assert proc.rebuilt() == (engine == "plan")
+        for name in names:
+            done = NOT_ACCEPTED[name.split(":")[1]]
+            for word in done:
+                assert not word.startswith("send") or sleeper.ask(f"take {name} {SOME}") == "ok"
+            assert sleeper.ask(f"send {name} {SOME}") == str(SOME) and peer.ask(f"take {name} {SOME}") == "ok"
+            assert "shut NAME" in done or peer.ask(f"shut {name}") == "ok"
+            assert sleeper.ask(f"rest {name}") == "0 end" and sleeper.ask(f"shut {name}") == "ok"
+            assert peer.ask(f"rest {name}") == "0 end"
+
+
+# promise waking: a connection that is still being made at the sleep, syn-sent: it goes on being
+#   made while its program is parked, which wakes when it is there or refused; by plan and by CRIU
+@pytest.mark.parametrize("ends", ["accepted", "accepted-asleep", "refused-asleep"])
+@pytest.mark.parametrize("family", ["v4", "v6"])
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_a_connection_that_is_being_made(fresh_kip: Callable[..., Kip], engine: str, family: str, ends: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    proc, sleeper = program(kip, "sleeper", "--idle", "1h")
+    other, peer = program(kip, "peer", "--never-sleep", backlog=0)
+    host = addresses(other)[family]
+    # One waits to be accepted; a further one is not answered.
+    assert peer.ask("open first 127.0.0.1 7002") == "ok"
+    assert sleeper.ask(f"dial second {host} 7002") == "ok"
+    assert sleeper.ask("state second") == "syn-sent"
+    wakes = proc.sleep()["wakes"]
+    if ends == "accepted":
+        assert sleeper.ask("state second") == "syn-sent"
+        assert peer.ask("accept 1") == "first"
+    else:
+        assert peer.ask("refuse now" if ends == "refused-asleep" else "accept 1") in ("ok", "first")
+        # It is sent again after 1, 3, 7 s.
+        wait_for("it wakes", lambda: proc.inspect()["wakes"] > wakes and proc.state == "running", 30)
+        assert "room to write" in (trigger := proc.inspect()["last_wake"]["trigger"]), trigger
+    if ends == "refused-asleep":
+        assert sleeper.ask("dialled second") == "ECONNREFUSED"
+    else:
+        assert sleeper.ask("dialled second") == "ok" and peer.ask("accept 1") == "second"
+        for one, another in ((sleeper, peer), (peer, sleeper)):
+            assert one.ask(f"send second {SOME}") == str(SOME) and another.ask(f"take second {SOME}") == "ok"
+    assert proc.rebuilt() == (engine == "plan")

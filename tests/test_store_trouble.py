@@ -16,7 +16,7 @@ from pathlib import Path
 import conftest
 import pytest
 
-from harness import faulty, servers
+from harness import faulty, servers, logged
 from harness.clients import Redis, http_get
 from harness.faulty import Fault, Network, answers, cut, delayed, flipped, hung, lost_answer, lost_request
 from harness.kip import Kip, Proc, daemon
@@ -340,7 +340,7 @@ def test_all_of_it_is_needed_and_does_not_come(stored: Stored) -> None:
     """A wake by CRIU needs all memory, and the packs are not to be had: the proc sleeps on, whatever would wake it, never starts
     cold, and wakes for the client that waited."""
     stored.archive()
-    stored.kip.expected += [r"WARN.*(again|left|gone|keeper|made anew)"]
+    stored.kip.expected += [*logged.KEEPER_GONE, *logged.DAEMON_KILLED]
     # A client that went with the reboot may wake it at once.
     stored.network.fail(answers(503, "SlowDown"), "pack", method="GET")
     stored.kip.reboot()

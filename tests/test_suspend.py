@@ -116,7 +116,7 @@ def judge(proc: Proc, waits: list[Wait], seconds: float) -> None:
 # promise waking: `--clock suspend`: every wait on CLOCK_MONOTONIC is later by the sleep, all others
 #   on time, to 50 ms, natively and by CRIU
 # held by: this, `tests/test_suspend.py::test_on_time_by_the_other_clocks`,
-#   `kip_checkpoint::clocks::tests::after_a_suspended_sleep_the_clock_and_what_is_on_it_is_where_it_was`
+#   `kip_clocks::noted::tests::after_a_suspended_sleep_the_clock_and_what_is_on_it_is_where_it_was`
 def test_every_wait(kip: Kip, tmp_path: Path, way: str) -> None:
     """Two sleeps in the middle of it: each ends by its time-out, none early, and late by the sleeps or not at all."""
     proc = run(kip, "waits", tmp_path, str(LENGTH))

@@ -6,6 +6,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from harness import servers
 from harness.clients import Lines
 from harness.kip import Kip
@@ -110,6 +112,79 @@ def test_a_long_tick_is_known_as_one_whatever_its_clients_send_later(kip: Kip) -
         woke.append(proc.inspect()["state"] != "hibernated")
     # If there was no long tick within the first sleep, there was one in the second.
     assert any(woke) and not any(woke[2:]), (woke, kip.account())
+
+
+# Waits 8 s, until an absolute time, and says how late that ended.
+UNTIL = """
+import ctypes, sys, threading, time
+libc, seconds = ctypes.CDLL(None), 8
+began = time.time()
+spec = (ctypes.c_long * 2)(int(began) + seconds, int(began % 1 * 1e9))
+semaphore = (ctypes.c_long * 8)()
+{
+    "event": lambda: threading.Event().wait(seconds),
+    "sem_timedwait": lambda: libc.sem_timedwait(semaphore, spec),
+    "clock_nanosleep": lambda: libc.clock_nanosleep(0, 1, spec, None),
+}[sys.argv[1]]()
+print(time.time() - began - seconds, flush=True)
+"""
+
+
+# promise waking: a timer is a tick by its period or its whole length, never by what is left of it:
+#   waits until an absolute time too
+# held by: this,
+#   `kip_clocks::calls::tests::a_stop_does_not_shorten_an_absolute_wait`
+@pytest.mark.parametrize("before", ["running", "blocked", "held", "parked"])
+@pytest.mark.parametrize("call", ["event", "sem_timedwait", "clock_nanosleep"])
+def test_what_is_left_of_a_long_wait_is_no_tick(kip: Kip, call: str, before: str) -> None:
+    """Less is left than --tick when it is parked by its owner's word, which lets ticks be gathered; also where its wait was
+    stopped by a sleep before, and began anew."""
+    # Only of this call's clock the owner's word may make it late: that of the others goes on.
+    clock = ["--clock", "continue"] if call == "event" else []
+    hibernate = ["--hibernate", before] if before in ("blocked", "held") else []
+    proc = kip.run("until", ["/usr/bin/python3", "-c", UNTIL, call], flags=["--tick", "5s", "--never-sleep", *hibernate])
+    began = time.monotonic()
+    if before != "running":
+        time.sleep(1)
+        proc.hibernate() if hibernate else kip.cli("sleep", proc.name, "--clock", "continue")
+        assert before != "held" or proc.inspect()["last_sleep"]["held"]
+        proc.wake()
+    left = 4.5 - (time.monotonic() - began)
+    assert left > -2, "this machine is too slow for the test"
+    time.sleep(max(0, left))
+    kip.cli("sleep", proc.name, *clock)
+    proc.wait_state("stopped", 30)
+    assert 0 <= float(proc.logs()) < 1, proc.logs()
+    assert proc.inspect()["last_sleep"]["to"] == "parked"
+
+
+# 500 threads, of which one waits 50 ms at a time: that time-out passes in each freeze, which is
+# longer.
+CROWD = """
+import threading
+threading.stack_size(64 << 10)
+for _ in range(498):
+    threading.Thread(target=threading.Event().wait).start()
+def tick():
+    while True:
+        threading.Event().wait(0.05)
+threading.Thread(target=tick).start()
+print("all", flush=True)
+"""
+
+
+# promise waking: a time-out that passes in the freeze is a tick: one of 500 threads waits 50 ms at
+#   a time, and the proc stays parked
+def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip) -> None:
+    proc = kip.run("crowd", ["/usr/bin/python3", "-c", CROWD], flags=["--never-sleep"])
+    wait_for("all threads are there", lambda: proc.logs() == "all\n", 30)
+    for _ in range(5):
+        kip.cli("sleep", proc.name)
+        wakes = proc.inspect()["wakes"]
+        time.sleep(2)
+        view = proc.inspect()
+        assert (view["state"], view["wakes"]) == ("parked", wakes), kip.account()
+        proc.wake()
 
 
 # promise waking: by default a proc that ticks is not parked by itself, and ticks on time while it

@@ -64,9 +64,11 @@ def test_a_time_out_passes_before_the_event(kip: Kip, call: str, tier: str) -> N
     assert tier == "held" or proc.rebuilt()
 
 
-# Waits for a client with a time-out, and tells it which came first since its last answer.
+# Waits for a client with a time-out, and tells it which came first since its last answer. With so
+# many MiB of memory, of which each page is another.
 WAITS = """
 import ctypes, os, select, signal, socket, sys, time
+memory = [os.urandom(1 << 20) for _ in range(int(sys.argv[2]))]
 listener = socket.create_server(("", 7000))
 epoll, poll = select.epoll(), select.poll()
 epoll.register(listener, select.EPOLLIN)
@@ -121,41 +123,66 @@ def far_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
         yield f"{url.rpartition(':')[0]}:{proxy.port}", proxy
 
 
+CALLS = ["epoll", "poll", "select", "setitimer", "timer_create", "setitimer-every", "timer_create-every", "timerfd"]
+
+
+def first(proc: Proc, seconds: float) -> str:
+    with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
+        client.sendall(f"{seconds}".encode())
+        return read_to_end(client).decode()
+
+
+# promise waking: the same from the local disk, where the wake is long for its memory
+@pytest.mark.measures
+@pytest.mark.parametrize("call", ["epoll", "setitimer", "timerfd"])
+def test_a_packet_comes_before_what_passes_while_memory_is_read(kip: Kip, call: str) -> None:
+    flags = ["--tick", "0s", "--idle", "1h", "--lazy", "off"]
+    proc = kip.run("large", ["python3", "-c", WAITS, call, "700"], ports=["7000"], flags=flags)
+    assert first(proc, 9) == "the client"
+    due = time.monotonic() + 9
+    proc.sleep()
+    assert time.monotonic() < due - 1, "this machine is too slow for the test"
+    # Before the wake for the time-out itself begins, which is a little ahead of it.
+    time.sleep(due - 0.15 - time.monotonic())
+    assert first(proc, 1) == "the client"
+    view = proc.inspect()["last_wake"]
+    assert view["trigger"].startswith("tcp") and view["total_us"] > 150_000, "the time-out passed in the wake"
+    time.sleep(1)
+    assert first(proc, 3600) == "the time-out"
+
+
 # promise waking: a time-out of a wait for events, or the signal of a timer for one time or of a
-#   periodic one, or a timerfd, that passes during the wake, after the packet came, does not come
-#   before that packet; by either engine
+#   periodic one, or a timerfd for one time, that passes during the wake, after the packet came,
+#   does not come before that packet; by either engine
 # held by: this,
-#   `kip_checkpoint::clocks::timers::tests::what_was_due_after_the_packet_comes_after_it`
+#   `kip_clocks::timers::tests::what_was_due_after_the_packet_comes_after_it`
 @pytest.mark.measures
 @pytest.mark.parametrize(
     ("call", "engine"),
-    [(call, "plan") for call in ["epoll", "poll", "select", "setitimer", "timer_create", "setitimer-every", "timer_create-every", "timerfd"]]
-    + [(call, "criu") for call in ["setitimer", "timer_create-every"]],
+    [(call, "plan") for call in CALLS] + [(call, "criu") for call in ["setitimer", "timer_create-every"]],
 )
 def test_a_packet_that_came_in_time_comes_before_the_time_out(
     fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call: str, engine: str
 ) -> None:
-    """However long the wake took: here the time-out passes while it waits for the store. The program can run when it is woken; for
-    one whose memory comes later see docs/limits.md."""
+    """However long the wake took: here the time-out passes while it waits for the store, and the program for its memory."""
     url, line = far_store
     kip = fresh_kip("--store", url, "--cache", "0", *(["--only-criu"] if engine == "criu" else []))
     line.delay(0)
-    proc = kip.run("waits", ["python3", "-c", WAITS, call], ports=["7000"], flags=["--tick", "0s", "--idle", "1h", "--lazy", "off"])
+    proc = kip.run("waits", ["python3", "-c", WAITS, call, "0"], ports=["7000"], flags=["--tick", "0s", "--idle", "1h"])
 
-    def first(seconds: float) -> str:
-        with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
-            client.sendall(f"{seconds}".encode())
-            return read_to_end(client).decode()
-
-    assert first(12) == "the client"
+    assert first(proc, 12) == "the client"
     due = time.monotonic() + 12
     proc.archive()
-    line.delay(800)
-    assert time.monotonic() < due - 1, "this machine is too slow for the test"
-    time.sleep(due - 0.4 - time.monotonic())
-    assert first(1) == "the client"
-    view = proc.inspect()["last_wake"]
-    assert view["trigger"].startswith("tcp") and view["total_us"] > 500_000, "the time-out passed in the wake"
+    # Long enough that the client may be held up by a busy machine, and still comes in time.
+    line.delay(1500)
+    assert time.monotonic() < due - 2, "this machine is too slow for the test"
+    time.sleep(due - 1 - time.monotonic())
+    late = time.monotonic() - due + 1
+    said, view = first(proc, 1), proc.inspect()["last_wake"]
+    assert view["trigger"].startswith("tcp"), f"the client came {late:.3f} s late: {view}"
+    assert said == "the client"
+    assert view["total_us"] > 1_000_000, "the time-out passed in the wake"
     assert proc.rebuilt() == (engine == "plan")
-    time.sleep(1.2)
-    assert first(3600) == "the time-out"
+    # Its time-out comes all the same, at most 3 s later (docs/limits.md).
+    time.sleep(4)
+    assert first(proc, 3600) == "the time-out"

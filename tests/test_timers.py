@@ -293,8 +293,8 @@ def test_due_while_awake_again(proc: Proc, client: Lines, kind: str) -> None:
 
 
 # promise waking: periodic timers keep their phase, timerfds their count
-# held by: this, `kip_checkpoint::clocks::timers::tests::a_timerfd_goes_on_in_another`,
-#   `kip_checkpoint::clocks::timers::tests::sleeps_add_up`
+# held by: this, `kip_clocks::timers::tests::a_timerfd_goes_on_in_another`,
+#   `kip_clocks::timers::tests::sleeps_add_up`
 @pytest.mark.parametrize("kind", PERIODIC)
 def test_periodic_timers_keep_their_phase(kip: Kip, tmp_path: Path, kind: str) -> None:
     """A tick shorter than --tick does not wake. After the sleep the missed ticks are all there and the phase is kept."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import http_get
 from harness.kip import Kip
 from harness.wait import wait_for
@@ -176,7 +176,7 @@ def test_by_variables_and_a_wake_that_fails(
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    kip.expected += [r"its snapshot|native restore failed"]
+    kip.expected += [logged.SNAPSHOT_UNUSABLE, logged.NOT_NATIVE]
     said = kip.refused("wake", "one")
     root = wait_for("the trace arrives", lambda: collector.trace(proc="one"), 20)[0]
     assert root["error"] and root["error"] in said and root["resource"]["service.name"] == "sleepers"

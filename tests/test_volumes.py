@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import servers, logged
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
@@ -354,7 +354,7 @@ def test_by_criu_a_socket_and_a_deleted_file(kip: Kip, host: Path) -> None:
 # promise volumes: daemon and keeper killed, a reboot
 # held by: this, `tests/test_volumes.py::test_reboot`
 def test_killed_daemon_and_keeper(kip: Kip, host: Path) -> None:
-    kip.expected += [r"WARN.*keeper"]
+    kip.expected += logged.KEEPER_KILLED
     prepare(host)
     asleep, awake = (lines(kip, name, f"{host}:/data{n}", f"{host}:/data") for n, name in enumerate(("asleep", "awake")))
     ask(asleep, *OPEN)

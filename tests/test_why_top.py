@@ -161,6 +161,30 @@ def test_why_tells_when_a_sleep_was_refused(kip: Kip) -> None:
     assert why["cannot_sleep"] and any("was refused" in line and " s ago: " in line for line in why["awake_because"])
 
 
+# Works for ever in a thread of that name, and waits in the other.
+WORKS = """
+import ctypes, threading
+def work():
+    ctypes.CDLL(None).prctl(15, b"grinder", 0, 0, 0)
+    while True:
+        pass
+threading.Thread(target=work).start()
+"""
+
+
+# promise waking: a program that was frozen in the middle of work is woken at once, and `kip why`
+#   names the thread
+# held by: this, `kip_engine::cause::tests::a_wake_for_work_names_the_thread`
+def test_the_thread_that_was_at_work_is_named(kip: Kip) -> None:
+    proc = kip.run("grinds", ["/usr/bin/python3", "-c", WORKS], flags=["--never-sleep"])
+    wait_for("it works", lambda: proc.inspect()["cpu_us"] > 200_000, 20)
+    kip.cli("sleep", proc.name, check=False)
+    wait_for("it is awake again", lambda: proc.state == "running" and proc.inspect()["wakes"] == 1, 20)
+    trigger = kip.json("why", proc.name)["last_wake"]["trigger"]
+    assert re.fullmatch(r"timer \(it was at work: thread \d+, grinder\)", trigger), trigger
+    assert "grinder" in kip.cli("why", proc.name).stdout
+
+
 # top
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parkwake.report import ms, spread, table, verdict
-from parkwake.stats import percentile
+from parkwake.stats import percentile, ratio_interval
 from parkwake.svg import Bar, Figure
 
 Row = dict[str, Any]
@@ -31,6 +31,8 @@ PSS_PART = {"memory": 0.02, "disk": 0.005}
 PSS_PART_FROM_BYTES = 10 << 20
 KERNEL_BYTES, SMALL_BYTES = 120 << 10, 10 << 20
 DENSITY_COUNT, DENSITY_BYTES = 2000, 1.2e9
+# Of the issue: threads made and ended while memory comes back, as a part of native.
+THREADS_PART = 0.5
 
 
 def us_of(data: Row) -> dict[str, dict[str, list[float]]]:
@@ -179,9 +181,62 @@ def density_table(data: Row) -> str:
     return table([f"{count} hibernated lighttpds, sets on disk", "", "target", ""], rows)
 
 
+def tick_rates(row: Row, state: str, key: str) -> list[float]:
+    """CPU time of each round, ms a minute, for each instance."""
+    return [r[state][key] / 1e6 / r[state]["seconds"] * 60 / row["count"] for r in row["rounds"]]
+
+
+def tick_memory(row: Row, own: bool) -> tuple[float, float]:
+    """PSS of an instance, with its share of Kip's own or without, MB: before it ever slept, and hibernated, the middle of the rounds."""
+
+    def of(seen: Row) -> float:
+        more = sum(seen["own"].values()) - sum(row["own_empty"].values()) if own else 0
+        return (seen["pss_bytes"] + more) / row["count"] / 1e6
+
+    return of(row["never_asleep"]), percentile([of(r["hibernated"]) for r in row["rounds"]], 50)
+
+
+def tick_table(data: Row) -> str:
+    rows = []
+    for row in data["ticks"]:
+        for key, what in (("cpu_ns", "CPU of the program"), ("own_cpu_ns", "CPU of Kip's own processes")):
+            hot, asleep = tick_rates(row, "hot", key), tick_rates(row, "hibernated", key)
+            times, low, high = ratio_interval(asleep, hot)
+            rows.append([
+                f"{row['program']}: {what}, ms a minute", f"{percentile(hot, 50):.2f}", f"{percentile(asleep, 50):.2f}",
+                f"{times:.2f}", f"{low:.2f} to {high:.2f}",
+            ])  # fmt: skip
+        for own, what in ((False, "PSS"), (True, "PSS with its share of Kip's own")):
+            hot, asleep = tick_memory(row, own)
+            rows.append([f"{row['program']}: {what}, MB", f"{hot:.2f}", f"{asleep:.3f}", f"{asleep / hot:.3f}", ""])
+        rows.append([""] * 5)
+    first = data["ticks"][0]
+    window = first["rounds"][0]["hot"]["seconds"]
+    head = [f"{first['count']} instances that tick in place, each", "hot", "hibernated", "times", "95%"]
+    note = f"{len(first['rounds'])} rounds of a window of {window:.0f} s hot and one hibernated, in turn; no client, no command and no wake in it.\n"
+    note += "PSS hot is before the first sleep; hibernated, it is what the ticks keep."
+    if woken := [f"{row['program']} {n}" for row in data["ticks"] if (n := sum(r["hibernated"]["woken"] for r in row["rounds"]))]:
+        note += f"\nWindows in which one woke by itself, and that were begun anew: {', '.join(woken)}."
+    return f"{table(head, rows[:-1])}\n{note}"
+
+
+def thread_table(data: Row) -> str:
+    rows = []
+    for row in data["threads"]:
+        for way, label in (("hot", "in a proc, never asleep"), ("hibernated", "hibernated and touched")):
+            times, low, high = ratio_interval(row[way], row["native"])
+            said = [f">= {THREADS_PART:g}", verdict(times >= THREADS_PART)] if way == "hibernated" else ["", ""]
+            rows.append([
+                f"{row['makers']} threads make others, {row['idle']} wait: {label}", f"{percentile(row['native'], 50):,.0f}",
+                f"{percentile(row[way], 50):,.0f}", f"{times:.2f}", f"{low:.2f} to {high:.2f}", *said,
+            ])  # fmt: skip
+    return table(["threads made and ended a second, p50", "native", "so", "times", "95%", "target", ""], rows)
+
+
 PARTS = [
     ("latency", latency_table), ("latency", target_table), ("latency", sleep_table), ("latency", step_table),
     ("footprint", footprint_table), ("footprint", kernel_table), ("density", density_table),
+    ("ticks", tick_table), ("threads", thread_table),
 ]  # fmt: skip
 
 
@@ -230,4 +285,11 @@ def figures(data: Row) -> dict[str, Figure]:
         title = "Memory of an instance, with its share of Kip's own (paper H, figure 7)"
         note = f"PSS of {data['footprint'][0]['count']} instances and of what Kip's own processes have more, divided; {where}"
         found["hibernate-memory"] = Figure(title, note, "MB, logarithmic", groups, marks=marks)
+    if data.get("ticks"):
+        groups = []
+        for row in data["ticks"]:
+            bars = [spread(state, tick_rates(row, state, "cpu_ns"), 1) for state in ("hot", "hibernated")]
+            groups.append((row["program"], [*bars, spread("Kip's own, hibernated", tick_rates(row, "hibernated", "own_cpu_ns"), 1)]))
+        title, note = "CPU time of an instance that ticks in place", f"p50, whiskers p10 to p90; {where}"
+        found["hibernate-ticks"] = Figure(title, note, "milliseconds a minute, logarithmic", groups)
     return found

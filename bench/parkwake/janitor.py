@@ -63,7 +63,7 @@ def end_kips(directory: Path) -> None:
         data = socket.parent.parent
         line = next((Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0") for p in naming(str(data))), None)
         if line and line[0].endswith(b"kip"):
-            run(line[0].decode(), "--data", str(data), "down", timeout=60)
+            run(line[0].decode(), "--data", str(data), "down", "--all", timeout=60)
 
 
 def clean(prefix: str, directory: Path) -> list[str]:

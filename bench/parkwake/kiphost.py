@@ -32,7 +32,7 @@ def daemon(program: Path, data: Path, *flags: str) -> Iterator[Kip]:
     try:
         yield kip
     except BaseException:
-        kip.cli("down", check=False, timeout=1200)
+        kip.cli("down", "--all", check=False, timeout=1200)
         raise
     kip.down()
 

@@ -54,7 +54,8 @@ def number(value: float) -> str:
 def draw(figure: Figure) -> str:
     bars = [b for _, group in figure.groups for b in group]
     values = [v for b in bars for v in (b.low, b.middle, b.high) if v > 0] + [m[0] for m in figure.marks.values()]
-    low, high = min(values), max(values)
+    # All of it may have failed; the table says why.
+    low, high = (min(values), max(values)) if values else (1.0, 2.0)
     if figure.log:
         low, high = low / 1.4, high * 1.2
     else:

@@ -309,7 +309,7 @@ class Kip:
         """`kip down`, and then nothing is left on the machine. `last` is called with the data directory before it is looked at."""
         if not self.alive():
             self.up()
-        self.cli("down", timeout=90)
+        self.cli("down", "--all", timeout=90)
         assert self.wait_dead() == 0, f"kip up ended with {self.daemon and self.daemon.returncode}"
         if self.daemon and self.daemon.stdout:
             self.daemon.stdout.close()

@@ -194,7 +194,7 @@ def force_down(kip: Kip) -> None:
     """Ends what a failed test left, as far as it can be told apart; says nothing, for the failure has been said."""
     if kip.alive() and kip.daemon:
         try:
-            kip.cli("down", check=False, timeout=20)
+            kip.cli("down", "--all", check=False, timeout=20)
             kip.daemon.wait(5)
         except subprocess.TimeoutExpired:
             kip.daemon.kill()
@@ -225,11 +225,13 @@ def end_all(kip: Kip) -> None:
     for name in os.listdir("/sys/class/net"):
         if name.startswith(f"kp{kip.instance}-"):
             subprocess.run(["ip", "link", "delete", name], capture_output=True)
+    # Not that of another instance whose number begins with the same digits.
+    own = f"kip-{kip.instance}"
     for top, names, _ in os.walk("/sys/fs/cgroup", topdown=False):
-        if f"kip-{kip.instance}" in names or f"/kip-{kip.instance}" in top:
-            for name in names:
-                if name == f"kip-{kip.instance}" or f"/kip-{kip.instance}" in top:
-                    _remove_group(Path(top) / name)
+        for name in names:
+            path = Path(top) / name
+            if own in path.parts:
+                _remove_group(path)
 
 
 def _remove_group(path: Path) -> None:

@@ -122,8 +122,11 @@ POSTGRES_START = """#!/bin/sh
 set -e
 PATH=$PATH:$(echo /usr/lib/postgresql/*/bin)
 as="setpriv --reuid 65534 --regid 65534 --clear-groups"
-mkdir -p /tmp/db && chown 65534 /tmp/db && chmod 700 /tmp/db
-$as initdb -D /tmp/db -A trust -U kip --no-sync >/dev/null
+if [ ! -d /tmp/db ]; then
+    mkdir /tmp/db && chown 65534 /tmp/db && chmod 700 /tmp/db
+    $as initdb -D /tmp/db -A trust -U kip --no-sync >/dev/null
+    echo host all all all trust >>/tmp/db/pg_hba.conf
+fi
 exec $as postgres -D /tmp/db -c listen_addresses='*' -c unix_socket_directories=/tmp -c shared_buffers=8MB \\
     -c dynamic_shared_memory_type=mmap -c authentication_timeout=2s -c fsync=off
 """
@@ -310,7 +313,7 @@ UsePAM no
 LoginGraceTime 2
 StrictModes no
 """
-    start = "#!/bin/sh\nset -e\nmkdir -p /run/sshd\nssh-keygen -q -t ed25519 -N '' -f /etc/ssh/kip_key\nexec /usr/sbin/sshd -D -e -f /etc/ssh/kip.conf\n"
+    start = "#!/bin/sh\nset -e\nmkdir -p /run/sshd\n[ -e /etc/ssh/kip_key ] || ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/kip_key\nexec /usr/sbin/sshd -D -e -f /etc/ssh/kip.conf\n"
     passwd = "root:x:0:0:root:/root:/bin/sh\nsshd:x:65534:65534::/run/sshd:/usr/sbin/nologin\n"
     files = {"etc/ssh/kip.conf": conf, "srv/start": start, "etc/passwd": passwd, "etc/ssh/": ""}
     return Server("sshd", ["/srv/start"], 22, files, modes={"srv/start": 0o755})

@@ -1,8 +1,13 @@
-"""TCP connections in any state, led by a client: `states.py CONTROL_PORT PORT`.
+"""TCP connections in any state, led by a client: `states.py CONTROL_PORT PORT SLOW_PORT BACKLOG`.
 
-Listens on PORT for IPv4 and IPv6, and obeys lines on CONTROL_PORT; each is answered by a line.
+Listens on PORT for IPv4 and IPv6, and on SLOW_PORT with that backlog, where it accepts as many connections as a line asks for. Obeys lines
+on CONTROL_PORT; each is answered by a line.
     open NAME HOST PORT   connects; it says its NAME to the other side, where the connection has that name too
+    dial NAME HOST PORT   begins to connect, and does not wait
+    dialled NAME          waits until that is done, and says its NAME: `ok`, or the error
     knows NAME            waits until a connection of that name has come
+    accept COUNT          on SLOW_PORT: the names of these, in their order
+    refuse now            closes the listener on SLOW_PORT
     send NAME COUNT       sends so many bytes, and waits until the kernel has them
     fill NAME             sends until there is no room; answers how many
     shut NAME             shutdown(2) of its own side
@@ -15,6 +20,7 @@ Either side sends bytes that tell their place in the stream."""
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import struct
 import sys
@@ -93,13 +99,28 @@ class Connection:
 known: dict[str, Connection] = {}
 
 
+def accept(listener: socket.socket) -> str:
+    sock = listener.accept()[0]
+    text = b""
+    while not text.endswith(b"\n"):
+        text += sock.recv(1)
+    name = text.decode().strip()
+    known[name] = Connection(sock)
+    return name
+
+
 def serve(listener: socket.socket) -> None:
     while True:
-        sock = listener.accept()[0]
-        name = b""
-        while not name.endswith(b"\n"):
-            name += sock.recv(1)
-        known[name.decode().strip()] = Connection(sock)
+        accept(listener)
+
+
+def dialled(connection: Connection, name: str) -> str:
+    select.select([], [connection.socket], [], 30)
+    if error := connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        return errno.errorcode[error]
+    connection.socket.settimeout(30)
+    connection.socket.sendall(name.encode() + b"\n")
+    return "ok"
 
 
 def obey(word: str, name: str, *rest: str) -> object:
@@ -108,6 +129,18 @@ def obey(word: str, name: str, *rest: str) -> object:
         sock.sendall(name.encode() + b"\n")
         known[name] = Connection(sock)
         return "ok"
+    if word == "dial":
+        sock = socket.socket(socket.AF_INET6 if ":" in rest[0] else socket.AF_INET)
+        known[name] = Connection(sock)
+        sock.setblocking(False)
+        began = sock.connect_ex((rest[0], int(rest[1])))
+        return "ok" if began in (0, errno.EINPROGRESS) else errno.errorcode[began]
+    if word == "dialled":
+        return dialled(known[name], name)
+    if word == "accept":
+        return " ".join(accept(slow) for _ in range(int(name)))
+    if word == "refuse":
+        return slow.close() or "ok"
     if word == "knows":
         until = time.monotonic() + 30
         while name not in known:
@@ -120,10 +153,13 @@ def obey(word: str, name: str, *rest: str) -> object:
     return getattr(known[name], word)(*map(int, rest))
 
 
+def listen(port: str, backlog: int) -> socket.socket:
+    return socket.create_server(("::", int(port)), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+
+
 def main() -> None:
     control = socket.create_server(("", int(sys.argv[1])))
-    listener = socket.create_server(("::", int(sys.argv[2])), family=socket.AF_INET6, dualstack_ipv6=True, backlog=200)
-    threading.Thread(target=serve, args=[listener], daemon=True).start()
+    threading.Thread(target=serve, args=[listen(sys.argv[2], 200)], daemon=True).start()
     while True:
         client = control.accept()[0].makefile("rw")
         for line in client:
@@ -135,4 +171,5 @@ def main() -> None:
             client.flush()
 
 
+slow = listen(sys.argv[3], int(sys.argv[4]))
 main()

@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 29] = [
+const ALLOWED: [(&str, &[&str]); 32] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -18,10 +18,14 @@ const ALLOWED: [(&str, &[&str]); 29] = [
     // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
+    // DNS at two sockets: knows no procs.
+    ("kip-dns", &[]),
     // Files as a tar stream and back, the same at both ends of `kip cp`: knows no procs.
     ("kip-files", &[SYS]),
     // What may be a name in an archive is one rule.
     ("kip-sandbox", &[TYPES, SYS, "kip-files"]),
+    // How much memory there is, and when a wake may begin: looks at cgroups, knows no procs.
+    ("kip-pressure", &[TYPES, "kip-sandbox"]),
     ("kip-snapshot", &[TYPES]),
     // Knows a directory and pipes, no procs.
     ("kip-logs", &[TYPES]),
@@ -34,8 +38,10 @@ const ALLOWED: [(&str, &[&str]); 29] = [
     ("kip-archive", &[TYPES, "kip-snapshot"]),
     // A file format: bytes to messages and back.
     ("kip-criu-images", &[]),
+    // Time across a sleep; starts and stops nothing.
+    ("kip-clocks", &[SYS, "kip-criu-images"]),
     // Both speak of where the pages of a generation lie: its page map.
-    ("kip-checkpoint", &[TYPES, SYS, "kip-criu-images", "kip-snapshot"]),
+    ("kip-checkpoint", &[TYPES, SYS, "kip-criu-images", "kip-clocks", "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything
     // else may happen. Threads stopped and let go; moves no memory.
     ("kip-stop", &[SYS]),
@@ -44,7 +50,7 @@ const ALLOWED: [(&str, &[&str]); 29] = [
     // What has happened, and what was used.
     ("kip-journal", &[TYPES, SYS, "kip-net"]),
     // What is recorded of procs; starts and stops nothing.
-    ("kip-records", &[TYPES, "kip-net", "kip-checkpoint"]),
+    ("kip-records", &[TYPES, "kip-net", "kip-clocks", "kip-checkpoint"]),
     // Generations to and from the store; knows no tasks.
     (
         "kip-offload",
@@ -54,6 +60,7 @@ const ALLOWED: [(&str, &[&str]); 29] = [
             "kip-records",
             "kip-sandbox",
             "kip-criu-images",
+            "kip-clocks",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-archive",
@@ -71,9 +78,13 @@ const ALLOWED: [(&str, &[&str]); 29] = [
             SYS,
             "kip-keeper",
             "kip-net",
+            "kip-dns",
+            // A proc has its machine's books of memory.
+            "kip-pressure",
             "kip-sandbox",
             "kip-image",
             "kip-criu-images",
+            "kip-clocks",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-offload",
@@ -87,7 +98,8 @@ const ALLOWED: [(&str, &[&str]); 29] = [
         ],
     ),
     // What lies between a client's frames and a program's descriptors.
-    ("kip-sessions", &[TYPES, SYS, "kip-service", "kip-sandbox", "kip-logs", "kip-engine"]),
+    // Why a program is not executed is said by what its files are.
+    ("kip-sessions", &[TYPES, SYS, "kip-service", "kip-sandbox", "kip-files", "kip-logs", "kip-engine"]),
     // One task per proc; touches a process only through the engine.
     (
         "kip-supervisor",
@@ -96,8 +108,10 @@ const ALLOWED: [(&str, &[&str]); 29] = [
             TYPES,
             SYS,
             "kip-net",
+            "kip-pressure",
             "kip-sandbox",
             "kip-criu-images",
+            "kip-clocks",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-engine",
@@ -120,9 +134,11 @@ const ALLOWED: [(&str, &[&str]); 29] = [
             SYS,
             "kip-keeper",
             "kip-net",
+            "kip-pressure",
             "kip-sandbox",
             "kip-image",
             "kip-criu-images",
+            "kip-clocks",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-offload",

@@ -2,11 +2,12 @@
 //!
 //! Reads every file git would commit and hands it to the rules: [`source`] judges one source file,
 //! [`crates`] a whole crate, [`documents`] what the documents promise, [`words`] the texts that
-//! people read, [`parameters`] what functions take. Each finding is one line,
-//! `path:line: what is wrong`.
+//! people read, [`parameters`] what functions take, [`names`] what types are called. Each finding
+//! is one line, `path:line: what is wrong`.
 
 mod crates;
 mod documents;
+mod names;
 mod parameters;
 mod source;
 mod words;
@@ -54,6 +55,7 @@ pub fn run(root: &Path) -> anyhow::Result<Outcome> {
     findings.extend(files.iter().flat_map(words::findings));
     findings.extend(documents::findings(&files, &|path| root.join(path).exists()));
     findings.extend(crates::findings(&files));
+    findings.extend(names::findings(&files));
     findings.extend(spec::findings(&files));
     findings.sort();
     Ok(if findings.is_empty() { Outcome::Passed(format!("{} files", files.len())) } else { Outcome::of(&findings) })

@@ -4,12 +4,13 @@
 //! Never asks the machine: whether a name is free, a file exists or a limit suffices is the
 //! worker's to find out.
 
-use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
+use kip_types::api::{CheckRequest, Code, Refusal, RunRequest, UpdateRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Hibernate, Image, LEAST_LOG_BYTES, LONGEST_SECRET, MOST_HOSTS, MOST_LABELS, MOST_LOG_FILES, MOST_SECRETS, Protocol,
-    SECRETS, Spec, Timing, addresses_meet, bad_hostname, bad_label, bad_secret, can_be_published_at, parse_signal,
+    Capability, Egress, Hibernate, Image, LEAST_LOG_BYTES, LONGEST_SECRET, MOST_HOSTS, MOST_LABELS, MOST_LOG_FILES,
+    MOST_SECRETS, MOST_TMPFS, Protocol, SECRETS, Spec, Timing, addresses_meet, bad_egress, bad_hostname, bad_label,
+    bad_secret, can_be_published_at, parse_signal,
 };
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
@@ -20,6 +21,8 @@ use std::net::IpAddr;
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
 /// Smallest limit of disk space: less is mostly journal.
 pub const DISK_MIN_BYTES: u64 = 16 << 20;
+/// Smallest /dev/shm, bytes: one page.
+pub const SHM_MIN_BYTES: u64 = 4096;
 /// Most names that a proc has for others beside its own.
 const MOST_ALIASES: usize = 32;
 
@@ -28,6 +31,7 @@ const MOST_ALIASES: usize = 32;
 /// compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
     (request.spec.asked, request.spec.trial, request.spec.alone, request.spec.tar_digest) = (None, false, false, None);
+    request.spec.replaced = 0;
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;
@@ -52,6 +56,24 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
     asked.spec.secrets.clone_from(&request.spec.secrets);
     request.spec.asked = Some(asked);
     Ok(())
+}
+
+/// Refuses a change that no worker could make of a proc that has this spec.
+pub fn check_update(change: &UpdateRequest, mut spec: Spec) -> Result<(), Refusal> {
+    if let Some(none) = change.remove_ports.iter().find(|port| !spec.ports.iter().any(|is| is.inner() == **port)) {
+        let message = format!("{} has no {} port {}", spec.name, none.proto, none.port);
+        return Err(Refusal::new(Code::Invalid, message).with_hint("`kip port` lists those that it has"));
+    }
+    let answers_names = spec.has_dns_port();
+    change.apply(&mut spec);
+    if spec.has_dns_port() != answers_names {
+        let message = format!(
+            "whether {} has a port 53 is fixed when it is made: Kip answers DNS where there is none",
+            spec.name
+        );
+        return Err(Refusal::new(Code::Invalid, message));
+    }
+    check_changeable(&spec).and_then(|()| check_ports(&spec)).map_err(|line| Refusal::new(Code::Invalid, line))
 }
 
 /// Refuses a trial that would change what is not its own.
@@ -116,19 +138,28 @@ fn check(spec: &Spec) -> Result<(), String> {
     check_program(spec)?;
     check_ports(spec)?;
     check_names(spec)?;
-    check_labels(spec)?;
     check_end(spec)?;
     if let Some(twice) =
         spec.ulimits.iter().enumerate().find(|(at, one)| spec.ulimits[..*at].iter().any(|o| o.name() == one.name()))
     {
         return Err(format!("the limit {} is given twice", twice.1.name()));
     }
+    if let Some(never) = spec.cap_add.iter().find(|one| !one.is_given()) {
+        return Err(format!("Kip gives the capability {never} to no proc: possible are {}", Capability::given()));
+    }
+    check_tmpfs(spec)?;
     check_volumes(&spec.volumes).map_err(|e| e.to_string())?;
     if let Image::Tar(path) = &spec.image
         && !path.is_absolute()
     {
         return Err(format!("the tarball's path {} is not absolute", path.display()));
     }
+    check_changeable(spec)
+}
+
+/// What an update can change, too.
+fn check_changeable(spec: &Spec) -> Result<(), String> {
+    check_labels(spec)?;
     if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
         return Err(format!("stop {e}"));
     }
@@ -224,6 +255,15 @@ fn check_names(spec: &Spec) -> Result<(), String> {
     if spec.extra_hosts.len() > MOST_HOSTS {
         return Err(format!("{} names with addresses are too many: at most {MOST_HOSTS}", spec.extra_hosts.len()));
     }
+    if let Some(line) = bad_egress(&spec.egress) {
+        return Err(line);
+    }
+    let by_name = spec.egress.iter().find(|rule| matches!(rule, Egress::Names { .. }));
+    if let (Some(rule), true) = (by_name, spec.ports.iter().any(|port| port.port == 53)) {
+        return Err(format!(
+            "egress {rule} needs the resolver that Kip gives a proc, and this proc has port 53 for itself: name addresses instead"
+        ));
+    }
     match spec.network.iter().chain(&spec.aliases).find(|name| !fits(name)) {
         Some(name) => Err(format!("{name:?} is no name for others: write letters, digits, '-', '_' and '.'")),
         None if spec.aliases.len() > MOST_ALIASES => Err(format!("more than {MOST_ALIASES} names for others")),
@@ -239,6 +279,21 @@ fn check_end(spec: &Spec) -> Result<(), String> {
         );
     }
     Ok(())
+}
+
+/// One cannot hide another, nor a volume.
+fn check_tmpfs(spec: &Spec) -> Result<(), String> {
+    if spec.tmpfs.len() > MOST_TMPFS {
+        return Err(format!("{} tmpfs are too many: at most {MOST_TMPFS} are possible", spec.tmpfs.len()));
+    }
+    if let Some(bytes) = spec.shm_bytes.filter(|bytes| *bytes < SHM_MIN_BYTES) {
+        return Err(format!("{bytes} bytes for /dev/shm are too few: give at least {SHM_MIN_BYTES} by --shm-size"));
+    }
+    let mut places: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.target.as_str()).collect();
+    match spec.tmpfs.iter().find(|one| !places.insert(one.target.as_str())) {
+        Some(twice) => Err(format!("a tmpfs cannot be at {}: something else is mounted there", twice.target)),
+        None => Ok(()),
+    }
 }
 
 fn check_labels(spec: &Spec) -> Result<(), String> {

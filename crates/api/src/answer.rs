@@ -32,6 +32,11 @@ impl Refused {
         Refusal::new(Code::Invalid, message).into()
     }
 
+    /// The same with what to do about it.
+    pub fn with_hint(self, hint: &str) -> Refused {
+        Refused(self.0.with_hint(hint), self.1)
+    }
+
     /// The same with another status.
     pub fn with_status(self, status: StatusCode) -> Refused {
         Refused(self.0, status)

@@ -9,7 +9,7 @@ mod plain;
 use crate::state::Api;
 use axum::Router;
 use axum::handler::Handler;
-use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use kip_types::api::{Code, Refusal, SnapshotName};
 use kip_types::{ProcName, VolumeName};
 use plain::Plain;
@@ -135,6 +135,10 @@ impl Routes {
 
     pub fn put<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
         self.at(path, "put", put(handler), doc)
+    }
+
+    pub fn patch<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {
+        self.at(path, "patch", patch(handler), doc)
     }
 
     pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api>, doc: Doc) -> Self {

@@ -25,7 +25,7 @@ mod state;
 mod tokens;
 
 pub use lock::{DataLock, LockError};
-pub use remote::{Remote, RemoteError, Tls};
+pub use remote::{ListenError, RemoteListener, Tls};
 pub use routes::openapi;
 pub use server::{Ending, ServeError};
 pub use socket::{ApiSocket, BindError, SOCKET};

@@ -47,7 +47,7 @@ const HANDSHAKE: u8 = 0x16;
 
 /// The API cannot be offered by TCP.
 #[derive(Debug, thiserror::Error)]
-pub enum RemoteError {
+pub enum ListenError {
     /// A certificate, or its key, could not be read.
     #[error("cannot read {what} {}: it must be a readable PEM file", .path.display())]
     Pem {
@@ -96,7 +96,7 @@ pub enum RemoteError {
 }
 
 /// A listening TCP socket.
-pub struct Remote {
+pub struct RemoteListener {
     listener: TcpListener,
     tls: Option<Tls>,
     address: SocketAddr,
@@ -111,7 +111,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    fn read(cert: &Path, key: &Path) -> Result<Tls, RemoteError> {
+    fn read(cert: &Path, key: &Path) -> Result<Tls, ListenError> {
         let acceptor = Arc::new(RwLock::new(acceptor(cert, key)?));
         Ok(Tls { cert: cert.to_owned(), key: key.to_owned(), acceptor })
     }
@@ -120,7 +120,7 @@ impl Tls {
     ///
     /// # Errors
     /// They cannot be used: that of before is shown on.
-    pub fn read_again(&self) -> Result<(), RemoteError> {
+    pub fn read_again(&self) -> Result<(), ListenError> {
         *self.acceptor.write() = acceptor(&self.cert, &self.key)?;
         Ok(())
     }
@@ -130,18 +130,18 @@ impl Tls {
     }
 }
 
-impl Remote {
+impl RemoteListener {
     /// Listens on `address`, with TLS by the PEM files of a certificate and its key. Without them
     /// on loopback only.
-    pub async fn bind(address: SocketAddr, tls: Option<(&Path, &Path)>) -> Result<Remote, RemoteError> {
+    pub async fn bind(address: SocketAddr, tls: Option<(&Path, &Path)>) -> Result<RemoteListener, ListenError> {
         if tls.is_none() && !address.ip().is_loopback() {
-            return Err(RemoteError::NotLoopback { address });
+            return Err(ListenError::NotLoopback { address });
         }
         let tls = tls.map(|(cert, key)| Tls::read(cert, key)).transpose()?;
-        let failed = |source| RemoteError::Listen { address, source };
+        let failed = |source| ListenError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Remote { listener, tls, address })
+        Ok(RemoteListener { listener, tls, address })
     }
 
     /// Where clients find it, for example `https://127.0.0.1:7070`.
@@ -193,15 +193,15 @@ impl Remote {
     }
 }
 
-fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, RemoteError> {
+fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, ListenError> {
     let chain: Vec<_> = CertificateDer::pem_file_iter(cert)
         .and_then(Iterator::collect)
         .map_err(|e| unreadable("the certificate", cert, e))?;
     if chain.is_empty() {
-        return Err(RemoteError::Empty { path: cert.to_owned() });
+        return Err(ListenError::Empty { path: cert.to_owned() });
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|e| unreadable("the private key", key, e))?;
-    let unfit = |source| RemoteError::Unfit { cert: cert.to_owned(), key: key.to_owned(), source };
+    let unfit = |source| ListenError::Unfit { cert: cert.to_owned(), key: key.to_owned(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(unfit)?
@@ -212,8 +212,8 @@ fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, RemoteError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn unreadable(what: &'static str, path: &Path, source: rustls::pki_types::pem::Error) -> RemoteError {
-    RemoteError::Pem { what, path: path.to_owned(), source }
+fn unreadable(what: &'static str, path: &Path, source: rustls::pki_types::pem::Error) -> ListenError {
+    ListenError::Pem { what, path: path.to_owned(), source }
 }
 
 async fn connection(

@@ -28,9 +28,13 @@ use kip_service::{ExecSession, Service};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved,
-    ProcView, Refusal, RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest,
-    ValidateRequest, WakeRequest, WhyView,
+    ProcView, Refusal, RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest,
+    StopRequest, UpdateRequest, ValidateRequest, WakeRequest, WhyView,
 };
+
+/// What is said of a field that an update does not have.
+const ONLY_ANEW: &str = "limits, timing, ports, labels, restart and stop can be changed; for anything else make the proc anew: \
+                         `kip apply --replace`, or `kip rm` and `kip run`";
 
 /// How often `run` picks another name when another request takes the one it picked.
 const NAME_ATTEMPTS: u32 = 100;
@@ -58,9 +62,12 @@ fn all() -> Routes {
         .post("/v1/compare", compare, doc("compareRun", "Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.").body::<RunRequest>().json::<ContentsView>())
         .post("/v1/check", check, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial proc that is removed afterwards.").body::<CheckRequest>().json::<CheckView>())
         .get("/v1/procs/{name}", inspect, doc("inspectProc", "Returns one proc without waking it.").query::<InspectRequest>().json::<ProcView>())
+        .patch("/v1/procs/{name}", update, doc("updateProc", "Changes limits, times, ports, labels, the restart policy and the way to end of a proc, in any tier, without a restart and without waking it.").body::<UpdateRequest>().json::<ProcView>())
         .delete("/v1/procs/{name}", remove, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
         .post("/v1/procs/{name}/start", start, doc("startProc", "Starts a stopped proc again, on its files.").query::<StartRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/stop", stop, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
+        .post("/v1/procs/{name}/replace", replace, doc("replaceProc", "Creates a proc in place of the one of its name, which ends, with its own files, when the new one is ready. Clients that connect meanwhile reach the one or the other.").body::<RunRequest>().json::<ProcView>())
+        .post("/v1/procs/{name}/rename", rename, doc("renameProc", "Gives a proc another name, in any tier, without a restart and without waking it.").body::<RenameRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/signal", signal, doc("signalProc", "Sends a signal to a proc's program, which is woken for it.").body::<SignalRequest>())
         .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier and answers when the proc is there.").body::<SleepRequest>().json::<Moved>())
         .post("/v1/procs/{name}/wake", wake, doc("wakeProc", "Wakes a proc and answers when it runs; takes the proc over if only the store has it.").query::<WakeRequest>().json::<Moved>())
@@ -215,6 +222,35 @@ async fn start(
 async fn stop(State(api): State<Api>, Name(name): Name, Asked(how): Asked<StopRequest>) -> Answer<Json<ProcView>> {
     let service = api.service.clone();
     Ok(shown(api.operate(async move { service.stop(name, how).await }).await?))
+}
+
+async fn update(
+    State(api): State<Api>,
+    Name(name): Name,
+    asked: Result<Asked<UpdateRequest>, Refused>,
+) -> Answer<Json<ProcView>> {
+    let Asked(change) = asked.map_err(|refused| refused.with_hint(ONLY_ANEW))?;
+    admit::check_update(&change, api.service.inspect(name.clone()).await?.spec)?;
+    let service = api.service.clone();
+    Ok(shown(api.operate(async move { service.update(name, change).await }).await?))
+}
+
+async fn replace(
+    State(api): State<Api>,
+    Name(name): Name,
+    Asked(mut request): Asked<RunRequest>,
+) -> Answer<Json<ProcView>> {
+    if request.spec.name != name || request.left_open.name {
+        return Err(Refused::invalid(format!("the request describes {}: it can replace no {name}", request.spec.name)));
+    }
+    admit::complete(&mut request, &api.defaults)?;
+    let service = api.service.clone();
+    Ok(shown(api.operate(async move { service.replace(request).await }).await?))
+}
+
+async fn rename(State(api): State<Api>, Name(name): Name, Asked(new): Asked<RenameRequest>) -> Answer<Json<ProcView>> {
+    let service = api.service.clone();
+    Ok(shown(api.operate(async move { service.rename(name, new).await }).await?))
 }
 
 async fn signal(State(api): State<Api>, Name(name): Name, Asked(request): Asked<SignalRequest>) -> Answer<StatusCode> {

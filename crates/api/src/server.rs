@@ -6,7 +6,7 @@
 //!         --operations done, or DRAIN passed--> ended
 //! ```
 
-use crate::remote::Remote;
+use crate::remote::RemoteListener;
 use crate::routes;
 use crate::socket::ApiSocket;
 use crate::state::Api;
@@ -44,7 +44,7 @@ impl Api {
     pub async fn serve(
         &self,
         socket: &mut ApiSocket,
-        remote: Option<Remote>,
+        remote: Option<RemoteListener>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<Ending, ServeError> {
         let listener = socket.listener().map_err(ServeError::Listen)?;

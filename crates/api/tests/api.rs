@@ -70,7 +70,8 @@ async fn a_proc_through_its_life() {
 
     assert_eq!(refusal(client.remove(&web, false).await).code, Code::State);
     assert_eq!(refusal(client.start(&web, &StartRequest::default()).await).code, Code::State);
-    assert_eq!(client.stop(&web, Some(1234)).await.unwrap().exit.as_deref(), Some("signal 15"));
+    let stopped = client.stop(&web, Some(1234)).await.unwrap();
+    assert_eq!((stopped.exit.as_deref(), stopped.exit_code), (Some("signal 15"), Some(143)));
     let heard = served.fake.heard.lock().clone();
     assert!(heard.contains(&"StopRequest { grace_ms: Some(1234) }".to_owned()));
     assert!(heard.contains(&"WakeRequest { id: Some(\"00ff\") }".to_owned()), "{heard:?}");
@@ -186,6 +187,8 @@ async fn what_is_not_a_request_is_refused_in_json() {
         ("POST /v1/procs", &huge, 413, "body"),
         ("POST /v1/procs/web/sleep", r#"{"to":"frozen"}"#, 400, "frozen"),
         ("POST /v1/procs/web/stop", r#"{"grace":3}"#, 400, "grace"),
+        ("PATCH /v1/procs/web", r#"{"image":"host"}"#, 400, "image"),
+        ("PATCH /v1/procs/web", r#"{"timing":{"idle":3}}"#, 400, "idle"),
         ("GET /v1/procs/..%2f..%2fetc", "", 400, "not valid"),
         ("GET /v1/procs/%ff", "", 400, "path"),
         ("GET /v1/procs/web/logs?tail=many", "", 400, "query"),
@@ -200,6 +203,36 @@ async fn what_is_not_a_request_is_refused_in_json() {
         assert!(refused.message.contains(says), "{asked}: {}", refused.message);
         assert!(!refused.message.contains('\n'), "{asked}: {}", refused.message);
     }
+}
+
+#[tokio::test]
+async fn a_proc_is_updated() {
+    let (_dir, served, client) = start().await;
+    let web = name("web");
+    client.run(&request("web", &["lighttpd", "-D"])).await.unwrap();
+    let change = |json: &str| serde_json::from_str::<UpdateRequest>(json).unwrap();
+    let some = change(r#"{"limits":{"memory_bytes":9000000},"timing":{"idle_ms":5},"labels":{"team":"shop"}}"#);
+    let view = client.update(&web, &some).await.unwrap();
+    assert_eq!((view.spec.limits.memory_bytes, view.spec.timing.idle_ms), (Some(9_000_000), 5));
+    assert_eq!(view.spec.labels["team"], "shop");
+    let none = change(r#"{"limits":{"memory_bytes":null},"labels":{"team":null}}"#);
+    let view = client.update(&web, &none).await.unwrap();
+    assert_eq!((view.spec.limits.memory_bytes, view.spec.labels.len()), (None, 0));
+
+    let heard = served.fake.heard.lock().len();
+    for (bad, says) in [
+        (r#"{"limits":{"memory_bytes":5}}"#, "too small"),
+        (r#"{"limits":{"pids":0}}"#, "processes"),
+        (r#"{"labels":{"a b":"c"}}"#, "label"),
+        (r#"{"stop_signal":"NOTHING"}"#, "signal"),
+        (r#"{"timing":{"never":true,"dry_run":true}}"#, "never-sleep"),
+    ] {
+        let refused = refusal(client.update(&web, &change(bad)).await);
+        assert_eq!(refused.code, Code::Invalid, "{bad}");
+        assert!(refused.message.contains(says), "{bad}: {}", refused.message);
+    }
+    assert_eq!(served.fake.heard.lock().len(), heard, "no worker sees what is refused at the edge");
+    assert_eq!(refusal(client.update(&name("nobody"), &some).await).code, Code::Unknown);
 }
 
 #[tokio::test]
@@ -260,7 +293,7 @@ async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
 }
 
 #[tokio::test]
-async fn an_ending_hub_finishes_what_was_begun() {
+async fn an_ending_daemon_finishes_what_was_begun() {
     let (dir, mut served, client) = start().await;
     let run = tokio::spawn({
         let client = client.clone();
@@ -282,7 +315,7 @@ async fn an_ending_hub_finishes_what_was_begun() {
 }
 
 #[tokio::test]
-async fn down_answers_and_then_ends_the_hub() {
+async fn down_answers_and_then_ends_the_daemon() {
     let (dir, served, client) = start().await;
     client.run(&request("web", &["x"])).await.unwrap();
     let mut logs =
@@ -297,7 +330,7 @@ async fn down_answers_and_then_ends_the_hub() {
 }
 
 #[tokio::test]
-async fn a_new_hub_replaces_the_socket_of_a_killed_one() {
+async fn a_new_daemon_replaces_the_socket_of_a_killed_one() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("run")).unwrap();
     drop(std::os::unix::net::UnixListener::bind(dir.path().join(kip_api::SOCKET)).unwrap());

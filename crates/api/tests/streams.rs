@@ -163,7 +163,7 @@ async fn a_client_that_goes_ends_its_exec() {
 }
 
 #[tokio::test]
-async fn an_ending_hub_ends_its_execs() {
+async fn an_ending_daemon_ends_its_execs() {
     let (_dir, mut served, client) = start().await;
     let Exec { input: _input, mut output } = exec(&client, &["deaf"]).await;
     served.stop();

@@ -8,7 +8,7 @@ use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::Files;
 use kip_archive::files::walk::{self, Seen, Walk};
 use kip_archive::front::write::FrontWriter;
-use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
+use kip_archive::front::{FrontManifest, MetadataFile, Sizes, sets_of};
 use kip_archive::head::Head;
 use kip_archive::ids::{FrontId, OwnerId, ProcId};
 use kip_archive::index::{Index, Known};
@@ -17,7 +17,7 @@ use kip_archive::memory::{self, Areas, Pages};
 use kip_archive::names::FrontRef;
 use kip_archive::packing::Packing;
 use kip_archive::table::Space;
-use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
+use kip_snapshot::pages::{Expected, PAGE, PageMap, ProcessPages, Run, WorkingSet};
 use kip_types::Generation;
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let set = vec![Expected { address: 0x4000, confirmed: 2, held_back: false }];
     let sets = vec![WorkingSet { kind: "tcp 80".into(), turn: 3, pages: set }];
     let runs = vec![Run { start: 0x3000, pages: 4, file: 0, first: 0 }];
-    map.processes.insert(1, Process { runs, sets });
+    map.processes.insert(1, ProcessPages { runs, sets });
     // Pages of 1, 2, 3 and zeros.
     let mut read = |_: u32, first: u32, buffer: &mut [u8]| {
         for (page, bytes) in (first..).zip(buffer.chunks_mut(PAGE)) {
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let packed = packing.finish()?;
 
     let (proc, generation) = (ProcId([7; 16]), Generation(4));
-    let manifest = Manifest {
+    let manifest = FrontManifest {
         generation,
         parent: Some(Generation(3)),
         frozen_at_ms: 1_795_354_137_000,

@@ -13,7 +13,7 @@ use crate::codec::Codec;
 use crate::ids::ProcId;
 use crate::keys::{Keyring, Wrap, WrapError};
 
-use crate::seal::{Expect, Kind, OpenError};
+use crate::seal::{Expect, ObjectKind, UnsealError};
 use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter, Ends};
 use kip_types::{Generation, Realm};
 use std::io::{self, Read, Write};
@@ -66,7 +66,7 @@ impl<W: Write> BackupWriter<W> {
     pub fn begin(mut out: W, wrap: &Wrap<'_>, now_ms: u64) -> Result<BackupWriter<W>, BackupError> {
         let ring = Keyring::generate(Realm::default(), now_ms);
         let closed = ring.export(wrap).map_err(BackupError::Wrap)?;
-        let chunks = ChunkWriter::begin(&ring, Kind::Backup, ProcId([0; 16]), Generation(0));
+        let chunks = ChunkWriter::begin(&ring, ObjectKind::Backup, ProcId([0; 16]), Generation(0));
         let chunks = chunks.expect("a ring that was just made seals");
         out.write_all(&MAGIC)?;
         out.write_all(&u32::try_from(closed.len()).expect("a ring is short").to_le_bytes())?;
@@ -141,7 +141,7 @@ impl<R: Read> BackupReader<R> {
         let mut closed = vec![0; length as usize];
         from.read_exact(&mut closed).map_err(short)?;
         let ring = Keyring::import(&closed, wrap).map_err(BackupError::Wrap)?;
-        let expect = Expect { kind: Kind::Backup, proc: None, generation: None, salt: None };
+        let expect = Expect { kind: ObjectKind::Backup, proc: None, generation: None, salt: None };
         Ok(BackupReader {
             from,
             ring,
@@ -156,7 +156,7 @@ impl<R: Read> BackupReader<R> {
 
     /// The next opened bytes are there, or it is over.
     fn fill(&mut self) -> io::Result<()> {
-        let damaged = |e: OpenError| io::Error::new(io::ErrorKind::InvalidData, e);
+        let damaged = |e: UnsealError| io::Error::new(io::ErrorKind::InvalidData, e);
         while self.given == self.opened.len() && !self.over {
             let mut rest = &self.sealed[self.next..];
             let chunk = self.chunks.next(&self.ring, &mut rest).map_err(damaged)?;

@@ -20,7 +20,7 @@ use crate::files::tree::is_name;
 use crate::pack::PackRef;
 use crate::table::Space;
 use crate::wire::{self, Reader};
-use kip_snapshot::pages::{Expected, PAGE, Process, WorkingSet};
+use kip_snapshot::pages::{Expected, PAGE, ProcessPages, WorkingSet};
 use kip_types::Generation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ pub struct Sizes {
 
 /// What a generation is. The proc, the realm and the number are those of the header as well.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct FrontManifest {
     /// Its number.
     pub generation: Generation,
     /// The one that it replaced.
@@ -95,7 +95,7 @@ pub struct Manifest {
     pub sizes: Sizes,
 }
 
-impl Manifest {
+impl FrontManifest {
     /// Why a reader would refuse the manifest, if it would: metadata files that have no names, or
     /// two the same; sizes that nothing has.
     pub fn fault(&self) -> Option<&'static str> {
@@ -112,7 +112,7 @@ impl Manifest {
 pub type Sets = BTreeMap<u32, Vec<WorkingSet>>;
 
 /// Those of a page map.
-pub fn sets_of(processes: &BTreeMap<u32, Process>) -> Sets {
+pub fn sets_of(processes: &BTreeMap<u32, ProcessPages>) -> Sets {
     let with_sets = processes.iter().filter(|(_, process)| !process.sets.is_empty());
     with_sets.map(|(number, process)| (*number, process.sets.clone())).collect()
 }

@@ -69,20 +69,20 @@ impl Object {
 
 /// What the store has, and when it was written by the store's own clock, Unix time in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stored {
+pub struct DatedObject {
     /// Which.
     pub object: Object,
     /// When.
     pub written_ms: u64,
 }
 
-impl Stored {
+impl DatedObject {
     /// What a listing of a realm's part of the store says: names and times, of which those that can
     /// be deleted are kept.
-    pub fn listed<'a>(realm: &Realm, listing: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<Stored> {
+    pub fn listed<'a>(realm: &Realm, listing: impl IntoIterator<Item = (&'a str, u64)>) -> Vec<DatedObject> {
         let stored = |(name, written_ms)| {
             let object = Object::of(realm, &ObjectName::parse(name))?;
-            Some(Stored { object, written_ms })
+            Some(DatedObject { object, written_ms })
         };
         listing.into_iter().filter_map(stored).collect()
     }
@@ -148,7 +148,7 @@ pub struct Mark<'a> {
     /// read: do not mark at all.
     pub live: &'a BTreeSet<Object>,
     /// What the store has.
-    pub stored: &'a [Stored],
+    pub stored: &'a [DatedObject],
 }
 
 /// What to do.
@@ -164,7 +164,7 @@ pub struct SweepPlan {
 /// that goes back postpones, and deletes nothing.
 pub fn plan(mark: &Mark<'_>, earlier: &Candidates, grace_ms: u64) -> SweepPlan {
     let mut plan = SweepPlan::default();
-    for Stored { object, written_ms } in mark.stored {
+    for DatedObject { object, written_ms } in mark.stored {
         if mark.live.contains(object) {
             continue;
         }

@@ -25,7 +25,7 @@ use crate::codec::Codec;
 use crate::ids::{OwnerId, ProcId};
 use crate::keys::{Keyring, NoKey};
 use crate::names::FrontRef;
-use crate::seal::{Expect, Kind, OpenError};
+use crate::seal::{Expect, ObjectKind, UnsealError};
 use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter, Ends};
 use kip_types::{Generation, ProcName, Realm};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ const SECTION: u8 = 1;
 
 /// The owner of a proc, and since which adoption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
+pub struct HeadOwner {
     /// The data directory.
     pub id: OwnerId,
     /// Grows by one with every adoption.
@@ -75,7 +75,7 @@ pub struct Head {
     /// Grows with every change that is tried: no two heads that follow one another have the same.
     pub change: u64,
     /// The data directory that owns it, or did last.
-    pub owner: Owner,
+    pub owner: HeadOwner,
     /// The front of the newest complete generation, if there is one.
     pub current: Option<FrontRef>,
     /// Older ones, newest first.
@@ -96,9 +96,9 @@ pub enum HeadRefused {
         /// Which.
         proc: ProcId,
         /// Its owner.
-        now: Owner,
+        now: HeadOwner,
         /// The owner that wanted to change it.
-        claimed: Owner,
+        claimed: HeadOwner,
     },
     /// It runs nowhere.
     #[error("proc {proc} is archived: adopt it first")]
@@ -141,7 +141,7 @@ pub enum HeadRefused {
 impl Head {
     /// That of a proc that was never archived; to be swapped for nothing.
     pub fn first(proc: ProcId, name: ProcName, realm: Realm, owner: OwnerId) -> Head {
-        let owner = Owner { id: owner, epoch: 1 };
+        let owner = HeadOwner { id: owner, epoch: 1 };
         let (current, kept, state) = (None, Vec::new(), HeadState::Owned);
         Head { format: FORMAT, proc, name, realm, change: 1, owner, current, kept, state }
     }
@@ -166,7 +166,7 @@ impl Head {
             Some(head) if head.state == HeadState::Removed => (head.change, head.owner.epoch),
             Some(head) => return Err(HeadRefused::Exists { proc, name: head.name.clone() }),
         };
-        let owner = Owner { epoch: before.1 + 1, ..first.owner };
+        let owner = HeadOwner { epoch: before.1 + 1, ..first.owner };
         Ok(Head { change: before.0 + 1, owner, current: Some(front), state: HeadState::Archived, ..first })
     }
 
@@ -179,7 +179,7 @@ impl Head {
         if self.state == HeadState::Removed {
             return Err(HeadRefused::Removed { proc: self.proc });
         }
-        let owner = Owner { id: owner, epoch: self.owner.epoch + 1 };
+        let owner = HeadOwner { id: owner, epoch: self.owner.epoch + 1 };
         Ok(Head { owner, state: HeadState::Owned, ..self.again() })
     }
 
@@ -187,7 +187,7 @@ impl Head {
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`.
-    pub fn fence(&self, claimed: Owner) -> Result<(), HeadRefused> {
+    pub fn fence(&self, claimed: HeadOwner) -> Result<(), HeadRefused> {
         if self.owner != claimed {
             return Err(HeadRefused::Fenced { proc: self.proc, now: self.owner, claimed });
         }
@@ -203,7 +203,7 @@ impl Head {
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`, `NotNewer`.
-    pub fn advance(&self, claimed: Owner, new: FrontRef, keep: usize) -> Result<Head, HeadRefused> {
+    pub fn advance(&self, claimed: HeadOwner, new: FrontRef, keep: usize) -> Result<Head, HeadRefused> {
         self.fence(claimed)?;
         if new.generation <= self.generation() {
             let (current, new) = (self.generation(), new.generation);
@@ -217,7 +217,7 @@ impl Head {
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`, `Empty`.
-    pub fn release(&self, claimed: Owner) -> Result<Head, HeadRefused> {
+    pub fn release(&self, claimed: HeadOwner) -> Result<Head, HeadRefused> {
         self.fence(claimed)?;
         if self.current.is_none() {
             return Err(HeadRefused::Empty { proc: self.proc });
@@ -230,7 +230,7 @@ impl Head {
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`.
-    pub fn remove(&self, claimed: Owner) -> Result<Head, HeadRefused> {
+    pub fn remove(&self, claimed: HeadOwner) -> Result<Head, HeadRefused> {
         self.fence(claimed)?;
         Ok(Head { state: HeadState::Removed, current: None, kept: Vec::new(), ..self.again() })
     }
@@ -257,7 +257,7 @@ impl Head {
     /// See [`HeadSealError`].
     pub fn seal(&self, keys: &Keyring) -> Result<Vec<u8>, HeadSealError> {
         assert_eq!(self.realm, *keys.realm(), "a head is sealed by its own realm");
-        let mut writer = ChunkWriter::begin(keys, Kind::Head, self.proc, self.generation())?;
+        let mut writer = ChunkWriter::begin(keys, ObjectKind::Head, self.proc, self.generation())?;
         let text = serde_json::to_vec(self).expect("a head is plain data");
         if text.len() > CHUNK_MAX {
             return Err(HeadSealError::TooLong { proc: self.proc, bytes: text.len() as u64 });
@@ -276,13 +276,13 @@ impl Head {
         struct Version {
             format: u32,
         }
-        let expect = Expect { kind: Kind::Head, proc: Some(proc), generation: None, salt: None };
+        let expect = Expect { kind: ObjectKind::Head, proc: Some(proc), generation: None, salt: None };
         let mut reader = ChunkReader::new(expect);
         let length = bytes.len() as u64;
-        let chunk = reader.next(keys, &mut bytes)?.ok_or(OpenError::Truncated { at: length })?;
+        let chunk = reader.next(keys, &mut bytes)?.ok_or(UnsealError::Truncated { at: length })?;
         reader.next(keys, &mut bytes)?;
         reader.finish()?;
-        let malformed = || HeadError::Open(OpenError::Malformed { what: "head" });
+        let malformed = || HeadError::Open(UnsealError::Malformed { what: "head" });
         let version: Version = serde_json::from_slice(&chunk.bytes).map_err(|_| malformed())?;
         if version.format > FORMAT {
             return Err(HeadError::Newer { found: version.format });
@@ -320,7 +320,7 @@ pub enum HeadSealError {
 pub enum HeadError {
     /// The object is refused.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] UnsealError),
     /// Of a newer Kip.
     #[error("the head has format {found}, this Kip reads up to {FORMAT}: upgrade Kip")]
     Newer {
@@ -517,7 +517,7 @@ mod tests {
         let known = Some(head.change + 1);
         assert!(matches!(Head::open(&keys, head.proc, known, &bytes), Err(HeadError::PutBack { .. })));
         let other = Head::open(&keys, ProcId([1; 16]), None, &bytes);
-        assert!(matches!(other, Err(HeadError::Open(OpenError::Proc { .. }))));
+        assert!(matches!(other, Err(HeadError::Open(UnsealError::Proc { .. }))));
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
@@ -525,10 +525,10 @@ mod tests {
         }
         for end in 0..bytes.len() {
             let cut = Head::open(&keys, head.proc, None, &bytes[..end]);
-            assert!(matches!(cut, Err(HeadError::Open(OpenError::Truncated { .. }))), "cut at {end}");
+            assert!(matches!(cut, Err(HeadError::Open(UnsealError::Truncated { .. }))), "cut at {end}");
         }
         let longer = Head::open(&keys, head.proc, None, &[&bytes[..], b"x"].concat());
-        assert!(matches!(longer, Err(HeadError::Open(OpenError::Trailing { .. }))));
+        assert!(matches!(longer, Err(HeadError::Open(UnsealError::Trailing { .. }))));
         let newer = Head { format: 2, ..head };
         let told = Head::open(&keys, newer.proc, None, &newer.seal(&keys).unwrap()).unwrap_err().to_string();
         assert!(told.ends_with("upgrade Kip"), "{told}");

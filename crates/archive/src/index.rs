@@ -1,6 +1,10 @@
 //! What is stored already: by content for a whole realm ([`Index`]), by place on the local disk for
 //! one proc ([`Known`]).
 //!
+//! What is stored grows without end, and what a daemon keeps of it in memory must not: the index
+//! has the contents that were stored or found last, [`HALF`] of them and as many of those before,
+//! in some 15 MB; `Known` is read for one upload from a file of its proc.
+//!
 //! Both are local caches. They may be lost, which costs uploads and reading, and must never be
 //! wrong: additions are merged only after the packs they speak of are stored. Hashes are keyed with
 //! a secret of the realm, so that neither says anything to a reader without that secret, and
@@ -77,63 +81,104 @@ impl Blocks {
     }
 }
 
-/// The contents that a realm has stored.
+/// Contents and where they lie.
 #[derive(Debug, Clone, Default)]
-pub struct Index {
+struct Contents {
     blocks: Blocks,
     places: HashMap<ContentHash, (u32, u32)>,
+}
+
+impl Contents {
+    fn get(&self, hash: &ContentHash) -> Option<ContentPlace> {
+        let (block, at) = *self.places.get(hash)?;
+        Some(ContentPlace { block: self.blocks.list[block as usize], at })
+    }
+
+    fn insert(&mut self, hash: ContentHash, place: ContentPlace) {
+        let block = self.blocks.number(place.block);
+        self.places.insert(hash, (block, place.at));
+    }
+
+    fn all(&self) -> impl Iterator<Item = (ContentHash, ContentPlace)> {
+        self.places
+            .iter()
+            .map(|(hash, (block, at))| (*hash, ContentPlace { block: self.blocks.list[*block as usize], at: *at }))
+    }
+}
+
+/// The contents that were stored last are kept, between one and two times as many: 0.5 to 1 GiB of
+/// pages.
+const HALF: usize = 128 << 10;
+
+/// The contents that a realm has stored, as far as they were stored or found lately.
+#[derive(Debug, Clone, Default)]
+pub struct Index {
+    young: Contents,
+    /// Those from before the young ones, and none of them.
+    old: Contents,
 }
 
 impl Index {
     /// Where it lies.
     pub fn get(&self, hash: &ContentHash) -> Option<ContentPlace> {
-        let (block, at) = *self.places.get(hash)?;
-        Some(ContentPlace { block: self.blocks.list[block as usize], at })
+        self.young.get(hash).or_else(|| self.old.get(hash))
     }
 
     /// Says where it lies. The newest place counts: the one before may be in a pack that could not
     /// be used any more.
     pub fn insert(&mut self, hash: ContentHash, place: ContentPlace) {
-        let block = self.blocks.number(place.block);
-        self.places.insert(hash, (block, place.at));
+        self.young.insert(hash, place);
+        if self.young.places.len() >= HALF {
+            self.old = std::mem::take(&mut self.young);
+        } else {
+            self.old.places.remove(&hash);
+        }
     }
 
     /// How many contents.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.young.places.len() + self.old.places.len()
     }
 
     /// There are none.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.len() == 0
+    }
+
+    /// All of them, the older ones first.
+    fn all(&self) -> impl Iterator<Item = (ContentHash, ContentPlace)> {
+        self.old.all().chain(self.young.all())
     }
 
     /// Takes over what was stored; only once its packs are.
     pub fn merge(&mut self, added: &Index) {
-        for (hash, (block, at)) in &added.places {
-            self.insert(*hash, ContentPlace { block: added.blocks.list[*block as usize], at: *at });
-        }
+        added.all().for_each(|(hash, place)| self.insert(hash, place));
     }
 
     /// Forgets all in packs that `keep` does not want, such as those that are to be deleted.
     pub fn retain(&mut self, keep: impl Fn(&PackId) -> bool) {
-        let old = std::mem::take(self);
-        let kept = |block: u32| keep(&old.blocks.list[block as usize].pack.id);
-        for (hash, (block, at)) in old.places.iter().filter(|(_, (block, _))| kept(*block)) {
-            self.insert(*hash, ContentPlace { block: old.blocks.list[*block as usize], at: *at });
+        for part in [&mut self.old, &mut self.young] {
+            let before = std::mem::take(part);
+            before
+                .all()
+                .filter(|(_, place)| keep(&place.block.pack.id))
+                .for_each(|(hash, place)| part.insert(hash, place));
         }
     }
 
     /// Its bytes, for a local file.
     pub fn save(&self, realm: &Realm) -> Vec<u8> {
-        let mut out = begin(INDEX, realm);
-        put_places(&mut out, &self.blocks.list);
-        wire::put(&mut out, self.places.len() as u64);
-        for (hash, (block, at)) in &self.places {
-            out.extend_from_slice(&hash.0);
-            wire::put(&mut out, (*block).into());
-            wire::put(&mut out, (*at).into());
+        let mut blocks = Blocks::default();
+        let mut body = Vec::with_capacity(24 * self.len());
+        wire::put(&mut body, self.len() as u64);
+        for (hash, place) in self.all() {
+            body.extend_from_slice(&hash.0);
+            wire::put(&mut body, blocks.number(place.block).into());
+            wire::put(&mut body, place.at.into());
         }
+        let mut out = begin(INDEX, realm);
+        put_places(&mut out, &blocks.list);
+        out.extend_from_slice(&body);
         end(out)
     }
 
@@ -185,40 +230,42 @@ impl FileKey {
 
 /// Which pages of which page files are stored: (checksum, place) by file and page. A page whose
 /// checksum is another one was written anew.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Known {
-    files: BTreeMap<FileKey, BTreeMap<u32, (u32, ContentPlace)>>,
+    blocks: Blocks,
+    /// Checksum, number of the block, first byte there.
+    files: BTreeMap<FileKey, BTreeMap<u32, (u32, u32, u32)>>,
 }
 
 impl Known {
     /// Where a page lies, if it is still the one with this checksum (CRC-32).
     pub fn get(&self, file: FileKey, page: u32, sum: u32) -> Option<ContentPlace> {
-        let (known, place) = self.files.get(&file)?.get(&page)?;
-        (*known == sum).then_some(*place)
+        let (known, block, at) = *self.files.get(&file)?.get(&page)?;
+        (known == sum).then(|| ContentPlace { block: self.blocks.list[block as usize], at })
     }
 
     /// Says where a page lies.
     pub fn insert(&mut self, file: FileKey, page: u32, sum: u32, place: ContentPlace) {
-        self.files.entry(file).or_default().insert(page, (sum, place));
+        let block = self.blocks.number(place.block);
+        self.files.entry(file).or_default().insert(page, (sum, block, place.at));
     }
 
     /// Its bytes, for a local file.
     pub fn save(&self, realm: &Realm) -> Vec<u8> {
-        let mut blocks = Blocks::default();
         let mut body = Vec::new();
         wire::put(&mut body, self.files.len() as u64);
         for (file, pages) in &self.files {
             for number in [file.dev, file.ino, file.born_ns, pages.len() as u64] {
                 wire::put(&mut body, number);
             }
-            for (page, (sum, place)) in pages {
-                for number in [*page, *sum, blocks.number(place.block), place.at] {
+            for (page, (sum, block, at)) in pages {
+                for number in [*page, *sum, *block, *at] {
                     wire::put(&mut body, number.into());
                 }
             }
         }
         let mut out = begin(KNOWN, realm);
-        put_places(&mut out, &blocks.list);
+        put_places(&mut out, &self.blocks.list);
         out.extend_from_slice(&body);
         end(out)
     }
@@ -307,13 +354,40 @@ mod tests {
         let file = FileKey { dev: 1, ino: 2, born_ns: 3 };
         known.insert(file, 5, 99, place(7, 300));
         let bytes = known.save(&realm);
-        assert_eq!(Known::load(&bytes, &realm), Some(known.clone()));
+        let back = Known::load(&bytes, &realm).unwrap();
+        assert_eq!((back.get(file, 5, 99), back.get(file, 6, 99)), (Some(place(7, 300)), None));
         assert_eq!((known.get(file, 5, 99), known.get(file, 5, 98)), (Some(place(7, 300)), None));
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
             bad[at] ^= 1;
-            assert_eq!(Known::load(&bad, &realm), None, "byte {at}");
+            assert!(Known::load(&bad, &realm).is_none(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn what_was_neither_stored_nor_found_for_the_longest_goes() {
+        let hash = |n: usize| {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&n.to_le_bytes());
+            ContentHash(bytes)
+        };
+        let mut index = Index::default();
+        let mut often = Index::default();
+        often.insert(hash(0), place(7, 300));
+        for n in 0..10 * HALF {
+            index.insert(hash(n), place(7, n as u32 & 0xffff));
+            if n % (HALF / 2) == 0 {
+                index.merge(&often);
+            }
+            assert!(index.len() <= 2 * HALF);
+        }
+        assert!(index.len() >= HALF);
+        assert_eq!(index.get(&hash(0)), Some(place(7, 300)), "it is found again and again");
+        assert_eq!(index.get(&hash(1)), None);
+        assert!((9 * HALF..10 * HALF).all(|n| index.get(&hash(n)).is_some()));
+        let realm = "blue".parse().unwrap();
+        let back = Index::load(&index.save(&realm), &realm).unwrap();
+        assert!((9 * HALF..10 * HALF).all(|n| back.get(&hash(n)) == index.get(&hash(n))));
     }
 
     #[test]

@@ -12,8 +12,8 @@
 
 use crate::index::{Blocks, ContentHash, ContentPlace, FileKey, Known};
 use crate::packing::{PackError, Packing};
-use crate::table::{Found, Home, PageTable, Remote, Space};
-use kip_snapshot::pages::{PAGE, PageMap, Process, Run, WorkingSet, damaged};
+use crate::table::{Found, Home, PageTable, RemotePages, Space};
+use kip_snapshot::pages::{PAGE, PageMap, ProcessPages, Run, WorkingSet, damaged};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -86,7 +86,7 @@ pub struct Pages<'a> {
     pub keys: &'a [Option<FileKey>],
     /// What comes from the store when it is needed: one of the files, which is taken over as it is;
     /// only what is here and cannot stay where it is there is read.
-    pub remote: Option<&'a Remote<'a>>,
+    pub remote: Option<&'a RemotePages<'a>>,
     /// How they are read.
     pub read: &'a mut ReadPages<'a>,
 }
@@ -177,7 +177,7 @@ impl Pages<'_> {
 
 /// The pages of all sets in order of need: those of the newest kind first, what is only kept at
 /// hand last.
-fn order_of_need(process: &Process) -> Vec<u64> {
+fn order_of_need(process: &ProcessPages) -> Vec<u64> {
     let mut seen = HashSet::new();
     let all =
         |held_back| process.sets.iter().flat_map(|set| &set.pages).filter(move |page| page.held_back == held_back);
@@ -371,7 +371,7 @@ impl Work {
         &mut self,
         pages: &mut Pages<'_>,
         run: &Run,
-        remote: &Remote<'_>,
+        remote: &RemotePages<'_>,
         wishes: &Wishes<'_>,
         packing: &mut Packing<'_>,
         homes: &mut Vec<(u64, Spot)>,

@@ -8,7 +8,7 @@
 use crate::codec::{Codec, Packer, Unpacker};
 use crate::ids::{KeyId, PackId, ProcId};
 use crate::keys::{Keyring, NoKey};
-use crate::seal::{self, Expect, HEADER, Kind, ObjectKey, OpenError, Opened, TAG};
+use crate::seal::{self, Expect, HEADER, ObjectKey, ObjectKind, Opened, TAG, UnsealError};
 use crate::wire::{self, Reader};
 use kip_types::Generation;
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,7 @@ impl PackWriter {
     /// # Errors
     /// The realm has no key to seal with.
     pub fn begin(keys: &Keyring) -> Result<PackWriter, NoKey> {
-        let (out, sealing) = seal::begin(keys, Kind::Pack, ProcId([0; 16]), Generation(0))?;
+        let (out, sealing) = seal::begin(keys, ObjectKind::Pack, ProcId([0; 16]), Generation(0))?;
         let pack = PackRef { id: PackId(sealing.header.salt), key: sealing.header.key };
         Ok(PackWriter { out, sealing, pack, packer: Packer::new(), blocks: Vec::new() })
     }
@@ -170,16 +170,16 @@ impl<'k> PackReader<'k> {
     ///
     /// # Errors
     /// The key is missing or destroyed; fewer bytes than there should be; damage.
-    pub fn open_block(&mut self, block: &BlockRef, bytes: &[u8]) -> Result<Vec<u8>, OpenError> {
+    pub fn open_block(&mut self, block: &BlockRef, bytes: &[u8]) -> Result<Vec<u8>, UnsealError> {
         if bytes.len() < block.sealed as usize {
-            return Err(OpenError::Truncated { at: u64::from(block.offset) + bytes.len() as u64 });
+            return Err(UnsealError::Truncated { at: u64::from(block.offset) + bytes.len() as u64 });
         }
         let mut sealed = bytes.to_vec();
         let aad = block.aad(self.keys);
         let key = self.key_of(block.pack)?;
-        let damaged = OpenError::Damaged { what: "block", at: block.offset.into() };
+        let damaged = UnsealError::Damaged { what: "block", at: block.offset.into() };
         let opened = key.open(block.offset.into(), &aad, &mut sealed).ok_or(damaged)?;
-        let malformed = OpenError::Malformed { what: "block" };
+        let malformed = UnsealError::Malformed { what: "block" };
         let (codec, packed) = opened.split_first().ok_or(malformed.clone())?;
         if block.plain as usize > BLOCK_MAX {
             return Err(malformed);
@@ -187,7 +187,7 @@ impl<'k> PackReader<'k> {
         self.unpacker.unpack(*codec, packed, block.plain as usize).ok_or(malformed)
     }
 
-    fn key_of(&mut self, pack: PackRef) -> Result<&ObjectKey, OpenError> {
+    fn key_of(&mut self, pack: PackRef) -> Result<&ObjectKey, UnsealError> {
         match self.opened.entry(pack) {
             std::collections::hash_map::Entry::Occupied(known) => Ok(known.into_mut()),
             std::collections::hash_map::Entry::Vacant(new) => {
@@ -201,13 +201,18 @@ impl<'k> PackReader<'k> {
     ///
     /// # Errors
     /// Another pack than `id`; what [`PackReader::open_block`] says.
-    pub fn check(&mut self, id: PackId, bytes: &[u8], mut each: impl FnMut(BlockRef, &[u8])) -> Result<(), OpenError> {
-        let truncated = OpenError::Truncated { at: bytes.len() as u64 };
+    pub fn check(
+        &mut self,
+        id: PackId,
+        bytes: &[u8],
+        mut each: impl FnMut(BlockRef, &[u8]),
+    ) -> Result<(), UnsealError> {
+        let truncated = UnsealError::Truncated { at: bytes.len() as u64 };
         let header = bytes.first_chunk::<HEADER>().ok_or(truncated.clone())?;
         let opened = seal::open(
             header,
             self.keys,
-            &Expect { kind: Kind::Pack, proc: None, generation: None, salt: Some(id.0) },
+            &Expect { kind: ObjectKind::Pack, proc: None, generation: None, salt: Some(id.0) },
         )?;
         let (body, footer) = bytes[HEADER..].split_last_chunk::<FOOTER>().ok_or(truncated.clone())?;
         let number = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().expect("8 bytes"));
@@ -215,10 +220,10 @@ impl<'k> PackReader<'k> {
         let (blocks, sealed) = body.split_at(body.len() - length);
         let at = (HEADER + blocks.len()) as u64;
         let (mut sealed, aad) = (sealed.to_vec(), [&opened.tag[..], footer].concat());
-        let damaged = OpenError::Damaged { what: "directory", at };
+        let damaged = UnsealError::Damaged { what: "directory", at };
         let directory = opened.key.open(at, &aad, &mut sealed).ok_or(damaged)?;
         let pack = PackRef { id, key: opened.header.key };
-        let listed = listed(pack, directory, number(8), at).ok_or(OpenError::Malformed { what: "directory" })?;
+        let listed = listed(pack, directory, number(8), at).ok_or(UnsealError::Malformed { what: "directory" })?;
         for block in listed {
             let range = block.offset as usize..(block.offset + block.sealed) as usize;
             let plain = self.open_block(&block, &bytes[range])?;
@@ -362,19 +367,22 @@ mod tests {
         let (pack, blocks) = made(&keys, &[vec![1; 40], vec![2; 40]]);
         let (other, others) = made(&keys, &[vec![3; 40], vec![4; 40]]);
         let mut reader = PackReader::new(&keys);
-        let damaged = |at: u32| OpenError::Damaged { what: "block", at: at.into() };
+        let damaged = |at: u32| UnsealError::Damaged { what: "block", at: at.into() };
         assert_eq!(reader.open_block(&blocks[0], part(&pack, &blocks[1])), Err(damaged(blocks[0].offset)));
         assert_eq!(reader.open_block(&blocks[0], part(&other, &others[0])), Err(damaged(blocks[0].offset)));
         let longer = BlockRef { plain: 41, ..blocks[0] };
         assert_eq!(reader.open_block(&longer, part(&pack, &blocks[0])), Err(damaged(blocks[0].offset)));
-        assert_eq!(reader.check(other.pack.id, &pack.bytes, |_, _| {}), Err(OpenError::Other { kind: Kind::Pack }));
+        assert_eq!(
+            reader.check(other.pack.id, &pack.bytes, |_, _| {}),
+            Err(UnsealError::Other { kind: ObjectKind::Pack })
+        );
         let short = &part(&pack, &blocks[0])[..10];
-        assert!(matches!(reader.open_block(&blocks[0], short), Err(OpenError::Truncated { .. })));
+        assert!(matches!(reader.open_block(&blocks[0], short), Err(UnsealError::Truncated { .. })));
         let foreign = Keyring::generate("red".parse().unwrap(), 1);
         let mut reader = PackReader::new(&foreign);
         let refused = reader.open_block(&blocks[0], part(&pack, &blocks[0])).unwrap_err();
-        assert!(matches!(refused, OpenError::Key(NoKey::Unknown { .. })), "{refused}");
-        assert!(matches!(reader.check(pack.pack.id, &pack.bytes, |_, _| {}), Err(OpenError::Realm { .. })));
+        assert!(matches!(refused, UnsealError::Key(NoKey::Unknown { .. })), "{refused}");
+        assert!(matches!(reader.check(pack.pack.id, &pack.bytes, |_, _| {}), Err(UnsealError::Realm { .. })));
     }
 
     #[test]

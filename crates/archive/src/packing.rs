@@ -106,9 +106,15 @@ impl<'a> Packing<'a> {
         })
     }
 
-    /// Where content lies that may be referred to.
-    pub(crate) fn find(&self, hash: &ContentHash) -> Option<ContentPlace> {
-        self.added.get(hash).or_else(|| self.index.get(hash).filter(|place| self.may_use(place)))
+    /// Where content lies that may be referred to. What is found of the realm's counts as stored
+    /// now, so that the index keeps it.
+    pub(crate) fn find(&mut self, hash: &ContentHash) -> Option<ContentPlace> {
+        if let Some(place) = self.added.get(hash) {
+            return Some(place);
+        }
+        let place = self.index.get(hash).filter(|place| self.may_use(place))?;
+        self.added.insert(*hash, place);
+        Some(place)
     }
 
     /// Not in a pack that may go, nor in one that another key opens than that which seals now: what

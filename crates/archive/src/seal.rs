@@ -15,7 +15,7 @@ use ring::hkdf;
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Newest version of the layout of any object. [`Kind::format`] has that of each kind.
+/// Newest version of the layout of any object. [`ObjectKind::format`] has that of each kind.
 pub const FORMAT: u16 = 2;
 /// Bytes of the clear header.
 pub const HEADER: usize = 192;
@@ -29,7 +29,7 @@ const TAGGED: usize = 160;
 
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ObjectKind {
     /// A generation's front.
     Front = 1,
     /// Blocks.
@@ -40,7 +40,7 @@ pub enum Kind {
     Backup = 4,
 }
 
-impl Kind {
+impl ObjectKind {
     /// Version of the layout in which this Kip writes an object of this kind; it reads all versions
     /// up to that one.
     ///
@@ -48,23 +48,25 @@ impl Kind {
     /// a file each.
     pub const fn format(self) -> u16 {
         match self {
-            Kind::Front => 2,
-            Kind::Pack | Kind::Head | Kind::Backup => 1,
+            ObjectKind::Front => 2,
+            ObjectKind::Pack | ObjectKind::Head | ObjectKind::Backup => 1,
         }
     }
 
-    fn of(byte: u8) -> Option<Kind> {
-        [Kind::Front, Kind::Pack, Kind::Head, Kind::Backup].into_iter().find(|kind| *kind as u8 == byte)
+    fn of(byte: u8) -> Option<ObjectKind> {
+        [ObjectKind::Front, ObjectKind::Pack, ObjectKind::Head, ObjectKind::Backup]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Front => "front",
-            Kind::Pack => "pack",
-            Kind::Head => "head",
-            Kind::Backup => "backup",
+            ObjectKind::Front => "front",
+            ObjectKind::Pack => "pack",
+            ObjectKind::Head => "head",
+            ObjectKind::Backup => "backup",
         })
     }
 }
@@ -75,7 +77,7 @@ pub struct Header {
     /// Version of its layout, at most that of its kind.
     pub format: u16,
     /// What it is.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// The realm's key that sealed it.
     pub key: KeyId,
     /// What its own key was derived with; of a pack its name, of a front a part of it.
@@ -92,7 +94,7 @@ pub struct Header {
 #[derive(Debug, Clone, Copy)]
 pub struct Expect {
     /// What it must be.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Whose it must be, if that matters.
     pub proc: Option<ProcId>,
     /// Of which generation, if that is known.
@@ -103,7 +105,7 @@ pub struct Expect {
 
 /// An object is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
+pub enum UnsealError {
     /// Something else.
     #[error("this is no object of Kip's archive")]
     NotOurs,
@@ -119,9 +121,9 @@ pub enum OpenError {
     #[error("the object is a {found}, not a {expected}")]
     Kind {
         /// What it is.
-        found: Kind,
+        found: ObjectKind,
         /// What it should be.
-        expected: Kind,
+        expected: ObjectKind,
     },
     /// Another tenant's.
     #[error("the object belongs to realm {found}, not to {expected}")]
@@ -151,7 +153,7 @@ pub enum OpenError {
     #[error("the object is another {kind} than its name says")]
     Other {
         /// What both are.
-        kind: Kind,
+        kind: ObjectKind,
     },
     /// Its key is missing or gone.
     #[error(transparent)]
@@ -184,10 +186,10 @@ pub enum OpenError {
     },
 }
 
-impl OpenError {
+impl UnsealError {
     /// What is there is not what was stored, and no key and no other Kip would change that.
     pub fn is_damage(&self) -> bool {
-        !matches!(self, OpenError::Newer { .. } | OpenError::Key(_))
+        !matches!(self, UnsealError::Newer { .. } | UnsealError::Key(_))
     }
 }
 
@@ -265,7 +267,7 @@ pub(crate) struct Opened {
 /// with.
 pub(crate) fn begin(
     keys: &Keyring,
-    kind: Kind,
+    kind: ObjectKind,
     proc: ProcId,
     generation: Generation,
 ) -> Result<(Vec<u8>, Opened), NoKey> {
@@ -280,27 +282,27 @@ pub(crate) fn begin(
 }
 
 /// Checks a header against what is expected.
-pub(crate) fn open(bytes: &[u8; HEADER], keys: &Keyring, expect: &Expect) -> Result<Opened, OpenError> {
+pub(crate) fn open(bytes: &[u8; HEADER], keys: &Keyring, expect: &Expect) -> Result<Opened, UnsealError> {
     let header = Header::decode(bytes)?;
     if header.kind != expect.kind {
-        return Err(OpenError::Kind { found: header.kind, expected: expect.kind });
+        return Err(UnsealError::Kind { found: header.kind, expected: expect.kind });
     }
     if header.realm != *keys.realm() {
-        return Err(OpenError::Realm { found: header.realm, expected: keys.realm().clone() });
+        return Err(UnsealError::Realm { found: header.realm, expected: keys.realm().clone() });
     }
     let key = ObjectKey::derive(keys.secret(header.key)?, &header.salt);
     let tag = key.header_tag(bytes);
     // blake3::Hash compares in constant time.
     let stored = blake3::Hash::from_bytes(bytes[TAGGED..].try_into().expect("32 bytes"));
     if stored != blake3::Hash::from_bytes(tag) {
-        return Err(OpenError::Damaged { what: "header", at: 0 });
+        return Err(UnsealError::Damaged { what: "header", at: 0 });
     }
     match (expect.proc, expect.generation, expect.salt) {
-        (Some(expected), _, _) if header.proc != expected => Err(OpenError::Proc { found: header.proc, expected }),
+        (Some(expected), _, _) if header.proc != expected => Err(UnsealError::Proc { found: header.proc, expected }),
         (_, Some(expected), _) if header.generation != expected => {
-            Err(OpenError::Generation { found: header.generation, expected })
+            Err(UnsealError::Generation { found: header.generation, expected })
         }
-        (_, _, Some(expected)) if header.salt != expected => Err(OpenError::Other { kind: header.kind }),
+        (_, _, Some(expected)) if header.salt != expected => Err(UnsealError::Other { kind: header.kind }),
         _ => Ok(Opened { header, key, tag }),
     }
 }
@@ -311,8 +313,8 @@ impl Header {
     ///
     /// # Errors
     /// `NotOurs`, `Newer`, `Truncated`, `Damaged`.
-    pub fn peek(bytes: &[u8]) -> Result<Header, OpenError> {
-        let head = bytes.first_chunk().ok_or(OpenError::Truncated { at: bytes.len() as u64 })?;
+    pub fn peek(bytes: &[u8]) -> Result<Header, UnsealError> {
+        let head = bytes.first_chunk().ok_or(UnsealError::Truncated { at: bytes.len() as u64 })?;
         Header::decode(head)
     }
 
@@ -330,17 +332,17 @@ impl Header {
         out
     }
 
-    fn decode(bytes: &[u8; HEADER]) -> Result<Header, OpenError> {
+    fn decode(bytes: &[u8; HEADER]) -> Result<Header, UnsealError> {
         if bytes[..8] != MAGIC {
-            return Err(OpenError::NotOurs);
+            return Err(UnsealError::NotOurs);
         }
-        let damaged = || OpenError::Damaged { what: "header", at: 0 };
+        let damaged = || UnsealError::Damaged { what: "header", at: 0 };
         let format = u16::from_le_bytes([bytes[8], bytes[9]]);
         // A kind that this Kip does not know is of a newer one too, if the format says so.
-        let kind = Kind::of(bytes[10]);
-        let newest = kind.map_or(FORMAT, Kind::format);
+        let kind = ObjectKind::of(bytes[10]);
+        let newest = kind.map_or(FORMAT, ObjectKind::format);
         if format > newest {
-            return Err(OpenError::Newer { found: format, newest });
+            return Err(UnsealError::Newer { found: format, newest });
         }
         let kind = kind.ok_or_else(damaged)?;
         let part = |at: usize| -> [u8; 16] { bytes[at..at + 16].try_into().expect("16 bytes") };
@@ -370,12 +372,12 @@ mod tests {
 
     fn made(keys: &Keyring) -> ([u8; HEADER], ProcId) {
         let proc = ProcId::random();
-        let (bytes, _) = begin(keys, Kind::Front, proc, Generation(4)).unwrap();
+        let (bytes, _) = begin(keys, ObjectKind::Front, proc, Generation(4)).unwrap();
         (bytes.try_into().unwrap(), proc)
     }
 
     fn expect(proc: ProcId, generation: u64) -> Expect {
-        Expect { kind: Kind::Front, proc: Some(proc), generation: Some(Generation(generation)), salt: None }
+        Expect { kind: ObjectKind::Front, proc: Some(proc), generation: Some(Generation(generation)), salt: None }
     }
 
     #[test]
@@ -384,29 +386,29 @@ mod tests {
         let (bytes, proc) = made(&keys);
         assert_eq!(open(&bytes, &keys, &expect(proc, 4)).unwrap().header.generation, Generation(4));
         let refused = |keys: &Keyring, expect| open(&bytes, keys, &expect).unwrap_err();
-        assert!(matches!(refused(&ring("red"), expect(proc, 4)), OpenError::Realm { .. }));
-        assert!(matches!(refused(&ring("blue"), expect(proc, 4)), OpenError::Key(NoKey::Unknown { .. })));
-        assert!(matches!(refused(&keys, expect(ProcId::random(), 4)), OpenError::Proc { .. }));
-        assert!(matches!(refused(&keys, expect(proc, 5)), OpenError::Generation { .. }));
+        assert!(matches!(refused(&ring("red"), expect(proc, 4)), UnsealError::Realm { .. }));
+        assert!(matches!(refused(&ring("blue"), expect(proc, 4)), UnsealError::Key(NoKey::Unknown { .. })));
+        assert!(matches!(refused(&keys, expect(ProcId::random(), 4)), UnsealError::Proc { .. }));
+        assert!(matches!(refused(&keys, expect(proc, 5)), UnsealError::Generation { .. }));
         let salt = Header::peek(&bytes).unwrap().salt;
         open(&bytes, &keys, &Expect { salt: Some(salt), ..expect(proc, 4) }).unwrap();
         let other = Expect { salt: Some([1; 32]), ..expect(proc, 4) };
         assert_eq!(refused(&keys, other).to_string(), "the object is another front than its name says");
-        let head = Expect { kind: Kind::Head, ..expect(proc, 4) };
+        let head = Expect { kind: ObjectKind::Head, ..expect(proc, 4) };
         assert_eq!(refused(&keys, head).to_string(), "the object is a front, not a head");
         let mut newer = bytes;
         newer[8] = 3;
         let told = open(&newer, &keys, &expect(proc, 4)).unwrap_err().to_string();
         assert_eq!(told, "the object has format 3, this Kip reads up to 2: upgrade Kip");
-        assert_eq!(Header::peek(b"KIPARCHV"), Err(OpenError::Truncated { at: 8 }));
-        assert_eq!(Header::peek(&[0; HEADER]), Err(OpenError::NotOurs));
+        assert_eq!(Header::peek(b"KIPARCHV"), Err(UnsealError::Truncated { at: 8 }));
+        assert_eq!(Header::peek(&[0; HEADER]), Err(UnsealError::NotOurs));
     }
 
     #[test]
     fn the_format_is_that_of_the_kind_and_older_ones_are_read() {
         let keys = ring("blue");
         let proc = ProcId::random();
-        for kind in [Kind::Front, Kind::Pack, Kind::Head, Kind::Backup] {
+        for kind in [ObjectKind::Front, ObjectKind::Pack, ObjectKind::Head, ObjectKind::Backup] {
             let (bytes, _) = begin(&keys, kind, proc, Generation(4)).unwrap();
             let header = Header::peek(&bytes).unwrap();
             assert_eq!(header.format, kind.format());
@@ -414,7 +416,7 @@ mod tests {
             assert_eq!(Header::peek(&[older.encode(), vec![0; TAG * 2]].concat()), Ok(older));
             let newer = Header { format: kind.format() + 1, ..header };
             let refused = Header::peek(&[newer.encode(), vec![0; TAG * 2]].concat());
-            assert_eq!(refused, Err(OpenError::Newer { found: newer.format, newest: kind.format() }));
+            assert_eq!(refused, Err(UnsealError::Newer { found: newer.format, newest: kind.format() }));
         }
     }
 
@@ -430,7 +432,7 @@ mod tests {
         open(&bytes, &keys, &expect(proc, 4)).unwrap();
         keys.destroy(keys.facts()[0].id, 3).unwrap();
         let e = open(&bytes, &keys, &expect(proc, 4)).unwrap_err();
-        assert!(matches!(e, OpenError::Key(NoKey::Destroyed { at_ms: 3, .. })), "{e}");
+        assert!(matches!(e, UnsealError::Key(NoKey::Destroyed { at_ms: 3, .. })), "{e}");
     }
 
     #[test]
@@ -447,7 +449,7 @@ mod tests {
     #[test]
     fn what_is_sealed_under_one_number_opens_under_no_other() {
         let keys = ring("blue");
-        let (_, opened) = begin(&keys, Kind::Pack, ProcId([0; 16]), Generation(0)).unwrap();
+        let (_, opened) = begin(&keys, ObjectKind::Pack, ProcId([0; 16]), Generation(0)).unwrap();
         let mut bytes = b"..secret".to_vec();
         opened.key.seal(7, b"of this", &mut bytes, 2);
         assert_eq!(bytes.len(), 8 + TAG);

@@ -13,7 +13,7 @@
 use crate::codec::{Codec, Packer, Unpacker};
 use crate::ids::ProcId;
 use crate::keys::{Keyring, NoKey};
-use crate::seal::{self, Expect, HEADER, Header, Kind, OpenError, Opened, TAG};
+use crate::seal::{self, Expect, HEADER, Header, ObjectKind, Opened, TAG, UnsealError};
 use kip_types::Generation;
 
 /// Most bytes that a chunk unpacks to.
@@ -49,7 +49,7 @@ pub(crate) struct ChunkWriter {
 impl ChunkWriter {
     pub(crate) fn begin(
         keys: &Keyring,
-        kind: Kind,
+        kind: ObjectKind,
         proc: ProcId,
         generation: Generation,
     ) -> Result<ChunkWriter, NoKey> {
@@ -129,10 +129,10 @@ impl ChunkReader {
 
     /// Takes from the front of `bytes` what makes one more chunk. `None`: all were taken, and more
     /// are needed. After an error nothing more is read.
-    pub(crate) fn next(&mut self, keys: &Keyring, bytes: &mut &[u8]) -> Result<Option<Chunk>, OpenError> {
+    pub(crate) fn next(&mut self, keys: &Keyring, bytes: &mut &[u8]) -> Result<Option<Chunk>, UnsealError> {
         loop {
             if let Await::Done = self.awaited {
-                return if bytes.is_empty() { Ok(None) } else { Err(OpenError::Trailing { at: self.at }) };
+                return if bytes.is_empty() { Ok(None) } else { Err(UnsealError::Trailing { at: self.at }) };
             }
             let missing = self.need - self.held.len();
             let (now, rest) = bytes.split_at(missing.min(bytes.len()));
@@ -149,8 +149,8 @@ impl ChunkReader {
     }
 
     /// Opens what was awaited, and says what is awaited next.
-    fn step(&mut self, keys: &Keyring, mut held: Vec<u8>) -> Result<Option<Chunk>, OpenError> {
-        let damaged = |what| OpenError::Damaged { what, at: self.at };
+    fn step(&mut self, keys: &Keyring, mut held: Vec<u8>) -> Result<Option<Chunk>, UnsealError> {
+        let damaged = |what| UnsealError::Damaged { what, at: self.at };
         let length = held.len() as u64;
         let mut chunk = None;
         let (awaited, need) = match (self.awaited, &self.opened) {
@@ -164,15 +164,15 @@ impl ChunkReader {
                 let number = |at: usize| u32::from_le_bytes(frame[at..at + 4].try_into().expect("4 bytes"));
                 let (payload, length) = (number(4) as usize, number(8) as usize);
                 if payload > CHUNK_MAX || length > CHUNK_MAX {
-                    return Err(OpenError::Malformed { what: "chunk's frame" });
+                    return Err(UnsealError::Malformed { what: "chunk's frame" });
                 }
-                let ends = Ends::of(frame[2]).ok_or(OpenError::Malformed { what: "chunk's frame" })?;
+                let ends = Ends::of(frame[2]).ok_or(UnsealError::Malformed { what: "chunk's frame" })?;
                 (Await::Payload { section: frame[0], codec: frame[1], ends, length }, payload + TAG)
             }
             (Await::Payload { section, codec, ends, length }, Some(Opened { key, tag, .. })) => {
                 let packed = key.open(self.number * 2 + 1, tag, &mut held).ok_or_else(|| damaged("chunk"))?;
                 let bytes = self.unpacker.unpack(codec, packed, length);
-                let bytes = bytes.ok_or(OpenError::Malformed { what: "chunk" })?;
+                let bytes = bytes.ok_or(UnsealError::Malformed { what: "chunk" })?;
                 chunk = Some(Chunk { section, ends, bytes });
                 self.number += 1;
                 if ends == Ends::Object { (Await::Done, 0) } else { (Await::Frame, FRAME + TAG) }
@@ -185,10 +185,10 @@ impl ChunkReader {
     }
 
     /// There is no more.
-    pub(crate) fn finish(&self) -> Result<(), OpenError> {
+    pub(crate) fn finish(&self) -> Result<(), UnsealError> {
         match self.awaited {
             Await::Done => Ok(()),
-            _ => Err(OpenError::Truncated { at: self.at + self.held.len() as u64 }),
+            _ => Err(UnsealError::Truncated { at: self.at + self.held.len() as u64 }),
         }
     }
 }
@@ -202,10 +202,10 @@ mod tests {
     }
 
     fn expect() -> Expect {
-        Expect { kind: Kind::Front, proc: None, generation: None, salt: None }
+        Expect { kind: ObjectKind::Front, proc: None, generation: None, salt: None }
     }
 
-    fn read(keys: &Keyring, bytes: &[u8], split: usize) -> Result<Vec<Chunk>, OpenError> {
+    fn read(keys: &Keyring, bytes: &[u8], split: usize) -> Result<Vec<Chunk>, UnsealError> {
         let mut reader = ChunkReader::new(expect());
         let mut chunks = Vec::new();
         for mut part in bytes.chunks(split) {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn made(keys: &Keyring) -> (Vec<u8>, Vec<usize>) {
-        let mut writer = ChunkWriter::begin(keys, Kind::Front, ProcId::random(), Generation(1)).unwrap();
+        let mut writer = ChunkWriter::begin(keys, ObjectKind::Front, ProcId::random(), Generation(1)).unwrap();
         let mut ends = vec![writer.out.len()];
         for (index, length) in [5usize, 0, 300, 5].into_iter().enumerate() {
             let over = [Ends::Nothing, Ends::Section, Ends::Nothing, Ends::Object][index];
@@ -251,19 +251,19 @@ mod tests {
             assert!(read(&keys, &bad, 64).is_err(), "bit {bit}");
         }
         for end in 0..bytes.len() {
-            assert_eq!(read(&keys, &bytes[..end], 64).unwrap_err(), OpenError::Truncated { at: end as u64 });
+            assert_eq!(read(&keys, &bytes[..end], 64).unwrap_err(), UnsealError::Truncated { at: end as u64 });
         }
         let longer = [&bytes[..], b"x"].concat();
-        assert_eq!(read(&keys, &longer, 64).unwrap_err(), OpenError::Trailing { at: bytes.len() as u64 });
+        assert_eq!(read(&keys, &longer, 64).unwrap_err(), UnsealError::Trailing { at: bytes.len() as u64 });
         let chunk = |n: usize| &bytes[ends[n]..ends[n + 1]];
         let swapped = [&bytes[..ends[0]], chunk(3), chunk(1), chunk(2), chunk(0)].concat();
         let without = [&bytes[..ends[1]], &bytes[ends[2]..]].concat();
         let twice = [&bytes[..ends[1]], &bytes[ends[0]..]].concat();
         for bad in [swapped, without, twice] {
-            assert!(matches!(read(&keys, &bad, 64), Err(OpenError::Damaged { .. })));
+            assert!(matches!(read(&keys, &bad, 64), Err(UnsealError::Damaged { .. })));
         }
         let (other, others) = made(&keys);
         let grafted = [&bytes[..ends[3]], &other[others[3]..]].concat();
-        assert!(matches!(read(&keys, &grafted, 64), Err(OpenError::Damaged { what: "chunk's frame", .. })));
+        assert!(matches!(read(&keys, &grafted, 64), Err(UnsealError::Damaged { what: "chunk's frame", .. })));
     }
 }

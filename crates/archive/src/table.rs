@@ -266,7 +266,7 @@ impl PageTable {
     }
 }
 
-/// A run of a [`Remote`].
+/// A run of a [`RemotePages`].
 #[derive(Debug, Clone, Copy)]
 pub struct RemoteRun<'a> {
     /// The number of its first page.
@@ -281,7 +281,7 @@ pub struct RemoteRun<'a> {
 /// its page `n` is the `n`th page of the table. So the page map of a proc that was woken from the
 /// store says of what it never fetched where it lies, also after the program has moved it to
 /// another address. See [`kip_snapshot::remote`].
-pub struct Remote<'a> {
+pub struct RemotePages<'a> {
     table: &'a PageTable,
     file: u32,
     /// The runs of all processes.
@@ -289,7 +289,7 @@ pub struct Remote<'a> {
     here: &'a dyn Fn(u32) -> bool,
 }
 
-impl std::fmt::Debug for Remote<'_> {
+impl std::fmt::Debug for RemotePages<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Remote").field("file", &self.file).finish_non_exhaustive()
     }
@@ -300,9 +300,9 @@ fn away(_: u32) -> bool {
     false
 }
 
-impl<'a> Remote<'a> {
+impl<'a> RemotePages<'a> {
     /// That of a table, to be number `file` of a page map's files. None of it is here.
-    pub fn new(table: &'a PageTable, file: u32) -> Remote<'a> {
+    pub fn new(table: &'a PageTable, file: u32) -> RemotePages<'a> {
         let mut next = 0;
         let mut runs = Vec::new();
         for (space, list) in &table.spaces {
@@ -311,12 +311,12 @@ impl<'a> Remote<'a> {
                 next += run.pages;
             }
         }
-        Remote { table, file, runs, here: &away }
+        RemotePages { table, file, runs, here: &away }
     }
 
     /// The same, of which what `here` says can be read.
-    pub fn with(self, here: &'a dyn Fn(u32) -> bool) -> Remote<'a> {
-        Remote { here, ..self }
+    pub fn with(self, here: &'a dyn Fn(u32) -> bool) -> RemotePages<'a> {
+        RemotePages { here, ..self }
     }
 
     /// Which of a page map's files it is.

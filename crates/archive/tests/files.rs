@@ -4,7 +4,7 @@
 //! Makes device nodes and trusted attributes, so it needs root, as the kernel tests do.
 
 use kip_archive::files::compare::differences;
-use kip_archive::files::restore::{IdShift, Limits, RestoreError, Restored, Rules, restore};
+use kip_archive::files::restore::{IdShift, Restored, Rules, TreeLimits, TreeRestoreError, restore};
 use kip_archive::files::rules::{Ids, Stray, Strays};
 use kip_archive::files::tree::{Node, Tree};
 use kip_archive::files::walk::{self, Archived, Seen, Walk, WalkError};
@@ -34,7 +34,8 @@ const WALK: Walk<'static> = Walk {
     linked_elsewhere: false,
     cancel: &NEVER,
 };
-const RULES: Rules = Rules { ids: SAME, strays: Strays::Refuse, limits: Limits { bytes: 1 << 30, entries: 10_000 } };
+const RULES: Rules =
+    Rules { ids: SAME, strays: Strays::Refuse, limits: TreeLimits { bytes: 1 << 30, entries: 10_000 } };
 
 struct World {
     keys: Keyring,
@@ -71,11 +72,11 @@ impl World {
         walk::archive(root, walk, &self.seen, &mut packing)
     }
 
-    fn restore(&self, tree: &Tree, dir: &Path, ids: IdShift) -> Result<Vec<u32>, RestoreError> {
+    fn restore(&self, tree: &Tree, dir: &Path, ids: IdShift) -> Result<Vec<u32>, TreeRestoreError> {
         self.restore_by(tree, dir, &Rules { ids, ..RULES }).map(|(_, fetched)| fetched)
     }
 
-    fn restore_by(&self, tree: &Tree, dir: &Path, rules: &Rules) -> Result<(Restored, Vec<u32>), RestoreError> {
+    fn restore_by(&self, tree: &Tree, dir: &Path, rules: &Rules) -> Result<(Restored, Vec<u32>), TreeRestoreError> {
         let mut reader = PackReader::new(&self.keys);
         let mut fetched = Vec::new();
         let restored = restore(tree, dir, rules, |block| {
@@ -195,7 +196,7 @@ fn everything_comes_back_exactly() {
     assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
     let blocks = |name: &str| fs::metadata(to.join(name)).unwrap().blocks() * 512;
     assert!(blocks("sparse") < 100_000 && blocks("hollow") < 100_000, "holes take no room");
-    assert!(matches!(world.restore(&archived.tree, &to, SAME), Err(RestoreError::NotEmpty(_))));
+    assert!(matches!(world.restore(&archived.tree, &to, SAME), Err(TreeRestoreError::NotEmpty(_))));
     fs::write(from.join("etc/passwd"), b"root:x:0:1").unwrap();
     assert_eq!(differences(&from, &to).unwrap().len(), 1, "a difference would be seen");
 }
@@ -387,7 +388,7 @@ fn devices_of_the_machine_and_what_is_bound_to_it_are_not_taken_along() {
     let mut marked = clean.tree.clone();
     marked.entries[1].attributes.xattrs.push((b"trusted.overlay.metacopy".to_vec(), vec![]));
     let refused = world.restore(&marked, &to, SAME).unwrap_err();
-    assert!(matches!(refused, RestoreError::Stray { what: Stray::Attribute { .. }, .. }), "{refused}");
+    assert!(matches!(refused, TreeRestoreError::Stray { what: Stray::Attribute { .. }, .. }), "{refused}");
 }
 
 #[test]
@@ -397,8 +398,9 @@ fn no_more_is_written_than_is_allowed() {
     File::create(from.join("hole")).unwrap().set_len(1 << 40).unwrap();
     let mut world = World::new();
     let (archived, _) = world.archive(&from, &[]);
-    let limited =
-        |bytes, entries| world.restore_by(&archived.tree, &to, &Rules { limits: Limits { bytes, entries }, ..RULES });
+    let limited = |bytes, entries| {
+        world.restore_by(&archived.tree, &to, &Rules { limits: TreeLimits { bytes, entries }, ..RULES })
+    };
     for (bytes, entries, told) in [(4999, 3, "5000 bytes, 4999 are"), (5000, 2, "3 names, 2 are")] {
         let refused = limited(bytes, entries).unwrap_err().to_string();
         assert!(refused.contains(told) && refused.ends_with("nothing was written"), "{refused}");
@@ -474,7 +476,7 @@ fn a_hostile_list_of_files_makes_nothing_outside() {
     let hostile = |change: &dyn Fn(&mut Tree)| {
         let mut tree = archived.tree.clone();
         change(&mut tree);
-        assert!(matches!(world.restore(&tree, &to, SAME), Err(RestoreError::Fault(_))));
+        assert!(matches!(world.restore(&tree, &to, SAME), Err(TreeRestoreError::Fault(_))));
         assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
     };
     hostile(&|tree| tree.entries[2].name = b"../../escaped".to_vec());
@@ -484,7 +486,7 @@ fn a_hostile_list_of_files_makes_nothing_outside() {
     hostile(&|tree| tree.entries[2].parent = 2);
     let mut short = archived.tree.clone();
     short.blocks[0].sealed -= 1;
-    assert!(matches!(world.restore(&short, &to, SAME), Err(RestoreError::Fetch { .. })));
+    assert!(matches!(world.restore(&short, &to, SAME), Err(TreeRestoreError::Fetch { .. })));
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 //! `examples/fixture.rs` when its version was the newest.
 
 use kip_archive::files::tree::Node;
-use kip_archive::front::read::{Event, FrontReader, summary};
+use kip_archive::front::read::{FrontEvent, FrontReader, summary};
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{FrontId, ProcId};
 use kip_archive::keys::Keyring;
@@ -44,15 +44,15 @@ fn check(dir: &Path) {
     let events = reader.push(&front).unwrap();
     reader.finish().unwrap();
     let [
-        Event::Manifest(_),
-        Event::Sets(sets),
-        Event::PageTable(table),
-        Event::Files(files),
-        Event::Metadata { name, bytes, is_complete: true },
-        Event::EagerPages { space: SHARED, pages: eager },
-        Event::Eager,
-        Event::SetPages { space: PROCESS, pages },
-        Event::End,
+        FrontEvent::Manifest(_),
+        FrontEvent::Sets(sets),
+        FrontEvent::PageTable(table),
+        FrontEvent::Files(files),
+        FrontEvent::Metadata { name, bytes, is_complete: true },
+        FrontEvent::EagerPages { space: SHARED, pages: eager },
+        FrontEvent::Eager,
+        FrontEvent::SetPages { space: PROCESS, pages },
+        FrontEvent::End,
     ] = &events[..]
     else {
         panic!("{events:?}");

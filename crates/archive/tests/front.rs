@@ -2,14 +2,14 @@
 //! foreign.
 
 use kip_archive::files::tree::{Attributes, Entry, Files, Node, Tree};
-use kip_archive::front::read::{Event, FrontReader, summary};
+use kip_archive::front::read::{FrontEvent, FrontReader, summary};
 use kip_archive::front::write::FrontWriter;
-use kip_archive::front::{Manifest, MetadataFile, Sets, Sizes};
+use kip_archive::front::{FrontManifest, MetadataFile, Sets, Sizes};
 use kip_archive::ids::{FrontId, KeyId, PackId, ProcId};
 use kip_archive::keys::{Keyring, NoKey};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackRef};
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_archive::table::{Home, PageTable, Space, TableRun};
 use kip_snapshot::pages::{Expected, PAGE, WorkingSet};
 use kip_types::Generation;
@@ -23,7 +23,7 @@ struct Made {
     keys: Arc<Keyring>,
     proc: ProcId,
     front: FrontRef,
-    manifest: Manifest,
+    manifest: FrontManifest,
     metadata: Vec<Vec<u8>>,
     sets: Sets,
     pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>,
@@ -38,7 +38,7 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     let pack = PackRef { id: PackId([3; 32]), key: KeyId([4; 16]) };
     let named =
         |(n, bytes): (usize, &Vec<u8>)| MetadataFile { name: format!("core-{n}.img"), size: bytes.len() as u64 };
-    let manifest = Manifest {
+    let manifest = FrontManifest {
         generation: Generation(4),
         parent: Some(Generation(3)),
         frozen_at_ms: 7,
@@ -98,7 +98,7 @@ fn small() -> Made {
     )
 }
 
-fn read(made: &Made, bytes: &[u8], sizes: &[usize]) -> Result<Vec<Event>, OpenError> {
+fn read(made: &Made, bytes: &[u8], sizes: &[usize]) -> Result<Vec<FrontEvent>, UnsealError> {
     let mut reader = FrontReader::new(made.keys.clone(), made.proc, made.front);
     let (mut events, mut left, mut turn) = (Vec::new(), bytes, 0);
     while !left.is_empty() {
@@ -109,26 +109,28 @@ fn read(made: &Made, bytes: &[u8], sizes: &[usize]) -> Result<Vec<Event>, OpenEr
     reader.finish().map(|()| events)
 }
 
-fn check(made: &Made, events: Vec<Event>) {
+fn check(made: &Made, events: Vec<FrontEvent>) {
     let mut events = events.into_iter();
-    assert_eq!(events.next(), Some(Event::Manifest(Box::new(made.manifest.clone()))));
-    assert_eq!(events.next(), Some(Event::Sets(made.sets.clone())));
-    assert_eq!(events.next(), Some(Event::PageTable(made.table.clone())));
-    assert_eq!(events.next(), Some(Event::Files(made.files.clone())));
+    assert_eq!(events.next(), Some(FrontEvent::Manifest(Box::new(made.manifest.clone()))));
+    assert_eq!(events.next(), Some(FrontEvent::Sets(made.sets.clone())));
+    assert_eq!(events.next(), Some(FrontEvent::PageTable(made.table.clone())));
+    assert_eq!(events.next(), Some(FrontEvent::Files(made.files.clone())));
     let mut metadata: Vec<(String, Vec<u8>, bool)> = Vec::new();
     let mut seen: BTreeMap<Space, Vec<(u64, Vec<u8>)>> = BTreeMap::new();
     let mut rest = Vec::new();
     for event in events {
         match event {
-            Event::Metadata { name, bytes, is_complete } => match metadata.last_mut().filter(|last| last.0 == name) {
-                Some(last) => {
-                    assert!(!last.2);
-                    last.1.extend(bytes);
-                    last.2 = is_complete;
+            FrontEvent::Metadata { name, bytes, is_complete } => {
+                match metadata.last_mut().filter(|last| last.0 == name) {
+                    Some(last) => {
+                        assert!(!last.2);
+                        last.1.extend(bytes);
+                        last.2 = is_complete;
+                    }
+                    None => metadata.push((name, bytes, is_complete)),
                 }
-                None => metadata.push((name, bytes, is_complete)),
-            },
-            Event::SetPages { space, pages } => seen.entry(space).or_default().extend(pages),
+            }
+            FrontEvent::SetPages { space, pages } => seen.entry(space).or_default().extend(pages),
             other => rest.push(other),
         }
     }
@@ -138,8 +140,8 @@ fn check(made: &Made, events: Vec<Event>) {
     let filled = made.pages.iter().filter(|(_, pages)| !pages.is_empty());
     let filled: BTreeMap<_, _> = filled.map(|(process, pages)| (Space::Process(*process), pages.clone())).collect();
     assert_eq!(seen, filled);
-    let eager = Event::EagerPages { space: SHARED, pages: vec![(0, vec![5; PAGE])] };
-    assert_eq!(rest, [eager, Event::Eager, Event::End]);
+    let eager = FrontEvent::EagerPages { space: SHARED, pages: vec![(0, vec![5; PAGE])] };
+    assert_eq!(rest, [eager, FrontEvent::Eager, FrontEvent::End]);
 }
 
 proptest! {
@@ -177,7 +179,7 @@ fn every_piece_size_gives_the_same_and_a_summary_needs_the_beginning_only() {
         }
     }
     assert!(found.is_some_and(|end| end < 1000), "{found:?}");
-    assert!(matches!(summary(&made.keys, Some(ProcId::random()), None, &made.bytes), Err(OpenError::Proc { .. })));
+    assert!(matches!(summary(&made.keys, Some(ProcId::random()), None, &made.bytes), Err(UnsealError::Proc { .. })));
 }
 
 #[test]
@@ -190,15 +192,15 @@ fn each_part_is_told_of_as_soon_as_it_is_there() {
     for (at, byte) in made.bytes.iter().enumerate() {
         for event in reader.push(std::slice::from_ref(byte)).unwrap() {
             told.push(match event {
-                Event::Manifest(_) => "manifest",
-                Event::Sets(_) => "sets",
-                Event::PageTable(_) => "table",
-                Event::Files(_) => "files",
-                Event::Metadata { .. } => "metadata",
-                Event::EagerPages { .. } => "eager page",
-                Event::Eager => "eager",
-                Event::SetPages { .. } => "set",
-                Event::End => "end",
+                FrontEvent::Manifest(_) => "manifest",
+                FrontEvent::Sets(_) => "sets",
+                FrontEvent::PageTable(_) => "table",
+                FrontEvent::Files(_) => "files",
+                FrontEvent::Metadata { .. } => "metadata",
+                FrontEvent::EagerPages { .. } => "eager page",
+                FrontEvent::Eager => "eager",
+                FrontEvent::SetPages { .. } => "set",
+                FrontEvent::End => "end",
             });
             if told.last() == Some(&"eager") {
                 eager_at = Some(at);
@@ -211,7 +213,7 @@ fn each_part_is_told_of_as_soon_as_it_is_there() {
     // Behind it a chunk of sets, the sets' end, and the end: nothing more of them is needed for it.
     let cut = &made.bytes[..=eager_at.unwrap()];
     let mut reader = FrontReader::new(made.keys.clone(), made.proc, made.front);
-    assert_eq!(reader.push(cut).unwrap().last(), Some(&Event::Eager));
+    assert_eq!(reader.push(cut).unwrap().last(), Some(&FrontEvent::Eager));
 }
 
 // promise format: a flipped bit, a cut, an addition anywhere is found
@@ -227,10 +229,10 @@ fn every_flipped_bit_every_cut_and_every_addition_is_found() {
     }
     for end in 0..made.bytes.len() {
         let refused = read(&made, &made.bytes[..end], &[1 << 20]).unwrap_err();
-        assert_eq!(refused, OpenError::Truncated { at: end as u64 });
+        assert_eq!(refused, UnsealError::Truncated { at: end as u64 });
     }
     let longer = [&made.bytes[..], &made.bytes].concat();
-    assert!(matches!(read(&made, &longer, &[1 << 20]), Err(OpenError::Trailing { .. })));
+    assert!(matches!(read(&made, &longer, &[1 << 20]), Err(UnsealError::Trailing { .. })));
 }
 
 // promise format: what is another realm's, proc's or generation's is refused by name
@@ -244,10 +246,10 @@ fn a_front_opens_for_its_own_proc_and_generation_only() {
         FrontReader::new(keys, proc, front).push(&made.bytes).unwrap_err()
     };
     let other = |realm: &str| Arc::new(Keyring::generate(realm.parse().unwrap(), 1));
-    assert!(matches!(refused(made.keys.clone(), ProcId::random(), 4), OpenError::Proc { .. }));
-    assert!(matches!(refused(made.keys.clone(), made.proc, 5), OpenError::Generation { .. }));
-    assert!(matches!(refused(other("red"), made.proc, 4), OpenError::Realm { .. }));
-    assert!(matches!(refused(other("blue"), made.proc, 4), OpenError::Key(NoKey::Unknown { .. })));
+    assert!(matches!(refused(made.keys.clone(), ProcId::random(), 4), UnsealError::Proc { .. }));
+    assert!(matches!(refused(made.keys.clone(), made.proc, 5), UnsealError::Generation { .. }));
+    assert!(matches!(refused(other("red"), made.proc, 4), UnsealError::Realm { .. }));
+    assert!(matches!(refused(other("blue"), made.proc, 4), UnsealError::Key(NoKey::Unknown { .. })));
     let told = refused(other("red"), made.proc, 4).to_string();
     assert_eq!(told, "the object belongs to realm blue, not to red");
     // Another writing of the same generation, under this one's name.

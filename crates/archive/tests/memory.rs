@@ -1,9 +1,8 @@
 //! Memory goes into packs and a front and comes back as it was; a second generation stores only
 //! what is new.
 
-use kip_archive::front::read::{Event, FrontReader};
-use kip_archive::front::write::FrontWriter;
-use kip_archive::front::{Manifest, Sizes, sets_of};
+use kip_archive::front::read::{FrontEvent, FrontReader};
+use kip_archive::front::{FrontManifest, Sizes, sets_of, write::FrontWriter};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::index::{FileKey, Index, Known};
 use kip_archive::keys::Keyring;
@@ -11,8 +10,8 @@ use kip_archive::memory::{self, Archived, Areas, Pages};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{Finished, PackReader};
 use kip_archive::packing::Packing;
-use kip_archive::table::{Found, PageTable, Remote, Space};
-use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
+use kip_archive::table::{Found, PageTable, RemotePages, Space};
+use kip_snapshot::pages::{Expected, PAGE, PageMap, ProcessPages, Run, WorkingSet};
 use kip_types::Generation;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -53,7 +52,7 @@ impl World {
         map: &PageMap,
         files: &[Vec<u8>],
         keys: &[Option<FileKey>],
-        remote: Option<&Remote<'_>>,
+        remote: Option<&RemotePages<'_>>,
     ) -> Outcome {
         let areas = anonymous(map);
         self.archive_all(map, &BTreeMap::new(), &areas, files, keys, remote)
@@ -66,7 +65,7 @@ impl World {
         areas: &Areas,
         files: &[Vec<u8>],
         keys: &[Option<FileKey>],
-        remote: Option<&Remote<'_>>,
+        remote: Option<&RemotePages<'_>>,
     ) -> Outcome {
         let mut read = 0;
         let mut read_pages = |file: u32, page: u32, buffer: &mut [u8]| -> io::Result<()> {
@@ -90,7 +89,7 @@ impl World {
         let sizes = sizes.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         assert_eq!(sizes, (blocks.len() as u64, blocks.iter().map(|block| u64::from(block.sealed)).sum()));
         let proc = ProcId::random();
-        let manifest = Manifest {
+        let manifest = FrontManifest {
             generation: Generation(1),
             parent: None,
             frozen_at_ms: 0,
@@ -132,10 +131,10 @@ impl World {
         let (mut fronts, mut table) = (HashMap::new(), PageTable::default());
         for event in events {
             match event {
-                Event::SetPages { space, pages } | Event::EagerPages { space, pages } => {
+                FrontEvent::SetPages { space, pages } | FrontEvent::EagerPages { space, pages } => {
                     fronts.extend(pages.into_iter().map(|(address, page)| ((space, address), page)));
                 }
-                Event::PageTable(read) => table = read,
+                FrontEvent::PageTable(read) => table = read,
                 _ => {}
             }
         }
@@ -188,7 +187,7 @@ fn contents(map: &PageMap, files: &[Vec<u8>]) -> BTreeMap<(u32, u64), Vec<u8>> {
     memory
 }
 
-fn map_of(files: &[Vec<u8>], processes: BTreeMap<u32, Process>) -> PageMap {
+fn map_of(files: &[Vec<u8>], processes: BTreeMap<u32, ProcessPages>) -> PageMap {
     let mut map = PageMap::default();
     for (number, bytes) in files.iter().enumerate() {
         let file = map.file(&format!("pages-{number}.img")) as usize;
@@ -231,7 +230,7 @@ proptest! {
             first += pages;
         }
         let sets = vec![set(chosen.iter().map(|page| page * PAGE as u64))];
-        let process = Process { runs, sets };
+        let process = ProcessPages { runs, sets };
         let map = map_of(&files, [(1, process.clone()), (5, process)].into());
         let mut world = World::new();
         let first = world.archive(&map, &files, &[key(7)]);
@@ -273,7 +272,7 @@ proptest! {
             runs.extend(fresh);
             runs.sort_by_key(|run| run.start);
             let sets = vec![set(chosen.iter().map(|page| page * PAGE as u64))];
-            let map = map_of(&files, [(1, Process { runs: runs.clone(), sets })].into());
+            let map = map_of(&files, [(1, ProcessPages { runs: runs.clone(), sets })].into());
             let keys: Vec<_> = (0..files.len() as u64).map(key).collect();
             let outcome = world.archive(&map, &files, &keys);
             past.push((outcome, contents(&map, &files)));
@@ -306,7 +305,7 @@ fn a_wake_that_wrote_a_hundredth_uploads_little() {
     let mut world = World::new();
     let touched: Vec<u64> = (0..200).map(|n| address(n * 80)).collect();
     let sets = vec![set(touched.iter().copied())];
-    let map = map_of(std::slice::from_ref(&old), [(1, Process { runs: vec![whole], sets: sets.clone() })].into());
+    let map = map_of(std::slice::from_ref(&old), [(1, ProcessPages { runs: vec![whole], sets: sets.clone() })].into());
     let first = world.archive(&map, std::slice::from_ref(&old), &[key(7)]);
     assert_eq!(first.archived.stored, PAGES as u64 - 200, "the set is in the front only");
 
@@ -321,7 +320,7 @@ fn a_wake_that_wrote_a_hundredth_uploads_little() {
     runs.extend(&fresh);
     runs.sort_by_key(|run| run.start);
     let files = [old, new];
-    let map = map_of(&files, [(1, Process { runs, sets })].into());
+    let map = map_of(&files, [(1, ProcessPages { runs, sets })].into());
     let second = world.archive(&map, &files, &[key(7), key(8)]);
     let uploaded = second.pack_bytes + second.front.len() as u64;
     println!("uploaded: packs {} front {} of {} read {}", second.pack_bytes, second.front.len(), 64 << 20, second.read);
@@ -350,7 +349,7 @@ fn a_page_table_of_300_mb_is_small() {
     }
     let mut map = PageMap::default();
     map.file("pages-1.img");
-    map.processes = [(1, Process { runs, sets: vec![] })].into();
+    map.processes = [(1, ProcessPages { runs, sets: vec![] })].into();
     let done = world.archive(&map, std::slice::from_ref(&file), &[None]);
     println!("page table of {PAGES} pages in short runs: front {} bytes", done.front.len());
     assert!(done.front.len() < 200_000, "{}", done.front.len());
@@ -365,7 +364,7 @@ fn what_was_never_fetched_stays_where_it_is() {
     let run = |start, pages, file, first| Run { start: at(start), pages, file, first };
     let sets = vec![set([at(12), at(14)])];
     let runs = vec![run(10, 60, 0, 0), run(90, 40, 0, 60)];
-    let first_map = map_of(&files, [(1, Process { runs, sets: sets.clone() })].into());
+    let first_map = map_of(&files, [(1, ProcessPages { runs, sets: sets.clone() })].into());
     let mut world = World::new();
     let first = world.archive(&first_map, &files, &[None]);
     let whole = contents(&first_map, &files);
@@ -374,7 +373,7 @@ fn what_was_never_fetched_stays_where_it_is() {
     // address.
     let mut machine = World { keys: world.keys.clone(), packs: world.packs.clone(), ..World::new() };
     let table = &first.archived.table;
-    let remote = Remote::new(table, 0);
+    let remote = RemotePages::new(table, 0);
     let written = noise(5, 1);
     let page = |number: u64| whole[&(1, at(number))].clone();
     let local = [vec![], [page(12), page(14), written.clone()].concat()];
@@ -387,7 +386,7 @@ fn what_was_never_fetched_stays_where_it_is() {
     runs.sort_by_key(|run| run.start);
     // A set that names what is not here.
     let sets = vec![set([at(12), at(14), at(20)])];
-    let map = map_of(&local, [(1, Process { runs: runs.clone(), sets })].into());
+    let map = map_of(&local, [(1, ProcessPages { runs: runs.clone(), sets })].into());
     let second = machine.archive_with(&map, &local, &[None, None], Some(&remote));
     assert_eq!((second.archived.hashed, second.archived.stored), (3, 1));
     assert_eq!(second.archived.front[&Space::Process(1)], [at(12), at(14)]);
@@ -403,12 +402,12 @@ fn what_was_never_fetched_stays_where_it_is() {
     let came = remote.number(Space::Process(1), at(20)).unwrap();
     assert_eq!((remote.number(Space::Process(1), at(70)), remote.number(Space::Process(2), at(20))), (None, None));
     let here = |page| page == came;
-    let there = Remote::new(table, 0).with(&here);
+    let there = RemotePages::new(table, 0).with(&here);
     let mut with_it = local.clone();
     with_it[0] = vec![0; table.pages() as usize * PAGE];
     with_it[0][came as usize * PAGE..][..PAGE].copy_from_slice(&page(20));
     let sets = vec![set([at(12), at(14), at(20)])];
-    let map = map_of(&with_it, [(1, Process { runs: runs.clone(), sets })].into());
+    let map = map_of(&with_it, [(1, ProcessPages { runs: runs.clone(), sets })].into());
     let mut other = World { keys: world.keys.clone(), packs: world.packs.clone(), ..World::new() };
     let third = other.archive_with(&map, &with_it, &[None, None], Some(&there));
     assert_eq!((third.archived.hashed, third.archived.stored), (3, 1));
@@ -416,7 +415,8 @@ fn what_was_never_fetched_stays_where_it_is() {
     assert_eq!(other.restore(&third), wanted);
 
     // The front's own pages are not taken over unseen.
-    let map = map_of(&local, [(1, Process { runs: remote.map()[&Space::Process(1)].clone(), sets: vec![] })].into());
+    let runs = remote.map()[&Space::Process(1)].clone();
+    let map = map_of(&local, [(1, ProcessPages { runs, sets: vec![] })].into());
     let mut sink = |_| Ok(());
     let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
     let mut read = |_: u32, _: u32, _: &mut [u8]| panic!("nothing is read");
@@ -448,7 +448,7 @@ fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     }
     let run = |start, pages, first| Run { start: at(start), pages, file: 0, first };
     let sets = vec![set([at(12), at(13), at(14), at(24), at(25)])];
-    let map = map_of(&files, [(1, Process { runs: vec![run(10, 20, 0)], sets })].into());
+    let map = map_of(&files, [(1, ProcessPages { runs: vec![run(10, 20, 0)], sets })].into());
     let parts = BTreeMap::from([(77, vec![run(0, 4, 20), run(6, 6, 24)])]);
     let mut areas = Areas::default();
     areas.anonymous.add(space, at(20)..at(30));
@@ -467,7 +467,7 @@ fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     assert_eq!(done.archived.eager, BTreeMap::from([(space, vec![at(11), at(12)])]), "28 is page 18, zeros, anonymous");
     assert_eq!(done.archived.front, BTreeMap::from([(space, vec![at(14), at(24)])]), "25 is zeros");
     // The next generation, with nothing fetched but what the front has.
-    let remote = Remote::new(&done.archived.table, 0);
+    let remote = RemotePages::new(&done.archived.table, 0);
     let near = [noise(0, 0), [page(1), page(2), page(4), page(14)].concat()];
     let here = [(11, 0), (12, 1), (14, 2), (24, 3)];
     let here: Vec<Run> =
@@ -475,7 +475,7 @@ fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     let mut runs = kip_snapshot::carry::without(&remote.map()[&space], &here);
     runs.extend(&here);
     runs.sort_by_key(|run| run.start);
-    let map = map_of(&near, [(1, Process { runs, sets: vec![] })].into());
+    let map = map_of(&near, [(1, ProcessPages { runs, sets: vec![] })].into());
     let parts = BTreeMap::from([(77, remote.map()[&shared].clone())]);
     let next = world.archive_all(&map, &parts, &areas, &near, &[None, None], Some(&remote));
     assert_eq!(world.restore_all(&next), wanted);
@@ -505,7 +505,7 @@ fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
 fn packs_that_may_not_be_used_are_not_used() {
     let files = [noise(3, 40)];
     let run = Run { start: 0, pages: 40, file: 0, first: 0 };
-    let map = map_of(&files, [(1, Process { runs: vec![run], sets: vec![] })].into());
+    let map = map_of(&files, [(1, ProcessPages { runs: vec![run], sets: vec![] })].into());
     let mut world = World::new();
     let first = world.archive(&map, &files, &[key(1)]);
     let mut packs = Vec::new();
@@ -538,7 +538,7 @@ fn packs_that_may_not_be_used_are_not_used() {
 fn packs_of_another_key_than_that_of_now_are_not_used() {
     let files = [noise(3, 40)];
     let run = Run { start: 0, pages: 40, file: 0, first: 0 };
-    let map = map_of(&files, [(1, Process { runs: vec![run], sets: vec![] })].into());
+    let map = map_of(&files, [(1, ProcessPages { runs: vec![run], sets: vec![] })].into());
     let mut world = World::new();
     world.archive(&map, &files, &[key(1)]);
     let old = world.keys.current().unwrap();
@@ -555,7 +555,7 @@ fn packs_of_another_key_than_that_of_now_are_not_used() {
 fn nothing_is_stored_after_a_pack_was_lost() {
     let files = [noise(3, 40)];
     let run = Run { start: 0, pages: 40, file: 0, first: 0 };
-    let map = map_of(&files, [(1, Process { runs: vec![run], sets: vec![] })].into());
+    let map = map_of(&files, [(1, ProcessPages { runs: vec![run], sets: vec![] })].into());
     let (world, index) = (World::new(), Index::default());
     let mut turns = 0;
     let mut sink = |_: Finished| {
@@ -590,7 +590,7 @@ fn nothing_is_stored_after_a_pack_was_lost() {
 fn a_damaged_page_is_not_archived() {
     let files = [noise(3, 4)];
     let run = Run { start: 0, pages: 4, file: 0, first: 0 };
-    let mut map = map_of(&files, [(1, Process { runs: vec![run], sets: vec![] })].into());
+    let mut map = map_of(&files, [(1, ProcessPages { runs: vec![run], sets: vec![] })].into());
     map.files[0].sums[2] ^= 1;
     let world = World::new();
     let mut sink = |_| Ok(());

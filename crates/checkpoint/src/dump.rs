@@ -5,10 +5,10 @@
 //! latter says yes CRIU kills the tree, if no (or if anything failed) the tree runs on. A crash of
 //! ours in the middle makes CRIU's socket close; it then resumes the tree.
 
-use crate::clocks::Now;
 use crate::helper::{Helper, HelperError, Order};
-use crate::rpc::{Kind, Opts, Request};
-use kip_criu_images::Image;
+use crate::rpc::{CriuCall, CriuRequest, Opts};
+use kip_clocks::Now;
+use kip_criu_images::CheckpointImage;
 use kip_criu_images::fields::{dump_stats_entry, stats_entry};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +107,7 @@ pub fn dump(
         external: mounts.chain(request.external.iter().cloned()).collect(),
         ..Opts::default()
     };
-    let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
+    let call = CriuRequest { kind: CriuCall::Dump as i32, opts: Some(opts), notify_success: None };
     let (mut agreed, mut log) = (None, Log::new(request.images).map_err(DumpError::Images)?);
     let response = helper.call(&call, &mut |stage, _| match stage {
         "pre-dump" => {
@@ -246,7 +246,7 @@ fn stamp_ns(line: &str) -> Option<i64> {
 /// How long the tree stood still, from CRIU's statistics; 0 if there are none.
 fn frozen_us(directory: &File) -> u64 {
     let path = PathBuf::from(format!("/proc/self/fd/{}/stats-dump", directory.as_raw_fd()));
-    let stats = Image::read(&path).ok().and_then(|i| i.entries.into_iter().next());
+    let stats = CheckpointImage::read(&path).ok().and_then(|i| i.entries.into_iter().next());
     let dump = stats.and_then(|e| e.message(stats_entry::DUMP).ok().flatten());
     dump.map_or(0, |d| d.number(dump_stats_entry::FROZEN_TIME))
 }

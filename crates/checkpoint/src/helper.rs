@@ -8,7 +8,7 @@
 //! what it was dumping runs on. Helpers outlive their template.
 
 use crate::locate::CriuCommand;
-use crate::rpc::{Kind, Request, Response};
+use crate::rpc::{CriuCall, CriuRequest, Response};
 use kip_sys::process::{Signal, pidfd_send_signal, wait_for_end};
 use prost::Message as _;
 use rustix::net::sockopt;
@@ -251,23 +251,23 @@ impl Helper {
     /// final answer.
     pub fn call(
         &self,
-        request: &Request,
+        request: &CriuRequest,
         stage: &mut dyn FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Response, HelperError> {
         self.send(request)?;
         loop {
             let (bytes, _) = kip_sys::fdpass::recv(self.socket.as_fd(), MAX_ANSWER).map_err(|e| self.silence(e))?;
             let response = Response::decode(bytes.as_slice()).map_err(HelperError::Answer)?;
-            if response.kind != Kind::Notify as i32 {
+            if response.kind != CriuCall::Notify as i32 {
                 return Ok(response);
             }
             let notify = response.notify.unwrap_or_default();
             let success = stage(notify.script.as_deref().unwrap_or(""), notify.pid);
-            self.send(&Request { kind: Kind::Notify as i32, opts: None, notify_success: Some(success) })?;
+            self.send(&CriuRequest { kind: CriuCall::Notify as i32, opts: None, notify_success: Some(success) })?;
         }
     }
 
-    fn send(&self, request: &Request) -> Result<(), HelperError> {
+    fn send(&self, request: &CriuRequest) -> Result<(), HelperError> {
         kip_sys::fdpass::send(self.socket.as_fd(), &request.encode_to_vec(), &[]).map_err(HelperError::Died)
     }
 }

@@ -10,9 +10,10 @@ use crate::registers::{self, Registers};
 use crate::resume::syscall_offset;
 use kip_criu_images::codes::{state, status};
 use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, IP};
-use kip_criu_images::fields::{core_entry, mm_entry, pstree_entry, seccomp_entry, seccomp_filter};
+use kip_criu_images::fields::{core_entry, mm_entry, pstree_entry};
 use kip_criu_images::fields::{task_core_entry, thread_core_entry, thread_info_x86, vma_entry};
-use kip_criu_images::{ImageError, Images, Malformed, Message, Value};
+use kip_criu_images::processes::{has_own_filters, stopped_threads};
+use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of pause(2).
@@ -34,7 +35,7 @@ pub fn hold_threads(
     images: &mut Images,
     standing: &BTreeSet<u32>,
     same_boot: bool,
-) -> Result<Option<Held>, ImageError> {
+) -> Result<Option<Held>, CheckpointImageError> {
     if has_own_filters(images)? {
         return Ok(None);
     }
@@ -70,7 +71,7 @@ fn is_dead(core: &Message) -> Result<bool, Malformed> {
 }
 
 /// Where the vdso of each thread's process begins.
-fn vdsos(images: &Images) -> Result<BTreeMap<u32, u64>, ImageError> {
+fn vdsos(images: &Images) -> Result<BTreeMap<u32, u64>, CheckpointImageError> {
     let mut found = BTreeMap::new();
     for process in images.entries("pstree.img")? {
         let mm = format!("mm-{}.img", process.number(pstree_entry::PID));
@@ -83,41 +84,6 @@ fn vdsos(images: &Images) -> Result<BTreeMap<u32, u64>, ImageError> {
         }
     }
     Ok(found)
-}
-
-/// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
-pub fn stopped_threads(images: &Images) -> Result<BTreeSet<u32>, ImageError> {
-    let mut stopped = BTreeSet::new();
-    for (pid, name) in images.numbered("core") {
-        for core in images.entries(&name)? {
-            let task = core.message(core_entry::TC).map_err(images.damaged(&name))?;
-            if task.is_some_and(|t| t.number(task_core_entry::TASK_STATE) == state::STOPPED) {
-                stopped.insert(pid);
-            }
-        }
-    }
-    if stopped.is_empty() {
-        return Ok(stopped);
-    }
-    for process in images.entries("pstree.img")? {
-        if stopped.contains(&(process.number(pstree_entry::PID) as u32)) {
-            stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
-                Value::Varint(thread) if *n == pstree_entry::THREADS => Some(*thread as u32),
-                _ => None,
-            }));
-        }
-    }
-    Ok(stopped)
-}
-
-/// Whether any program has filters besides its sandbox's, seccomp(2).
-pub(crate) fn has_own_filters(images: &Images) -> Result<bool, ImageError> {
-    let mut own = false;
-    for entry in images.entries_if_any("seccomp.img")? {
-        let filters = entry.messages(seccomp_entry::SECCOMP_FILTERS).map_err(images.damaged("seccomp.img"))?;
-        own |= filters.iter().any(|filter| filter.varint(seccomp_filter::PREV).is_some());
-    }
-    Ok(own)
 }
 
 /// Has a thread call pause(2), by that instruction or the one on which it stands, with all signals
@@ -153,26 +119,4 @@ pub fn is_held(pid: u32) -> bool {
         .flatten()
         .flatten()
         .any(|task| std::fs::read_to_string(task.path().join("syscall")).is_ok_and(|call| call.starts_with(&begins)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_with_filters_of_its_own_is_left_to_criu() {
-        let mut images = Images::default();
-        let filter = |prev: Option<u64>| {
-            let mut filter = Message::default();
-            filter.set_bytes(seccomp_filter::FILTER, vec![0; 8]);
-            prev.into_iter().for_each(|prev| filter.set_varint(seccomp_filter::PREV, prev));
-            filter.encode()
-        };
-        for (filters, own) in [(vec![filter(None)], false), (vec![filter(None), filter(Some(0))], true)] {
-            let filters = filters.into_iter().map(|filter| (seccomp_entry::SECCOMP_FILTERS, Value::Bytes(filter)));
-            let entry = Message(filters.collect());
-            images.put_entries("seccomp.img", &[entry]);
-            assert_eq!(has_own_filters(&images).unwrap(), own);
-        }
-    }
 }

@@ -5,14 +5,14 @@
 //! another data directory has another block there.
 
 use kip_criu_images::fields::{uid_gid_extent, userns_entry};
-use kip_criu_images::{ImageError, Images, Malformed, Value};
+use kip_criu_images::{CheckpointImageError, Images, Malformed, Value};
 
 /// Lets the user namespaces of the images map to the block that begins at `now` where they map to
 /// the one that began at `then`.
 ///
 /// # Errors
 /// An image is damaged.
-pub fn move_id_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageError> {
+pub fn move_id_block(images: &mut Images, then: u32, now: u32) -> Result<(), CheckpointImageError> {
     for (_, name) in images.numbered("userns") {
         let mut image = images.image(&name)?;
         let damaged = image.damaged();

@@ -7,11 +7,14 @@
 //! instance that watches something there is CRIU's to make anew. For CRIU an instance that is held
 //! becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
 
+pub mod names;
+
 use crate::objects::Object;
 use crate::sockets::{self, as_file};
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{file_entry, inotify_file_entry, inotify_wd_entry, mnt_entry};
-use kip_criu_images::{ImageError, Images, Malformed, Message};
+use kip_criu_images::processes::places;
+use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 use std::collections::BTreeSet;
 
 /// IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN: what the end of the tree and a wake do
@@ -33,12 +36,12 @@ pub fn inherit_key(id: u64) -> String {
 }
 
 /// The instances that can be held.
-pub fn instances(images: &Images) -> Result<Vec<Instance>, ImageError> {
+pub fn instances(images: &Images) -> Result<Vec<Instance>, CheckpointImageError> {
     let damaged = images.damaged("files.img");
     let files = images.entries("files.img")?;
     let mut found = Vec::new();
     let inotify = files.iter().filter(|file| file.number(file_entry::TYPE) == kind::INOTIFY);
-    let (proc, places) = (proc_device(images)?, sockets::places(images)?);
+    let (proc, places) = (proc_device(images)?, places(images)?);
     for file in inotify {
         let Some(&(pid, fd)) = places.get(&file.number(file_entry::ID)) else { continue };
         if !watches_device(file, proc).map_err(&damaged)? {
@@ -51,7 +54,7 @@ pub fn instances(images: &Images) -> Result<Vec<Instance>, ImageError> {
 }
 
 /// Makes files to inherit of these instances, which are held. `images` are those of one wake.
-pub fn turn_into_files(images: &mut Images, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
+pub fn turn_into_files(images: &mut Images, ids: &BTreeSet<u64>) -> Result<(), CheckpointImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     for file in &mut files.entries {
@@ -68,7 +71,7 @@ pub fn turn_into_files(images: &mut Images, ids: &BTreeSet<u64>) -> Result<(), I
 }
 
 /// The device of the tree's /proc.
-pub(crate) fn proc_device(images: &Images) -> Result<Option<u64>, ImageError> {
+pub(crate) fn proc_device(images: &Images) -> Result<Option<u64>, CheckpointImageError> {
     for (_, name) in images.numbered("mountpoints") {
         let entries = images.entries(&name)?;
         let mut mounts = entries.iter();
@@ -82,6 +85,17 @@ pub(crate) fn proc_device(images: &Images) -> Result<Option<u64>, ImageError> {
 /// Whether an instance watches something there.
 pub(crate) fn watches_device(file: &Message, device: Option<u64>) -> Result<bool, Malformed> {
     Ok(device.is_some() && watches(file)?.iter().any(|watch| watch.varint(inotify_wd_entry::S_DEV) == device))
+}
+
+/// The devices of which something is watched, as the kernel counts them.
+pub fn watched(images: &Images) -> Result<BTreeSet<u64>, CheckpointImageError> {
+    let damaged = images.damaged("files.img");
+    let mut devices = BTreeSet::new();
+    for file in images.entries("files.img")?.iter().filter(|file| file.number(file_entry::TYPE) == kind::INOTIFY) {
+        let watches = watches(file).map_err(&damaged)?;
+        devices.extend(watches.iter().filter_map(|watch| watch.varint(inotify_wd_entry::S_DEV)));
+    }
+    Ok(devices)
 }
 
 fn watches(file: &Message) -> Result<Vec<Message>, Malformed> {

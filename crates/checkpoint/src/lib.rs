@@ -4,17 +4,14 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`locate`], [`helper`], [`dump`], [`restore`] | CRIU: where it is, its helpers, the two requests |
-//! | [`clocks`] | time across a sleep: calls, timers, signals |
 //! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`pages`], [`hold`] | what Kip changes in images |
 //! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
-//! | [`policy`], [`comeback`] | what images may ask for; whether CRIU can read them |
+//! | [`policy`] | what images may ask for |
 //!
 //! Never stores anything for good, never decides when, knows nothing of procs. The format of images
 //! is `kip-criu-images`.
 #![forbid(unsafe_code)]
 
-pub mod clocks;
-mod comeback;
 pub mod dump;
 pub mod helper;
 mod hold;
@@ -37,13 +34,12 @@ pub mod sockets;
 pub mod terminals;
 mod volumes;
 
-pub use comeback::bars_criu;
-pub use hold::{Held, hold_threads, is_held, stopped_threads};
+pub use hold::{Held, hold_threads, is_held};
 pub use ids::move_id_block;
 pub use limits::set_limits;
-pub use owners::{Owned, Owner, take_owners};
+pub use owners::{Owned, SignalReceiver, take_owners};
 pub use pages::{is_for_criu, make_whole, page_map};
 pub use procfs::mend_proc_paths;
-pub use rebuild::{Rebuild, RebuildError, Unfilled};
+pub use rebuild::{Came, Rebuild, RebuildError, Unfilled};
 pub use registers::Registers;
 pub use volumes::{VolumeFile, is_below, release_volume_files};

@@ -2,13 +2,13 @@
 //! really are.
 
 use kip_criu_images::fields::{core_entry, rlimit_entry, task_core_entry, task_rlimits_entry};
-use kip_criu_images::{ImageError, Images, Malformed};
+use kip_criu_images::{CheckpointImageError, Images, Malformed};
 
 /// Sets limits of a process: number, soft and hard limit; `u64::MAX`: none.
 ///
 /// # Errors
 /// The image's.
-pub fn set_limits(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
+pub fn set_limits(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), CheckpointImageError> {
     let mut image = images.image(&format!("core-{pid}.img"))?;
     let damaged = image.damaged();
     for core in &mut image.entries {

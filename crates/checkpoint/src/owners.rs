@@ -5,13 +5,13 @@
 //! threads are yet to be made, and fails for one of these. So they are taken out of the images, and
 //! the wake sets them when all of the program is there.
 
-use crate::sockets::places;
 use kip_criu_images::fields::{
     bpfmap_file_entry, eventfd_file_entry, eventpoll_file_entry, ext_file_entry, fanotify_file_entry, fifo_entry,
     file_entry, fown_entry, inet_sk_entry, inotify_file_entry, memfd_file_entry, netlink_sk_entry, packet_sock_entry,
     pidfd_entry, pipe_entry, reg_file_entry, signalfd_entry, timerfd_entry, tty_file_entry, unix_sk_entry,
 };
-use kip_criu_images::{Image, ImageError, Images, Malformed};
+use kip_criu_images::processes::places;
+use kip_criu_images::{CheckpointImage, CheckpointImageError, Images, Malformed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const OWNERS: [(u32, u32); 17] = [
 /// The receiver of the signal, as numbered inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Owner {
+pub enum SignalReceiver {
     /// A thread.
     Thread(u32),
     /// A process.
@@ -56,7 +56,7 @@ pub struct Owned {
     /// Its number there.
     pub fd: i32,
     /// Its owner, if it has one.
-    pub owner: Option<Owner>,
+    pub owner: Option<SignalReceiver>,
     /// The signal; 0 is SIGIO.
     pub signal: i32,
     /// User and effective user (as numbered inside) of the process that named the owner: by these
@@ -68,7 +68,7 @@ pub struct Owned {
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
+pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, CheckpointImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let mut places = None;
@@ -83,9 +83,9 @@ pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
                 entry.edit_messages(number, |owner| {
                     let of = match (owner.number(fown_entry::PID), owner.number(fown_entry::PID_TYPE)) {
                         (0, _) => None,
-                        (thread, 0) => Some(Owner::Thread(thread as u32)),
-                        (group, 2) => Some(Owner::Group(group as u32)),
-                        (process, _) => Some(Owner::Process(process as u32)),
+                        (thread, 0) => Some(SignalReceiver::Thread(thread as u32)),
+                        (group, 2) => Some(SignalReceiver::Group(group as u32)),
+                        (process, _) => Some(SignalReceiver::Process(process as u32)),
                     };
                     let signal = owner.number(fown_entry::SIGNUM) as i32;
                     if of.is_none() && signal == 0 {
@@ -118,7 +118,7 @@ pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
 }
 
 enum Wrong {
-    Image(ImageError),
+    Image(CheckpointImageError),
     Malformed(Malformed),
 }
 
@@ -128,14 +128,14 @@ impl From<Malformed> for Wrong {
     }
 }
 
-impl From<ImageError> for Wrong {
-    fn from(error: ImageError) -> Wrong {
+impl From<CheckpointImageError> for Wrong {
+    fn from(error: CheckpointImageError) -> Wrong {
         Wrong::Image(error)
     }
 }
 
 /// The ids of FIFOs by those of their files.
-fn fifos(files: &Image) -> Result<BTreeMap<u64, u64>, Malformed> {
+fn fifos(files: &CheckpointImage) -> Result<BTreeMap<u64, u64>, Malformed> {
     let mut found = BTreeMap::new();
     for file in &files.entries {
         if let Some(fifo) = file.message(file_entry::FIFO)? {

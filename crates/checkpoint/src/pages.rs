@@ -2,8 +2,8 @@
 
 use kip_criu_images::fields::{pagemap_entry, pagemap_head};
 use kip_criu_images::pagemap::{PRESENT, pages_of};
-use kip_criu_images::{Image, ImageError, Images, Message, Value};
-use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
+use kip_criu_images::{CheckpointImage, CheckpointImageError, Images, Message, Value};
+use kip_snapshot::pages::{PAGE, PageMap, ProcessPages, Run, damaged};
 use kip_snapshot::remote::RemoteFile;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -17,15 +17,15 @@ use std::thread;
 /// All pages of all processes that are in the images.
 ///
 /// # Errors
-/// See [`ImageError`].
-pub fn page_map(images: &Images) -> Result<PageMap, ImageError> {
+/// See [`CheckpointImageError`].
+pub fn page_map(images: &Images) -> Result<PageMap, CheckpointImageError> {
     let mut map = PageMap::default();
     for (pid, name) in images.numbered("pagemap") {
         let entries = images.entries(&name)?;
         let mut entries = entries.iter();
         let Some(head) = entries.next() else { continue };
         let file = map.file(&format!("pages-{}.img", head.number(pagemap_head::PAGES_ID)));
-        let mut process = Process::default();
+        let mut process = ProcessPages::default();
         let mut first = 0;
         for entry in entries {
             if entry.number(pagemap_entry::FLAGS) & PRESENT == 0 {
@@ -54,8 +54,8 @@ fn is_criu(name: &str) -> bool {
 /// pages of the map. Processes are done at the same time, on all cores.
 ///
 /// # Errors
-/// See [`ImageError`]; a page that is damaged, or of a remote file and not here.
-pub fn make_whole(images: &mut Images, scratch: &Path, map: &PageMap) -> Result<(), ImageError> {
+/// See [`CheckpointImageError`]; a page that is damaged, or of a remote file and not here.
+pub fn make_whole(images: &mut Images, scratch: &Path, map: &PageMap) -> Result<(), CheckpointImageError> {
     let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
     let lacking = map.processes.iter().filter(|(_, process)| !process.runs.iter().all(whole));
     let lacking = Mutex::new(lacking);
@@ -66,7 +66,7 @@ pub fn make_whole(images: &mut Images, scratch: &Path, map: &PageMap) -> Result<
         while let Some((pid, process)) = next() {
             whole.extend(make_process_whole(before, scratch, map, *pid, &process.runs)?);
         }
-        Ok::<_, ImageError>(whole)
+        Ok::<_, CheckpointImageError>(whole)
     };
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     let whole = thread::scope(|scope| {
@@ -86,12 +86,12 @@ fn make_process_whole(
     map: &PageMap,
     pid: u32,
     runs: &[Run],
-) -> Result<Option<Image>, ImageError> {
+) -> Result<Option<CheckpointImage>, CheckpointImageError> {
     let mut image = images.image(&format!("pagemap-{pid}.img"))?;
     image.entries.truncate(1);
     let Some(head) = image.entries.first() else { return Ok(None) };
     let path = scratch.join(format!("pages-{}.img", head.number(pagemap_head::PAGES_ID)));
-    write_pages(images.directory(), &path, map, runs).map_err(|source| ImageError::Io { path, source })?;
+    write_pages(images.directory(), &path, map, runs).map_err(|source| CheckpointImageError::Io { path, source })?;
     // What follows each other in memory is one, wherever it came from: CRIU reads each by itself.
     let mut whole: Vec<(u64, u64)> = Vec::new();
     for run in runs {

@@ -17,6 +17,7 @@ mod layout;
 mod memfd;
 pub(crate) mod memory;
 mod settings;
+mod system_v;
 mod tasks;
 
 pub use crate::objects::Object;
@@ -24,10 +25,10 @@ pub use files::objects;
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
 pub use memfd::{MemoryFile, MemoryFiles, Opened, Piece};
 
-use crate::clocks::Clocks;
 use crate::registers::Registers;
 use crate::terminals::Controlled;
-use kip_criu_images::{ImageError, Images, Malformed};
+use kip_clocks::Clocks;
+use kip_criu_images::{CheckpointImageError, Images, Malformed};
 use kip_snapshot::pages::PageMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -38,7 +39,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN7");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN9");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 
@@ -128,7 +129,7 @@ pub enum PlanError {
     },
     /// An image.
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     /// A message in an image.
     #[error("an image is damaged")]
     Damaged(#[from] Malformed),
@@ -166,21 +167,15 @@ pub struct Wish<'a> {
 
 /// Makes the plan.
 pub fn compile(images: &Images, wish: &Wish<'_>) -> Result<Plan, PlanError> {
-    for (prefix, what) in
-        [("ipcns-shm", "System V memory"), ("ipcns-msg", "System V messages"), ("ipcns-sem", "System V semaphores")]
-    {
-        // An image of nothing but its magic number says that there is nothing.
-        if images.names().any(|name| name.starts_with(prefix) && images.bytes(name).is_none_or(|bytes| bytes.len() > 8))
-        {
-            return unsupported(what);
-        }
-    }
     let mut writer = layout::Writer::new();
     let mut files = files::Files::read(images)?;
     let tree = tasks::read(images)?;
     let tasks::Written { planned, program, eager } = tasks::write(&mut writer, &mut files, images, &tree, wish)?;
     let eager = eager.iter().map(|run| (run.file, run.first, run.pages)).collect();
     let files::Files { received, same_files, .. } = files;
+    if program.bytes.len() as u64 > layout::PLAN_MOST {
+        return unsupported("a plan of more than 256 MiB, of messages in queues for one");
+    }
     Ok(Plan { received, tasks: planned, base: program.base, same_files, eager, program: program.bytes, at: 0 })
 }
 

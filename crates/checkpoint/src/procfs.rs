@@ -2,9 +2,9 @@
 //! `/proc/PID`, and what lay behind it in its memory follows. [`mend_proc_paths`] puts the path
 //! right, by the link that the frozen process has. Changes nothing else.
 
-use crate::sockets;
 use kip_criu_images::fields::{file_entry, fs_entry, reg_file_entry};
-use kip_criu_images::{ImageError, Images, Value};
+use kip_criu_images::processes::places;
+use kip_criu_images::{CheckpointImageError, Images, Value};
 use std::collections::BTreeMap;
 
 /// Puts paths right; `link` says where a link of a process (by its number inside) below its
@@ -12,7 +12,10 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn mend_proc_paths(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<String>) -> Result<(), ImageError> {
+pub fn mend_proc_paths(
+    images: &mut Images,
+    link: &dyn Fn(u32, &str) -> Option<String>,
+) -> Result<(), CheckpointImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let is_below = |name: &str| process_of(name).is_some_and(|process| name.len() > process.len());
@@ -31,7 +34,7 @@ pub fn mend_proc_paths(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<S
     for (pid, name) in images.numbered("fs") {
         links.extend(images.first(&name)?.map(|fs| (fs.number(fs_entry::CWD_ID), (pid, "cwd".to_owned()))));
     }
-    links.extend(sockets::places(images)?.into_iter().map(|(id, (pid, fd))| (id, (pid, format!("fd/{fd}")))));
+    links.extend(places(images)?.into_iter().map(|(id, (pid, fd))| (id, (pid, format!("fd/{fd}")))));
     let mut changed = false;
     for (place, id, name) in suspects {
         let target = links.get(&id).and_then(|(pid, at)| link(*pid, at));

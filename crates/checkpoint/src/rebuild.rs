@@ -6,9 +6,9 @@
 //! the socket all of them are ready or dead. Crash: nothing is kept; the caller kills what there
 //! is.
 
-use crate::clocks::Missed;
 use crate::plan::{AREA, AREA_END, PLAN, Plan};
-use crate::resume::{Process, Stopped, Thread, stop, syscall_offset};
+use crate::resume::{Stopped, Thread, WaitingProcess, stop, syscall_offset};
+use kip_clocks::Missed;
 use kip_sys::timer::TimerSignal;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ const SLOWEST: u64 = 50_000_000;
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
-const STEPS: [&str; 28] = [
+const STEPS: [&str; 30] = [
     "start",
     "receive",
     "read the plan",
@@ -68,6 +68,8 @@ const STEPS: [&str; 28] = [
     "have its memory watched",
     "open a pidfd",
     "give a session its terminal",
+    "make System V IPC",
+    "make a ring of asynchronous I/O",
 ];
 
 /// The tree could not be rebuilt.
@@ -135,10 +137,11 @@ pub struct Unfilled {
 }
 
 /// `struct packet` with so many descriptors; none are in the last one.
-fn packet(plan: &Plan, descriptors: usize, waited: Option<Duration>) -> Vec<u8> {
-    let waited = waited.map_or(0, |waited| waited.as_nanos() as u64);
+fn packet(plan: &Plan, descriptors: usize, came: Option<Came>) -> Vec<u8> {
+    let nanos = |time: Duration| time.as_nanos() as u64;
+    let (waited, taken_within) = came.map_or((0, 0), |came| (nanos(came.ago), nanos(came.taken_within)));
     let more = u64::from(descriptors > 0);
-    let words = [plan.base, plan.at, plan.program.len() as u64, descriptors as u64, more, waited];
+    let words = [plan.base, plan.at, plan.program.len() as u64, descriptors as u64, more, waited, taken_within];
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
@@ -154,16 +157,24 @@ fn read_missed(pid: u32, words: &[u64; SAID_WORDS]) -> Missed {
     Missed::Posix { pid, thread, signal: TimerSignal { signal, timer, overrun: (to >> 32) as i32, value } }
 }
 
+/// What a program is woken for came by the network.
+#[derive(Debug, Clone, Copy)]
+pub struct Came {
+    /// So long ago.
+    pub ago: Duration,
+    /// The program has taken it so long after it goes on.
+    pub taken_within: Duration,
+}
+
 impl<'a> Rebuild<'a> {
     /// Queues the plan and the descriptors that are received after it, in the plan's order; returns
-    /// the restorer's end. `bytes` is the size of the snapshot; `waited` is since when what the
-    /// program is woken for waits, if that came by the network.
+    /// the restorer's end. `bytes` is the size of the snapshot.
     pub fn begin(
         plan: &'a Plan,
         images: &Path,
         received: &[BorrowedFd<'_>],
         bytes: u64,
-        waited: Option<Duration>,
+        came: Option<Came>,
     ) -> Result<(Rebuild<'a>, OwnedFd), RebuildError> {
         let file = File::open(images.join(PLAN)).map_err(RebuildError::Plan)?;
         let (socket, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(RebuildError::Socket)?;
@@ -173,7 +184,7 @@ impl<'a> Rebuild<'a> {
         set.map_err(|e| RebuildError::Socket(e.into()))?;
         let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(received.iter().copied()).collect();
         for chunk in all.chunks(kip_sys::fdpass::MAX_FDS) {
-            let bytes = packet(plan, chunk.len(), waited);
+            let bytes = packet(plan, chunk.len(), came);
             kip_sys::fdpass::send(socket.as_fd(), &bytes, chunk).map_err(RebuildError::Socket)?;
         }
         Ok((Rebuild { plan, socket, found: BTreeMap::new(), watched: BTreeMap::new(), later: Vec::new() }, theirs))
@@ -304,7 +315,7 @@ impl<'a> Rebuild<'a> {
         let offset =
             OFFSET.get_or_init(syscall_offset).ok_or_else(|| RebuildError::Trace(io::ErrorKind::Unsupported.into()))?;
         let init = Thread { tid: init, registers: None };
-        let mut processes = vec![Process { threads: vec![init], unmap: (0, 0), syscall_at: 0 }];
+        let mut processes = vec![WaitingProcess { threads: vec![init], unmap: (0, 0), syscall_at: 0 }];
         for (index, task) in &self.plan.tasks {
             let mut threads = Vec::new();
             for thread in &task.threads {
@@ -315,7 +326,7 @@ impl<'a> Rebuild<'a> {
             if task.stopped {
                 self.until_stopped(threads[0].tid)?;
             }
-            processes.push(Process { threads, unmap: (AREA, AREA_END - AREA), syscall_at: task.vdso + offset });
+            processes.push(WaitingProcess { threads, unmap: (AREA, AREA_END - AREA), syscall_at: task.vdso + offset });
         }
         stop(&processes).map_err(RebuildError::Trace)
     }

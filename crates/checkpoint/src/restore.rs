@@ -7,7 +7,7 @@
 
 use crate::dump::{LOCK_SKIP, LOG_ERRORS, causes};
 use crate::helper::{Helper, HelperError, ORDERS_PER_MESSAGE, Order, ROOT, USR, volume_place};
-use crate::rpc::{InheritFd, Kind, Opts, Request};
+use crate::rpc::{CriuCall, CriuRequest, InheritFd, Opts};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
@@ -63,7 +63,7 @@ const SLOWEST: u64 = 50_000_000;
 /// The restore failed; nothing of it is left, unless the helper did, whose tree is the caller's to
 /// end.
 #[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
+pub enum CriuRestoreError {
     /// The helper.
     #[error(transparent)]
     Helper(#[from] HelperError),
@@ -94,7 +94,7 @@ pub fn restore(
     helper: Helper,
     request: &RestoreRequest<'_>,
     stage: &mut dyn FnMut(Stage) -> bool,
-) -> Result<u32, RestoreError> {
+) -> Result<u32, CriuRestoreError> {
     helper.be_patient(PATIENCE + Duration::from_secs(request.bytes / SLOWEST))?;
     let mut orders: Vec<(Order, BorrowedFd<'_>)> = request.cgroups.iter().map(|fd| (Order::Cgroup, *fd)).collect();
     orders.push((Order::MountRoot, request.root));
@@ -129,7 +129,7 @@ pub fn restore(
         external,
         ..Opts::default()
     };
-    let call = Request { kind: Kind::Restore as i32, opts: Some(opts), notify_success: None };
+    let call = CriuRequest { kind: CriuCall::Restore as i32, opts: Some(opts), notify_success: None };
     let response = helper.call(&call, &mut |name, pid| match name {
         "setup-namespaces" => stage(Stage::Created(pid.unwrap_or(0) as u32)),
         "post-restore" => stage(Stage::Restored),
@@ -140,7 +140,7 @@ pub fn restore(
     std::thread::spawn(move || drop(helper));
     if !response.success {
         let log = std::fs::read(request.images.join(RESTORE_LOG)).unwrap_or_default();
-        return Err(RestoreError::Refused { causes: causes(&String::from_utf8_lossy(&log), response.cr_errmsg) });
+        return Err(CriuRestoreError::Refused { causes: causes(&String::from_utf8_lossy(&log), response.cr_errmsg) });
     }
     Ok(response.restore.map_or(0, |r| r.pid) as u32)
 }

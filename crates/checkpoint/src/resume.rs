@@ -50,7 +50,7 @@ pub struct Thread<'a> {
 
 /// A process whose threads all wait in the restorer.
 #[derive(Debug, Clone)]
-pub struct Process<'a> {
+pub struct WaitingProcess<'a> {
     /// All of them, the leader first.
     pub threads: Vec<Thread<'a>>,
     /// Address and length in bytes of the restorer's mappings in it, whole pages; length 0: nothing
@@ -89,7 +89,7 @@ fn strange(tid: u32, what: &str, stop: Stop) -> io::Error {
 /// # Errors
 /// The kernel's, with thread and step; InvalidInput for a process without threads or registers that
 /// are not 27.
-pub fn stop(processes: &[Process<'_>]) -> io::Result<Stopped> {
+pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<Stopped> {
     let ids = processes.iter().map(|p| p.threads.iter().map(|t| t.tid).collect()).collect();
     let stopped = Stopped { processes: ids, _here: PhantomData };
     if processes.iter().any(|p| p.threads.is_empty()) {
@@ -220,7 +220,7 @@ const RIP: usize = 16;
 /// It runs to the call's entry and to its end rather than for one single step: a step ends with a
 /// forced SIGTRAP, and because the restorer blocks every signal, the kernel would first set the
 /// program's own SIGTRAP handler to the default.
-fn unmap(process: &Process<'_>) -> io::Result<()> {
+fn unmap(process: &WaitingProcess<'_>) -> io::Result<()> {
     const MUNMAP: u64 = 11;
     let (start, length) = process.unmap;
     if length == 0 {

@@ -117,14 +117,14 @@ impl Subject {
         u64::from_str_radix(&line, 16).unwrap()
     }
 
-    fn process<'a>(&self, registers: &'a [Registers], unmap: (u64, u64)) -> Process<'a> {
+    fn process<'a>(&self, registers: &'a [Registers], unmap: (u64, u64)) -> WaitingProcess<'a> {
         let threads = self
             .tids
             .iter()
             .zip(registers)
             .map(|(tid, registers)| Thread { tid: *tid, registers: Some(registers) })
             .collect();
-        Process { threads, unmap, syscall_at: self.syscall_at() }
+        WaitingProcess { threads, unmap, syscall_at: self.syscall_at() }
     }
 
     /// Each thread's registers as an image would have them: an interrupted call begins again.

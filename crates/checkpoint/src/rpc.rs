@@ -7,7 +7,7 @@ use prost::Message;
 /// Kinds of requests and answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
-pub enum Kind {
+pub enum CriuCall {
     /// None.
     Empty = 0,
     /// Take a snapshot.
@@ -92,9 +92,9 @@ pub struct Opts {
 
 /// A request.
 #[derive(Clone, PartialEq, Message)]
-pub struct Request {
+pub struct CriuRequest {
     /// What is asked.
-    #[prost(enumeration = "Kind", required, tag = "1")]
+    #[prost(enumeration = "CriuCall", required, tag = "1")]
     pub kind: i32,
     /// With which options.
     #[prost(message, optional, tag = "2")]
@@ -125,7 +125,7 @@ pub struct Notify {
 
 /// Version of CRIU.
 #[derive(Clone, PartialEq, Message)]
-pub struct Version {
+pub struct RpcVersion {
     /// Major.
     #[prost(int32, required, tag = "1")]
     pub major: i32,
@@ -138,7 +138,7 @@ pub struct Version {
 #[derive(Clone, PartialEq, Message)]
 pub struct Response {
     /// To what.
-    #[prost(enumeration = "Kind", required, tag = "1")]
+    #[prost(enumeration = "CriuCall", required, tag = "1")]
     pub kind: i32,
     /// Done or not.
     #[prost(bool, required, tag = "2")]
@@ -157,5 +157,5 @@ pub struct Response {
     pub cr_errmsg: Option<String>,
     /// Of a version request.
     #[prost(message, optional, tag = "10")]
-    pub version: Option<Version>,
+    pub version: Option<RpcVersion>,
 }

@@ -9,7 +9,7 @@
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{fdinfo_entry, file_entry, inet_sk_entry, mnt_entry, reg_file_entry};
 use kip_criu_images::fields::{task_kobj_ids_entry, unix_sk_entry};
-use kip_criu_images::{ImageError, Images, Malformed, Message, Value};
+use kip_criu_images::{CheckpointImageError, Images, Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An INET socket of the tree, as CRIU saw it at the freeze.
@@ -25,7 +25,7 @@ pub fn inherit_key(inode: u32) -> String {
 }
 
 /// Turns every INET socket of the images into a file to inherit; returns the sockets.
-pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, ImageError> {
+pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, CheckpointImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let mut sockets = Vec::new();
@@ -53,7 +53,11 @@ pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, ImageError> {
 }
 
 /// Says of all descriptors of these files, which are of that kind, that they are of regular files.
-pub(crate) fn turn_descriptors(images: &mut Images, kind: u64, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
+pub(crate) fn turn_descriptors(
+    images: &mut Images,
+    kind: u64,
+    ids: &BTreeSet<u64>,
+) -> Result<(), CheckpointImageError> {
     for (_, name) in images.numbered("fdinfo") {
         let mut descriptors = images.image(&name)?;
         let mut changed = false;
@@ -87,7 +91,7 @@ pub(crate) fn as_file(id: u64, key: &str, flags: u64, owner: Vec<u8>) -> Message
 }
 
 /// Paths (as seen inside) of the regular files that the images name: open ones and mapped ones.
-pub fn file_paths(images: &Images) -> Result<Vec<String>, ImageError> {
+pub fn file_paths(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
     let damaged = images.damaged("files.img");
     let mut paths = Vec::new();
     for file in images.entries("files.img")? {
@@ -116,7 +120,7 @@ pub fn file_paths(images: &Images) -> Result<Vec<String>, ImageError> {
 /// A connection that the program has not accepted yet has the listener as its peer, but the
 /// listener does not have the connection as its own: CRIU finds such a peer only when the peer
 /// comes first.
-pub fn order_unix_pairs(images: &mut Images) -> Result<(), ImageError> {
+pub fn order_unix_pairs(images: &mut Images) -> Result<(), CheckpointImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     const LISTENS: u64 = 10;
@@ -166,7 +170,7 @@ pub fn order_unix_pairs(images: &mut Images) -> Result<(), ImageError> {
 }
 
 /// Where each of the tree's mounts is, by CRIU's number of it.
-pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, ImageError> {
+pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, CheckpointImageError> {
     let mut mounts = BTreeMap::new();
     for (_, name) in images.numbered("mountpoints") {
         let entries = images.entries(&name)?;
@@ -179,7 +183,7 @@ pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, ImageErro
 /// Says of unix sockets that have a path that they have it in the tree's root, where the images
 /// name a mount that is not the tree's any more: that of an earlier run in which they were bound,
 /// and from which they were held. Only CRIU reads it.
-pub fn mend_mounts(images: &mut Images) -> Result<(), ImageError> {
+pub fn mend_mounts(images: &mut Images) -> Result<(), CheckpointImageError> {
     let mounts = mounts(images)?;
     let root = mounts.iter().find(|(_, place)| place.as_str() == "/").map(|(id, _)| *id);
     let mut files = images.image("files.img")?;
@@ -205,27 +209,8 @@ pub fn mend_mounts(images: &mut Images) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// One place where each file is open, (pid inside, descriptor number) by the file's id.
-pub(crate) fn places(images: &Images) -> Result<BTreeMap<u64, (u32, i32)>, ImageError> {
-    let mut tables: BTreeMap<u64, u32> = BTreeMap::new();
-    for (pid, name) in images.numbered("ids") {
-        for ids in images.entries(&name)? {
-            tables.entry(ids.number(task_kobj_ids_entry::FILES_ID)).or_insert(pid);
-        }
-    }
-    let mut places = BTreeMap::new();
-    for (table, name) in images.numbered("fdinfo") {
-        let Some(&pid) = tables.get(&u64::from(table)) else { continue };
-        for descriptor in images.entries(&name)? {
-            let fd = descriptor.number(fdinfo_entry::FD) as i32;
-            places.entry(descriptor.number(fdinfo_entry::ID)).or_insert((pid, fd));
-        }
-    }
-    Ok(places)
-}
-
 /// Pids (inside) of the tasks that have each file open, by the file's id.
-fn owners(images: &Images) -> Result<BTreeMap<u64, BTreeSet<u32>>, ImageError> {
+fn owners(images: &Images) -> Result<BTreeMap<u64, BTreeSet<u32>>, CheckpointImageError> {
     let mut tables: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for (pid, name) in images.numbered("ids") {
         for ids in images.entries(&name)? {

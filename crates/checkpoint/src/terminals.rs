@@ -9,7 +9,7 @@
 
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{file_entry, tty_file_entry, tty_info_entry};
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -41,19 +41,11 @@ pub fn external(device: u64, dev: u64) -> Option<String> {
     is_terminal.then(|| format!("tty[{device:x}:{dev:x}]"))
 }
 
-/// Whether anything of a tree is a terminal.
-///
-/// # Errors
-/// An image is missing or damaged.
-pub fn are_open(images: &Images) -> Result<bool, ImageError> {
-    Ok(images.entries("files.img")?.iter().any(|file| file.number(file_entry::TYPE) == kind::TTY))
-}
-
 /// The slaves that a tree has open for reading: the id of one file of each, by device number.
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn slaves(images: &Images) -> Result<BTreeMap<u64, u64>, ImageError> {
+pub fn slaves(images: &Images) -> Result<BTreeMap<u64, u64>, CheckpointImageError> {
     let infos = images.entries_if_any("tty-info.img")?;
     let device_of: BTreeMap<u64, u64> =
         infos.iter().map(|info| (info.number(tty_info_entry::ID), info.number(tty_info_entry::RDEV))).collect();

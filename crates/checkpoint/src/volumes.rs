@@ -8,7 +8,7 @@
 
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{file_entry, reg_file_entry, remap_file_path_entry};
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use std::collections::BTreeSet;
 
 /// open(2) flags.
@@ -34,7 +34,7 @@ pub fn is_below(path: &str, point: &str) -> bool {
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn release_volume_files(images: &mut Images, points: &[&str]) -> Result<Vec<VolumeFile>, ImageError> {
+pub fn release_volume_files(images: &mut Images, points: &[&str]) -> Result<Vec<VolumeFile>, CheckpointImageError> {
     if points.is_empty() {
         return Ok(Vec::new());
     }
@@ -69,7 +69,7 @@ pub fn release_volume_files(images: &mut Images, points: &[&str]) -> Result<Vec<
 }
 
 /// Ids of files that were deleted while they were open.
-fn nameless(images: &Images) -> Result<BTreeSet<u64>, ImageError> {
+fn nameless(images: &Images) -> Result<BTreeSet<u64>, CheckpointImageError> {
     let remapped = images.entries_if_any("remap-fpath.img")?;
     Ok(remapped.iter().map(|entry| entry.number(remap_file_path_entry::ORIG_ID)).collect())
 }

@@ -3,8 +3,9 @@
 //! Everything is looked at before anything is changed: the file, what would have to be replaced,
 //! images, and whether what is to be made could be started. Then those that are not described any
 //! more go, and procs are made one after the other, each when those that it depends on are ready. A
-//! proc that goes is stopped in order. A failure in the middle leaves what was done, says what that
-//! is, and the next apply goes on from there. Sleepers are looked at and not woken.
+//! proc that goes is stopped in order, one that is replaced when the new one is ready. A failure in
+//! the middle leaves what was done, says what that is, and the next apply goes on from there.
+//! Sleepers are looked at and not woken.
 
 mod plan;
 mod view;
@@ -18,7 +19,9 @@ use crate::wait::until_ready;
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::Client;
-use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, lettered, render};
+use kip_describe::{
+    Described, Document, Fault, Faults, Pull, Reading, Weight, choose, overrides_beside, render, update_between,
+};
 use kip_types::StateName;
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;
@@ -43,7 +46,8 @@ pub struct ApplyArgs {
     /// Remove procs that this file made and that it does not describe any more, with all they have
     #[arg(long, conflicts_with = "names")]
     pub prune: bool,
-    /// Recreate procs that differ from the file; their own files are lost
+    /// Recreate procs that differ from the file; their own files are lost. Clients are not refused
+    /// meanwhile, and the old proc stays if the new one does not get ready
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]
@@ -63,10 +67,10 @@ pub struct DiffArgs {
 
 #[derive(Debug, Args)]
 pub struct FileArgs {
-    /// The file; without it kip.toml, compose.yaml or docker-compose.yml of this directory. `.yaml`
-    /// and `.yml` are Compose files
+    /// The file; without it kip.toml, compose.yaml or docker-compose.yml here. Of several Compose
+    /// files (`.yaml`, `.yml`) each is laid over those before it
     #[arg(short, long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    pub file: Vec<PathBuf>,
     /// Only these procs, and the procs that they depend on
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
@@ -207,18 +211,15 @@ fn report<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
 /// Reads the file that is meant. What is wrong with it is told here, so that each mistake has a
 /// line of its own.
 fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Reported>> {
-    let path = match &args.file {
-        Some(path) => path.clone(),
-        None => USUAL
-            .iter()
-            .map(PathBuf::from)
-            .find(|path| path.exists())
-            .with_context(|| format!("there is no {} here: name the file with -f", USUAL.join(", ")))?,
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        anyhow::Ok((path, text))
     };
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let files: Vec<_> = files(args)?.into_iter().map(read).collect::<anyhow::Result<_>>()?;
+    let ((path, text), overrides) = files.split_first().expect("a file is named or found");
     let lookup = |key: &str| std::env::var(key).ok();
     let project = args.project_name.as_deref();
-    let reading = Reading { path: &path, text: &text, lookup: &lookup, project, profiles: &args.profile };
+    let reading = Reading { path, text, overrides, lookup: &lookup, project, profiles: &args.profile };
     let document = kip_describe::read(&reading);
     let mut document = match document {
         Ok(document) => document,
@@ -233,62 +234,23 @@ fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Reported>> {
         report(["nothing was done; --ignore-missing goes on without what Kip lacks"].iter());
         return Ok(Err(Reported));
     }
-    choose(&mut document, &args.names, &path)?;
+    choose(&mut document, &args.names, path).map_err(anyhow::Error::msg)?;
     let mark = match &document.project {
         Some(project) => project.clone(),
-        None => own_mark(&path)?,
+        None => own_mark(path)?,
     };
     Ok(Ok(Asked { mark, document, whole: args.names.is_empty() }))
 }
 
-/// Leaves those that are named and what they depend on.
-fn choose(document: &mut Document, names: &[String], path: &Path) -> anyhow::Result<()> {
-    if names.is_empty() {
-        return Ok(());
+/// The file that is meant, and those that are laid over it.
+fn files(args: &FileArgs) -> anyhow::Result<Vec<PathBuf>> {
+    if !args.file.is_empty() {
+        return Ok(args.file.clone());
     }
-    let mut chosen: Vec<_> = names.iter().map(|name| meant(document, name, path)).collect::<anyhow::Result<_>>()?;
-    let mut at = 0;
-    while let Some(name) = chosen.get(at).cloned() {
-        let Some(one) = document.procs.iter().find(|p| p.request.spec.name == name) else {
-            bail!("{} describes no proc {name}", path.display());
-        };
-        for needed in &one.depends_on {
-            if !chosen.contains(needed) {
-                chosen.push(needed.clone());
-            }
-        }
-        at += 1;
-    }
-    document.procs.retain(|p| chosen.contains(&p.request.spec.name));
-    Ok(())
-}
-
-/// The proc that is meant: by the file's own name for it, by the proc's, by either in other
-/// letters, or by a further name that this proc alone has.
-fn meant(document: &Document, name: &str, path: &Path) -> anyhow::Result<ProcName> {
-    let like = lettered(name);
-    let by = |fits: &dyn Fn(&Described) -> bool| -> Vec<&ProcName> {
-        document.procs.iter().filter(|one| fits(one)).map(|one| &one.request.spec.name).collect()
-    };
-    let ways: [&dyn Fn(&Described) -> bool; 5] = [
-        &|one| one.called == name,
-        &|one| one.request.spec.name.as_str() == name,
-        &|one| lettered(&one.called) == like,
-        &|one| one.request.spec.name.as_str() == like,
-        &|one| one.request.spec.aliases.iter().any(|alias| lettered(alias) == like),
-    ];
-    match ways.iter().map(|fits| by(*fits)).find(|found| !found.is_empty()).as_deref() {
-        Some([one]) => Ok((*one).clone()),
-        Some(several) => {
-            let several: Vec<_> = several.iter().map(|name| name.as_str()).collect();
-            bail!("{}: {name} is a name of {}: name the one that is meant", path.display(), several.join(" and of "))
-        }
-        None => {
-            let known = document.procs.iter().flat_map(|one| [one.called.as_str(), one.request.spec.name.as_str()]);
-            let meant = kip_types::nearest(name, known).map(|meant| format!(": did you mean {meant}?"));
-            bail!("{} describes no proc {name}{}", path.display(), meant.unwrap_or_default())
-        }
-    }
+    let usual = USUAL.iter().map(PathBuf::from).find(|path| path.exists());
+    let found = usual.with_context(|| format!("there is no {} here: name the file with -f", USUAL.join(", ")))?;
+    let over = overrides_beside(&found).find(|path| path.exists());
+    Ok([found].into_iter().chain(over).collect())
 }
 
 /// A file without a name of its own is known by its path and its machine: two clients may have the
@@ -337,11 +299,17 @@ async fn apply_change(client: &Client, change: &Change, described: &Described, a
             client.start(name, &StartRequest { wait_ready: described.request.wait_ready }).await?;
             wait_for(client, name).await
         }
-        Action::Replace => {
-            remove(client, name).await?;
-            let made = client.run(&described.request).await.map(drop);
-            made.with_context(|| format!("the {name} that was there is removed, with the files that it wrote"))
+        Action::Update => {
+            let is = plan::asked(&client.inspect_with_env(name).await?.spec);
+            let Some(update) = update_between(&is, &described.request) else {
+                bail!("{name} has changed meanwhile: apply again");
+            };
+            if client.update(name, &update).await?.state == StateName::Stopped {
+                client.start(name, &StartRequest { wait_ready: described.request.wait_ready }).await?;
+            }
+            wait_for(client, name).await
         }
+        Action::Replace => Ok(client.replace(&described.request).await.map(drop)?),
         _ => Ok(client.run(&described.request).await.map(drop)?),
     }
 }
@@ -375,58 +343,4 @@ async fn pull_image(client: &Client, described: &Described, registry: &RegistryA
     let registry = RegistryArgs { plain_http: registry.plain_http || described.plain_http, ..registry.clone() };
     let pulled = ensure(client, &image.reference, when, &registry).await;
     pulled.map(drop).map_err(|e| Fault::new(&described.place, format!("{e:#}")).into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_named_comes_with_what_it_depends_on() {
-        let text = "[proc.a]\ncommand='x'\ndepends-on=['b']\n[proc.b]\ncommand='x'\n[proc.c]\ncommand='x'\n";
-        let path = Path::new("/x/kip.toml");
-        let reading = Reading { path, text, lookup: &|_| None, project: None, profiles: &[] };
-        let mut document = kip_describe::read(&reading).unwrap();
-        assert!(choose(&mut document.clone(), &["d".to_owned()], path).is_err());
-        let text = "[proc.webshop]\ncommand='x'\n";
-        let one = kip_describe::read(&Reading { text, ..reading }).unwrap();
-        let told = meant(&one, "webshp", path).unwrap_err().to_string();
-        assert_eq!(told, "/x/kip.toml describes no proc webshp: did you mean webshop?");
-        choose(&mut document, &["a".to_owned()], path).unwrap();
-        let names: Vec<_> = document.procs.iter().map(|p| p.request.spec.name.as_str()).collect();
-        assert_eq!(names, ["b", "a"]);
-    }
-
-    // promise files: services are named on the command line as the file has them, or by their
-    //   proc's name; a further name that two have is refused
-    #[test]
-    fn services_are_named_as_the_file_names_them() {
-        let service = |name: &str, more: &str| format!("  {name}:\n    image: x\n{more}");
-        let alias = "    networks: {default: {aliases: [store, my_db]}}\n";
-        let text = "services:\n".to_owned()
-            + &service("my_service", alias)
-            + &service("Web", "    networks: {default: {aliases: [store, db]}}\n    container_name: front\n")
-            + &service("db", "    depends_on: [Web]\n");
-        let path = Path::new("/x/compose.yaml");
-        let reading = Reading { path, text: &text, lookup: &|_| None, project: Some("p"), profiles: &[] };
-        let document = kip_describe::read(&reading).unwrap();
-        let is = |name: &str| meant(&document, name, path).map(|name| name.to_string()).map_err(|e| e.to_string());
-        for (name, proc) in [
-            ("my_service", "p-my-service"),
-            ("my-service", "p-my-service"),
-            ("p-my-service", "p-my-service"),
-            ("p-my_service", "p-my-service"),
-            ("Web", "front"),
-            ("web", "front"),
-            ("front", "front"),
-            // One that comes earlier has it as a further name.
-            ("db", "p-db"),
-            ("my_db", "p-my-service"),
-        ] {
-            assert_eq!(is(name).as_deref(), Ok(proc), "{name}");
-        }
-        let two = is("store").unwrap_err();
-        assert!(two.contains("store is a name of ") && two.contains("front") && two.contains("p-my-service"), "{two}");
-        assert_eq!(is("none").unwrap_err(), "/x/compose.yaml describes no proc none");
-    }
 }

@@ -21,12 +21,14 @@ use crate::stats::StatsArgs;
 use crate::token::TokenCommand;
 use crate::top::TopArgs;
 use crate::up::UpArgs;
+use crate::update::UpdateArgs;
 use crate::volume::VolumeCommand;
 use crate::wait::WaitArgs;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kip_types::api::Detail;
 use kip_types::lifecycle::Tier;
+use kip_types::name::ProcName;
 use kip_types::spec::{Clock, parse_duration_ms};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -98,6 +100,10 @@ pub enum Command {
     Start(NamesArg),
     /// End procs and start them again, on their files
     Restart(StopArgs),
+    /// Give a proc another name, in any tier, without waking it
+    Rename(RenameArgs),
+    /// Change limits, times, ports, labels and the restart policy of procs without a restart
+    Update(Box<UpdateArgs>),
     /// Create the procs that a file describes: kip.toml, or a Compose file
     Apply(ApplyArgs),
     /// Show what `apply` would do; exits with 0 if nothing, with 1 if something
@@ -183,6 +189,15 @@ pub struct NameArg {
     pub name: String,
 }
 
+#[derive(Debug, Args)]
+pub struct RenameArgs {
+    /// Name of the proc
+    #[arg(add = names::known())]
+    pub name: String,
+    /// Its name from now on
+    pub new: ProcName,
+}
+
 /// Procs. Each one is tried.
 #[derive(Debug, Args)]
 pub struct NamesArg {
@@ -257,6 +272,10 @@ pub struct DownArgs {
     /// How long that may take; 90s. A proc that is not parked by then runs on
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "park")]
     pub within: Option<u64>,
+    /// End the procs that are awake or asleep without asking; needed where this command cannot ask,
+    /// without a terminal
+    #[arg(short = 'y', long, visible_alias = "yes", conflicts_with = "park")]
+    pub all: bool,
 }
 
 #[derive(Debug, Args)]

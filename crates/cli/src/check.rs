@@ -7,7 +7,7 @@ use crate::text::{self, table};
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
-use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, RunRequest};
+use kip_types::api::{CheckAnswer, CheckOperation, CheckRequest, CheckStep, CheckVerdict, CheckView, RunRequest};
 use kip_types::lifecycle::Tier;
 use std::process::ExitCode;
 
@@ -79,12 +79,12 @@ pub async fn require(client: &Client, request: &RunRequest, trial: &TrialArgs) -
 }
 
 fn verb(step: &CheckStep) -> String {
-    match (step.step.as_str(), step.tier) {
-        ("sleep", Some(Tier::Hibernated)) => "hibernate".to_owned(),
-        ("sleep", Some(Tier::Parked)) => "be parked".to_owned(),
-        ("sleep", Some(Tier::Archived)) => "be archived".to_owned(),
-        ("wake", Some(tier)) => format!("wake from {tier}"),
-        (step, _) => step.to_owned(),
+    match (step.step, step.tier) {
+        (CheckOperation::Sleep, Some(Tier::Hibernated)) => "hibernate".to_owned(),
+        (CheckOperation::Sleep, Some(Tier::Parked)) => "be parked".to_owned(),
+        (CheckOperation::Sleep, Some(Tier::Archived)) => "be archived".to_owned(),
+        (CheckOperation::Wake, Some(tier)) => format!("wake from {tier}"),
+        (step, _) => step.to_string(),
     }
 }
 
@@ -114,7 +114,7 @@ fn lines(view: &CheckView) -> String {
 }
 
 fn slept(view: &CheckView) -> Vec<String> {
-    let slept = view.steps.iter().filter(|step| step.step == "sleep");
+    let slept = view.steps.iter().filter(|step| step.step == CheckOperation::Sleep);
     slept.filter_map(|step| Some(step.tier?.to_string())).collect()
 }
 
@@ -133,15 +133,17 @@ mod tests {
 
     #[test]
     fn steps_causes_and_pins_are_shown() {
-        let step = |step: &str, tier, us, refused: &[&str]| CheckStep {
-            step: step.into(),
+        let step = |step: CheckOperation, tier, us, refused: &[&str]| CheckStep {
+            step,
             tier,
             us,
             bytes: us.map(|_| 2048),
             refused: refused.iter().map(|why| (*why).to_owned()).collect(),
         };
-        let steps =
-            vec![step("start", None, Some(9), &[]), step("sleep", Some(Tier::Parked), None, &["fd 3 is a thing"])];
+        let steps = vec![
+            step(CheckOperation::Start, None, Some(9), &[]),
+            step(CheckOperation::Sleep, Some(Tier::Parked), None, &["fd 3 is a thing"]),
+        ];
         let pinned = vec!["the volume a at /b is here".to_owned()];
         let moves = CheckVerdict { answer: CheckAnswer::No, because: pinned.clone() };
         let clones = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["Kip has no clones yet".into()] };

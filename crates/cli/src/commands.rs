@@ -9,10 +9,11 @@ use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
     apply, attach, backup, check, cp, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token,
-    top, view, volume, wait,
+    top, update, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
+use kip_types::StateName;
 use kip_types::api::{DownRequest, DownView, ProcView, SignalRequest, SleepRequest, StartRequest};
 use kip_types::name::ProcName;
 use kip_types::spec::parse_signal;
@@ -20,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde::Serialize;
 use std::cell::Cell;
+use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
@@ -58,6 +60,11 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             };
             return each(&args.names, restart).await;
         }
+        Command::Rename(args) => {
+            let renamed = client.rename(&name(&args.name)?, &args.new).await?;
+            show(&renamed, json, |view| format!("{} is {} now\n", args.name, view.name))?;
+        }
+        Command::Update(args) => return update::update(client, &args, json).await,
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps(args) => ps::ps(client, &args, json).await?,
         Command::Port(args) => port::port(client, &args, json).await?,
@@ -181,6 +188,9 @@ fn stopped(view: &ProcView) -> String {
 
 /// Returns when the daemon is gone, so that the next one can be started at once.
 async fn down(client: &Client, args: &DownArgs, json: bool) -> anyhow::Result<ExitCode> {
+    if !args.park && !args.all && !may_end(client, json).await? {
+        return Ok(ExitCode::FAILURE);
+    }
     let daemon = client.daemon_pid().await?;
     // None where the daemon is not visible from here or not ours to watch: then its word has to do.
     let watched = daemon.and_then(Pid::from_raw).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -190,6 +200,41 @@ async fn down(client: &Client, args: &DownArgs, json: bool) -> anyhow::Result<Ex
     }
     show(&view, json, if args.park { parked } else { ended })?;
     Ok(if view.awake.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether the procs that are awake or asleep may be ended, by the word of the person at the
+/// terminal.
+///
+/// # Errors
+/// There are some, and no terminal.
+async fn may_end(client: &Client, json: bool) -> anyhow::Result<bool> {
+    /// More names than these are counted.
+    const MOST_NAMES: usize = 8;
+    let procs = client.list().await?;
+    let there: Vec<&str> = procs
+        .iter()
+        .filter(|view| !matches!(view.state, StateName::Stopped | StateName::Restarting | StateName::Elsewhere))
+        .map(|view| view.name.as_str())
+        .collect();
+    if there.is_empty() {
+        return Ok(true);
+    }
+    let more = there.len().saturating_sub(MOST_NAMES);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let names = format!("{}{more}", there[..there.len().min(MOST_NAMES)].join(", "));
+    let what = if there.len() == 1 { "proc that is" } else { "procs that are" };
+    let ends = format!("this ends {} {what} awake or asleep, with all in memory: {names}", there.len());
+    if json || !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        bail!("{ends}; give --all if that is meant, or --park to have them again at the next `kip up`");
+    }
+    eprint!("{ends}\n`kip down --park` keeps them for the next `kip up`. End them? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    let yes = matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
+    if !yes {
+        eprintln!("nothing was ended");
+    }
+    Ok(yes)
 }
 
 fn wait_for_end(pidfd: &OwnedFd) -> anyhow::Result<()> {

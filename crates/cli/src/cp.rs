@@ -9,8 +9,8 @@ use kip_client::{Archive, CallError, Client, Pieces};
 use kip_files::FilesError;
 use kip_files::pack::Source;
 use kip_files::tree::Tree;
-use kip_files::unpack::{self, Limits};
-use kip_types::api::{FilesWritten, ReadFilesRequest, WriteFilesRequest};
+use kip_files::unpack::{self, UnpackLimits};
+use kip_types::api::{Code, FilesWritten, ReadFilesRequest, WriteFilesRequest};
 use kip_types::name::ProcName;
 use std::collections::HashSet;
 use std::io::{self, BufWriter, IsTerminal, Read, Write};
@@ -122,8 +122,24 @@ async fn send(
     if let Err(refused @ CallError::Refused(_)) = sent {
         return Err(refused.into());
     }
+    let made = made.await?;
+    // A daemon that refuses at once may close the connection before its answer is read. It says so
+    // again to an archive with nothing in it.
+    let is_pipe = |e: &(dyn std::error::Error + 'static)| {
+        e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    };
+    if let (Err(e), Err(_)) = (&made, &sent)
+        && e.chain().any(is_pipe)
+    {
+        let nothing = client.write_files(proc, &request, Pieces(mpsc::channel(1).1)).await;
+        if let Err(CallError::Refused(refusal)) = nothing
+            && matches!(refusal.code, Code::State | Code::Unknown | Code::Forbidden)
+        {
+            return Err(CallError::Refused(refusal).into());
+        }
+    }
     // Where the archive could not be made, that is the reason.
-    match (made.await?, sent) {
+    match (made, sent) {
         (_, Ok(written)) => Ok(written),
         (Err(e), Err(lost)) => Err(if e.is::<FilesError>() { e } else { lost.into() }),
         (Ok(()), Err(lost)) => Err(lost.into()),
@@ -137,8 +153,8 @@ async fn receive(archive: Archive, to: &str) -> anyhow::Result<FilesWritten> {
     let unpacked = tokio::task::spawn_blocking(move || {
         let tree = Tree::of_host()?;
         let busy = HashSet::new();
-        let limits = Limits { bytes: u64::MAX, entries: u64::MAX };
-        let request = unpack::Request { to: &to, rename: true, follow: false, busy: &busy, limits };
+        let limits = UnpackLimits { bytes: u64::MAX, entries: u64::MAX };
+        let request = unpack::UnpackRequest { to: &to, rename: true, follow: false, busy: &busy, limits };
         let done = unpack::unpack(&tree, &request, Receiving { pieces, piece: io::Cursor::default() });
         done.map_err(anyhow::Error::from)
     });

@@ -2,8 +2,8 @@
 
 use crate::text::{bytes, one_line, table};
 use kip_types::api::{
-    Details, EnvView, FilesView, Inspected, MapView, MapsView, OpenFileView, OpenSocketView, OwnFilesView, ProcessEnv,
-    ProcessMaps, SocketsView, WhereView,
+    Details, EnvView, FilesView, Inspected, MapView, MapsView, OpenFileView, OpenSocketView, OwnFileKind, OwnFilesView,
+    ProcessEnv, ProcessMaps, SocketsView, WhereView,
 };
 use std::fmt::Write as _;
 
@@ -65,8 +65,8 @@ fn own(own: &OwnFilesView) -> String {
         format!("\nown files: {least}{}, {}, {} of them deletions\n", own.files, bytes(own.bytes), own.deleted);
     let files = own.entries.iter();
     let files = files.map(|file| {
-        let size = if file.kind == "file" { bytes(file.bytes) } else { "-".to_owned() };
-        vec![file.kind.clone(), size, one_line(&file.path)]
+        let size = if file.kind == OwnFileKind::File { bytes(file.bytes) } else { "-".to_owned() };
+        vec![file.kind.to_string(), size, one_line(&file.path)]
     });
     text += &rows(&["KIND", "SIZE", "PATH"], files.collect());
     let more = own.files.saturating_sub(own.entries.len() as u64);
@@ -111,7 +111,7 @@ fn socket(socket: &OpenSocketView) -> Vec<String> {
     let held = socket.held.map(|held| if held { "yes" } else { "no" });
     let open = socket.open.iter().map(|at| format!("{} (pid {}, fd {})", at.name, at.pid, at.fd));
     vec![
-        socket.proto.clone(),
+        socket.proto.to_string(),
         socket.state.clone(),
         number(socket.unread),
         number(socket.unsent),

@@ -31,7 +31,7 @@ pub struct DoctorOptions {
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum CheckStatus {
     /// As it should be.
     Ok,
     /// Procs run, but something is slower, weaker or missing.
@@ -42,11 +42,11 @@ pub enum Status {
 
 /// One check, done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Check {
+pub struct DoctorCheck {
     /// What was looked at.
     pub name: &'static str,
     /// How it came out.
-    pub status: Status,
+    pub status: CheckStatus,
     /// What is there, one line.
     pub found: String,
     /// What the lack costs; none if nothing lacks.
@@ -55,30 +55,30 @@ pub struct Check {
     pub mend: Option<String>,
 }
 
-impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Check {
-        Check { name, status: Status::Ok, found: found.into(), cost: None, mend: None }
+impl DoctorCheck {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Ok, found: found.into(), cost: None, mend: None }
     }
 
-    fn warn(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Check {
-        Check { name, status: Status::Warn, found: found.into(), cost: Some(cost.into()), mend: Some(mend.into()) }
+    fn warn(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Warn, found: found.into(), cost: Some(cost.into()), mend: Some(mend.into()) }
     }
 
-    fn fail(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Check {
-        Check { status: Status::Fail, ..Check::warn(name, found, cost, mend) }
+    fn fail(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { status: CheckStatus::Fail, ..Self::warn(name, found, cost, mend) }
     }
 }
 
 #[derive(Serialize)]
 struct Report<'a> {
     ok: bool,
-    checks: &'a [Check],
+    checks: &'a [DoctorCheck],
 }
 
 /// Runs every check and prints them. Exit code 1 if one fails; warnings alone are 0.
 pub fn run(options: &DoctorOptions) -> anyhow::Result<ExitCode> {
     let checks = all(options);
-    let ok = checks.iter().all(|check| check.status != Status::Fail);
+    let ok = checks.iter().all(|check| check.status != CheckStatus::Fail);
     if options.json {
         println!("{}", serde_json::to_string_pretty(&Report { ok, checks: &checks })?);
     } else {
@@ -87,7 +87,7 @@ pub fn run(options: &DoctorOptions) -> anyhow::Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn all(options: &DoctorOptions) -> Vec<Check> {
+fn all(options: &DoctorOptions) -> Vec<DoctorCheck> {
     let mut checks = limits::privileges();
     checks.extend(kernel::checks());
     checks.extend(tools::checks(options.criu.as_deref()));
@@ -99,14 +99,14 @@ fn all(options: &DoctorOptions) -> Vec<Check> {
 }
 
 /// Name, result and finding in columns; cost and remedy below what lacks.
-fn table(checks: &[Check]) -> String {
+fn table(checks: &[DoctorCheck]) -> String {
     let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0).max("CHECK".len());
     let mut text = format!("{:<width$}  RESULT  FOUND\n", "CHECK");
     for check in checks {
         let result = match check.status {
-            Status::Ok => "ok",
-            Status::Warn => "warn",
-            Status::Fail => "FAIL",
+            CheckStatus::Ok => "ok",
+            CheckStatus::Warn => "warn",
+            CheckStatus::Fail => "FAIL",
         };
         let mut row = |name: &str, result: &str, line: &str| {
             let _ = writeln!(text, "{}", format!("{name:<width$}  {result:<6}  {line}").trim_end());
@@ -120,7 +120,13 @@ fn table(checks: &[Check]) -> String {
         }
     }
     let count = |status| checks.iter().filter(|check| check.status == status).count();
-    let _ = writeln!(text, "{} ok, {} warn, {} fail", count(Status::Ok), count(Status::Warn), count(Status::Fail));
+    let _ = writeln!(
+        text,
+        "{} ok, {} warn, {} fail",
+        count(CheckStatus::Ok),
+        count(CheckStatus::Warn),
+        count(CheckStatus::Fail)
+    );
     text
 }
 
@@ -145,9 +151,9 @@ mod tests {
     #[test]
     fn the_table_is_aligned_and_says_what_to_do_only_where_something_lacks() {
         let checks = [
-            Check::ok("kernel", "6.18"),
-            Check::warn("forwarding", "eth0 off", "no clients", "sysctl"),
-            Check::fail("nft", "missing", "no ports", "apt"),
+            DoctorCheck::ok("kernel", "6.18"),
+            DoctorCheck::warn("forwarding", "eth0 off", "no clients", "sysctl"),
+            DoctorCheck::fail("nft", "missing", "no ports", "apt"),
         ];
         let text = table(&checks);
         let lines: Vec<&str> = text.lines().collect();
@@ -175,7 +181,7 @@ mod tests {
         assert!(checks.len() > 15, "{}", checks.len());
         for check in &checks {
             assert!(!check.found.is_empty() && !check.found.contains('\n'), "{check:?}");
-            let lacks = check.status != Status::Ok;
+            let lacks = check.status != CheckStatus::Ok;
             assert_eq!((check.cost.is_some(), check.mend.is_some()), (lacks, lacks), "{check:?}");
         }
         let mut names: Vec<_> = checks.iter().map(|check| check.name).collect();

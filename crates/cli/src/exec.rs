@@ -1,13 +1,13 @@
 //! `kip exec`: this process's standard streams, or its terminal, for a program inside a proc.
 
 use crate::detach::Watch;
-use crate::env_file::parse_env;
 use crate::names;
 use crate::output;
 use crate::terminal::{self, Raw};
 use anyhow::Context;
 use clap::Args;
 use kip_client::{Client, Exec, ExecInput, Received};
+use kip_describe::env_file::parse_env;
 use kip_types::api::{ExecRequest, TerminalSize};
 use kip_types::name::ProcName;
 use std::process::ExitCode;
@@ -124,6 +124,15 @@ pub async fn send(
     }
     let Ok(mut resized) = signal(SignalKind::window_change()) else { return };
     let (mut size, mut is_open) = (size, true);
+    // A size that came between the first one and now has sent its signal already.
+    if let (Some(first), Ok(now)) = (size, terminal::size())
+        && first != now
+    {
+        size = Some(now);
+        if input.resize(now).await.is_err() {
+            return;
+        }
+    }
     loop {
         let sent = tokio::select! {
             piece = typed.recv(), if is_open => match piece {

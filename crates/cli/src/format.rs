@@ -12,12 +12,12 @@ pub enum Format {
     /// One JSON object a line.
     Json,
     /// A line for each, of these parts; as a table with a head.
-    Lines { parts: Vec<Part>, is_table: bool },
+    Lines { parts: Vec<TemplatePart>, is_table: bool },
 }
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum TemplatePart {
     Text(String),
     /// The field of that name.
     Field(String),
@@ -40,16 +40,16 @@ pub fn parse(text: &str, fields: &[&str]) -> Result<Format, String> {
     let mut rest = body.as_str();
     while let Some((before, after)) = rest.split_once("{{") {
         if !before.is_empty() {
-            parts.push(Part::Text(before.to_owned()));
+            parts.push(TemplatePart::Text(before.to_owned()));
         }
         let (inside, after) = after.split_once("}}").ok_or("a {{ is not closed: write {{.FIELD}}")?;
         parts.push(part(inside.trim(), fields)?);
         rest = after;
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(TemplatePart::Text(rest.to_owned()));
     }
-    if !parts.iter().any(|part| !matches!(part, Part::Text(_))) {
+    if !parts.iter().any(|part| !matches!(part, TemplatePart::Text(_))) {
         return Err(format!(
             "there is no field in it: write json, or fields as {{{{.Name}}}}; there are {}",
             list(fields)
@@ -58,15 +58,15 @@ pub fn parse(text: &str, fields: &[&str]) -> Result<Format, String> {
     Ok(Format::Lines { parts, is_table })
 }
 
-fn part(inside: &str, fields: &[&str]) -> Result<Part, String> {
+fn part(inside: &str, fields: &[&str]) -> Result<TemplatePart, String> {
     let only = || format!("{{{{{inside}}}}} is not supported: of templates there are fields alone, {}", list(fields));
     let name = inside.strip_prefix('.').ok_or_else(only)?;
     if let Some(key) = name.strip_prefix("Label ") {
         let key = key.trim().trim_matches(['"', '`']);
-        return Ok(Part::Label(key.to_owned()));
+        return Ok(TemplatePart::Label(key.to_owned()));
     }
     if fields.contains(&name) {
-        return Ok(Part::Field(name.to_owned()));
+        return Ok(TemplatePart::Field(name.to_owned()));
     }
     if !name.chars().all(|c| c.is_ascii_alphanumeric()) {
         return Err(only());
@@ -84,9 +84,14 @@ fn list(fields: &[&str]) -> String {
 }
 
 /// A line for each row, or a table of them. `value` is what a part that is no text stands for.
-pub fn lines<T>(parts: &[Part], is_table: bool, rows: &[T], value: impl Fn(&T, &Part) -> String) -> String {
-    let line = |of: &dyn Fn(&Part) -> String| -> String {
-        let one = |part: &Part| if let Part::Text(text) = part { text.clone() } else { of(part) };
+pub fn lines<T>(
+    parts: &[TemplatePart],
+    is_table: bool,
+    rows: &[T],
+    value: impl Fn(&T, &TemplatePart) -> String,
+) -> String {
+    let line = |of: &dyn Fn(&TemplatePart) -> String| -> String {
+        let one = |part: &TemplatePart| if let TemplatePart::Text(text) = part { text.clone() } else { of(part) };
         parts.iter().map(one).collect()
     };
     let each = rows.iter().map(|row| line(&|part| value(row, part)));
@@ -94,7 +99,7 @@ pub fn lines<T>(parts: &[Part], is_table: bool, rows: &[T], value: impl Fn(&T, &
         return each.map(|line| line + "\n").collect();
     }
     let head = line(&|part| match part {
-        Part::Field(name) | Part::Label(name) | Part::Text(name) => name.to_uppercase(),
+        TemplatePart::Field(name) | TemplatePart::Label(name) | TemplatePart::Text(name) => name.to_uppercase(),
     });
     let cells = |line: String| line.split('\t').map(|cell| cell.trim().to_owned()).collect();
     text::table(&std::iter::once(head).chain(each).map(cells).collect::<Vec<Vec<String>>>())
@@ -110,10 +115,10 @@ mod tests {
         let Format::Lines { parts, is_table } = parse(format, &FIELDS).unwrap() else { return "json".to_owned() };
         let rows = [("web", "running"), ("a-long-name", "parked")];
         lines(&parts, is_table, &rows, |row, part| match part {
-            Part::Field(name) if name == "Name" => row.0.to_owned(),
-            Part::Field(_) => row.1.to_owned(),
-            Part::Label(key) => format!("<{key}>"),
-            Part::Text(_) => unreachable!(),
+            TemplatePart::Field(name) if name == "Name" => row.0.to_owned(),
+            TemplatePart::Field(_) => row.1.to_owned(),
+            TemplatePart::Label(key) => format!("<{key}>"),
+            TemplatePart::Text(_) => unreachable!(),
         })
     }
 

@@ -1,9 +1,9 @@
 //! How a proc lives, as `kip run` takes it: how it is ended, whether it is started again, what it
 //! is told.
 
-use crate::env_file;
 use anyhow::Context;
 use clap::Args;
+use kip_describe::env_file;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
@@ -67,7 +67,7 @@ pub struct LifeArgs {
 
 /// A proc that was stopped by hand stays stopped in any case, so that both of Docker's words mean
 /// the same.
-fn parse_restart(text: &str) -> Result<Restart, String> {
+pub fn parse_restart(text: &str) -> Result<Restart, String> {
     let text = if text == "unless-stopped" { "always" } else { text };
     text.parse().map_err(|e| format!("{e}"))
 }

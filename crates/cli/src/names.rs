@@ -30,7 +30,7 @@ pub fn known() -> ArgValueCandidates {
         let views = listed.ok().flatten().unwrap_or_default();
         views
             .iter()
-            .map(|view| CompletionCandidate::new(view.name.to_string()).help(Some(view.state.as_str().into())))
+            .map(|view| CompletionCandidate::new(view.name.to_string()).help(Some(<&str>::from(view.state).into())))
             .collect()
     })
 }

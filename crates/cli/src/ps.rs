@@ -1,11 +1,10 @@
 //! `kip ps`: which procs there are, as a table, as names, or in the form that a template says.
 
 use crate::filter::{self, Filter};
-use crate::format::{self, Format, Part};
+use crate::format::{self, Format, TemplatePart};
 use crate::output::{print, print_json};
 use crate::text::{ago, bytes, micros, millis, now_ms, one_line, short, table, utc};
 use crate::view::{self, dash, host_side, or_dash};
-use crate::wait::exit_code;
 use clap::Args;
 use kip_client::Client;
 use kip_types::api::ProcView;
@@ -81,8 +80,8 @@ fn agrees(view: &ProcView, key: &str, value: &str) -> bool {
         "name" => view.name.as_str().contains(value),
         // Docker's words for what Kip calls otherwise.
         "state" | "status" => match value {
-            "exited" => view.state.as_str() == "stopped",
-            value => view.state.as_str() == value,
+            "exited" => <&str>::from(view.state) == "stopped",
+            value => <&str>::from(view.state) == value,
         },
         "tier" => view.tier.map_or("none".to_owned(), |tier| tier.to_string()) == value,
         "label" => match value.split_once('=') {
@@ -117,15 +116,13 @@ fn age(view: &ProcView) -> String {
     view.started_at_ms.map_or_else(dash, |at_ms| millis(now_ms().saturating_sub(at_ms)))
 }
 
-/// The exit code of its program, which has ended: 128 and the number of a signal that ended it, as
-/// shells have it.
+/// The exit code of its program as shells tell it; its words where there is no code.
 fn exit(view: &ProcView) -> String {
-    let code = |exit: &String| match exit_code(exit) {
-        Some(code) if exit.ends_with("out of memory") => format!("{code} (memory)"),
+    match view.exit_code {
+        Some(code) if view.out_of_memory => format!("{code} (memory)"),
         Some(code) => code.to_string(),
-        None => exit.clone(),
-    };
-    view.exit.as_ref().map_or_else(dash, code)
+        None => view.exit.clone().unwrap_or_else(dash),
+    }
 }
 
 fn memory(view: &ProcView) -> String {
@@ -167,12 +164,12 @@ fn lines(views: &[ProcView]) -> String {
 }
 
 /// What a part of a template stands for.
-fn field(view: &ProcView, part: &Part) -> String {
+fn field(view: &ProcView, part: &TemplatePart) -> String {
     let spec = &view.spec;
     let name = match part {
-        Part::Text(text) => return text.clone(),
-        Part::Label(key) => return spec.labels.get(key).map(|value| one_line(value)).unwrap_or_default(),
-        Part::Field(name) => name.as_str(),
+        TemplatePart::Text(text) => return text.clone(),
+        TemplatePart::Label(key) => return spec.labels.get(key).map(|value| one_line(value)).unwrap_or_default(),
+        TemplatePart::Field(name) => name.as_str(),
     };
     match name {
         "Name" | "Names" | "ID" => view.name.to_string(),
@@ -214,7 +211,7 @@ mod tests {
                 serde_json::json!({"name": "a-parked-one", "state": "parked", "tier": "parked", "pids": [], "idle_ms": null, "ports": []}),
             ),
             a_proc(
-                serde_json::json!({"name": "b", "state": "stopped", "tier": null, "pids": [], "idle_ms": null, "exit": "signal 9"}),
+                serde_json::json!({"name": "b", "state": "stopped", "tier": null, "pids": [], "idle_ms": null, "exit": "signal 9", "exit_code": 137}),
             ),
         ];
         let text = lines(&views);
@@ -270,17 +267,17 @@ b             stopped  -       8080->80/tcp  -       -     -              -    1
     #[test]
     fn every_field_has_a_value() {
         let view = a_proc(serde_json::json!({
-            "state": "stopped", "tier": null, "exit": "exit code 3", "last_wake": a_wake(), "started_at_ms": 1,
+            "state": "stopped", "tier": null, "exit": "exit code 3", "exit_code": 3, "last_wake": a_wake(), "started_at_ms": 1,
             "spec": {"name": "web", "command": ["x"], "labels": {"a": "1"}, "network": "n"},
         }));
         for name in FIELDS {
-            assert_ne!(field(&view, &Part::Field(name.to_owned())), "", "{name}");
+            assert_ne!(field(&view, &TemplatePart::Field(name.to_owned())), "", "{name}");
         }
-        let of = |name: &str| field(&view, &Part::Field(name.to_owned()));
+        let of = |name: &str| field(&view, &TemplatePart::Field(name.to_owned()));
         assert_eq!(
             (of("Status"), of("Exit"), of("Labels")),
             ("stopped (exit code 3)".into(), "3".into(), "a=1".into())
         );
-        assert_eq!(field(&view, &Part::Label("a".to_owned())), "1");
+        assert_eq!(field(&view, &TemplatePart::Label("a".to_owned())), "1");
     }
 }

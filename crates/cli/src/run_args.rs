@@ -1,17 +1,17 @@
 //! What `kip run` and `kip check` say of a proc, and the request that it makes.
 
 use crate::detach::{DETACH_KEYS, Keys, parse_keys};
-use crate::env_file::parse_env;
 use crate::image::{RegistryArgs, When};
 use crate::life::LifeArgs;
 use crate::text::stem;
 use clap::Args;
+use kip_describe::env_file::parse_env;
 use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Clock, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, Ulimit, bad_hostname,
-    parse_duration_ms, parse_label, parse_size,
+    Capability, Clock, Egress, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, Tmpfs,
+    Ulimit, bad_hostname, parse_duration_ms, parse_label, parse_size,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
 use std::ffi::OsString;
@@ -78,6 +78,26 @@ pub struct RunArgs {
         value_name = "LIMIT"
     )]
     pub ulimits: Vec<Ulimit>,
+    /// Make the root file system read-only; volumes stay as they are
+    #[arg(long)]
+    pub read_only: bool,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Put a file system in memory at PATH, PATH[:size=SIZE,mode=OCTAL,uid=N,gid=N,exec]; what is in it sleeps with the proc, and a start makes it anew; may be repeated",
+        long,
+        value_name = "PATH"
+    )]
+    pub tmpfs: Vec<Tmpfs>,
+    /// Size of /dev/shm, which is in memory; default: 64M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub shm_size: Option<u64>,
+    /// Give root inside the capability NAME, within the proc's own user namespace; ALL for all that
+    /// Kip gives; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub cap_add: Vec<Capability>,
+    /// Take the capability NAME from root inside; ALL for all; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub cap_drop: Vec<Capability>,
     /// Most disk space of the proc's own files, for example 1G; volumes, logs and snapshots do not
     /// count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -108,6 +128,10 @@ pub struct RunArgs {
     /// Line for the proc's /etc/hosts; may be repeated
     #[arg(long = "add-host", value_name = "NAME:ADDRESS")]
     pub add_host: Vec<HostEntry>,
+    /// What the proc may call outside its network: all (default), none, or an address, a network or
+    /// a name, for example pypi.org:443, *.npmjs.org, 192.0.2.0/24:80-90/tcp; may be repeated
+    #[arg(long, value_name = "RULE", value_delimiter = ',')]
+    pub egress: Vec<Egress>,
     /// Label for `kip ps --filter label=K`, with or without a value; may be repeated
     #[arg(short, long = "label", value_name = "K=V", value_parser = parse_label)]
     pub labels: Vec<(String, String)>,
@@ -146,8 +170,8 @@ pub struct RunArgs {
     pub lazy: Lazy,
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or
     /// keep
-    #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
-    pub file_pages: FilePages,
+    #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop", action = clap::ArgAction::Set)]
+    pub file_pages: bool,
     /// If the snapshot is damaged: cold (start on the newest files) or previous (wake the newest
     /// older generation that is whole)
     #[arg(long, value_name = "TO", default_value = "cold")]
@@ -200,17 +224,11 @@ pub const RUN_USAGE: &str = "kip run [OPTIONS] IMAGE [ARG]...\n       kip run [O
 /// See [`RUN_USAGE`].
 pub const CHECK_USAGE: &str = "kip check [OPTIONS] IMAGE [ARG]...\n       kip check [OPTIONS] -- PROGRAM [ARG]...";
 
-/// What hibernation does with unchanged pages of files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FilePages {
-    Drop,
-    Keep,
-}
-
-fn parse_file_pages(s: &str) -> Result<FilePages, String> {
+/// Whether hibernation keeps unchanged pages of files.
+pub fn parse_file_pages(s: &str) -> Result<bool, String> {
     match s {
-        "drop" => Ok(FilePages::Drop),
-        "keep" => Ok(FilePages::Keep),
+        "drop" => Ok(false),
+        "keep" => Ok(true),
         _ => Err("write drop or keep".to_owned()),
     }
 }
@@ -244,7 +262,7 @@ fn parse_hostname(s: &str) -> Result<String, String> {
     bad_hostname(s).map_or_else(|| Ok(s.to_owned()), Err)
 }
 
-fn parse_switch(s: &str) -> Result<bool, String> {
+pub fn parse_switch(s: &str) -> Result<bool, String> {
     match s {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -316,7 +334,7 @@ impl RunArgs {
             hibernate: self.hibernate,
             prefetch: self.prefetch,
             lazy: self.lazy,
-            keep_files: self.file_pages == FilePages::Keep,
+            keep_files: self.file_pages,
             fallback: self.fallback,
         };
         let mut env = self.life.environment(self.env)?;
@@ -354,10 +372,16 @@ impl RunArgs {
             aliases: self.alias,
             hostname: self.hostname,
             extra_hosts: self.add_host,
+            egress: self.egress,
             labels: self.labels.into_iter().collect(),
             volumes: self.volumes.into_iter().map(|volume| volume.spec).collect(),
             limits,
             ulimits: self.ulimits,
+            read_only: self.read_only,
+            tmpfs: self.tmpfs,
+            shm_bytes: self.shm_size,
+            cap_add: self.cap_add,
+            cap_drop: self.cap_drop,
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,
@@ -376,6 +400,7 @@ impl RunArgs {
             tar_digest: None,
             trial: false,
             alone: false,
+            replaced: 0,
         };
         let secrets = self.life.secrets()?;
         let in_file = InFile {

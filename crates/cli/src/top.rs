@@ -11,7 +11,7 @@ mod screen;
 
 use crate::output::{print, print_json};
 use clap::Args;
-use compare::Answer;
+use compare::DaemonSample;
 pub use compare::cpu_percent;
 use kip_client::Client;
 use layout::{Size, Style};
@@ -51,9 +51,9 @@ pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<
     if !args.once && !json && watched {
         return watch(client, args.delay).await;
     }
-    let first = Answer::ask(client).await?;
+    let first = DaemonSample::ask(client).await?;
     tokio::time::sleep(args.delay.min(FIRST_SPAN)).await;
-    let view = compare::compare(&first, &Answer::ask(client).await?);
+    let view = compare::compare(&first, &DaemonSample::ask(client).await?);
     if json {
         return print_json(&view);
     }
@@ -64,7 +64,7 @@ pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<
 
 async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
     // Before the terminal is touched: a daemon that does not answer is told of on the usual screen.
-    let mut last = Answer::ask(client).await?;
+    let mut last = DaemonSample::ask(client).await?;
     let mut view = compare::compare(&last, &last);
     let (mut interrupt, mut terminate, mut hangup, mut resized) = (
         signal(SignalKind::interrupt())?,
@@ -96,7 +96,7 @@ async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
             _ = hangup.recv() => return Ok(()),
             _ = resized.recv() => {}
             () = tokio::time::sleep_until(next) => {
-                let answer = Answer::ask(client).await?;
+                let answer = DaemonSample::ask(client).await?;
                 view = compare::compare(&last, &answer);
                 last = answer;
                 next = Instant::now() + delay;

@@ -76,7 +76,7 @@ pub struct UpArgs {
     /// Take keeper and pager that run for those of another version, and replace them (tests)
     #[arg(long, hide = true)]
     pub supersede: bool,
-    /// What to log on stderr, for example debug or warn,kip_worker=debug
+    /// What to log on stderr, for example debug or warn,kip_supervisor=debug
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
 }

@@ -3,12 +3,15 @@
 use crate::text::{ago, bytes, micros, millis, one_line, table, utc};
 use kip_types::StateName;
 use kip_types::api::{
-    Event, Moved, NextWakeView, PortView, ProbeView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
+    Event, Moved, NextWakeView, PortView, ProbeView, ProcView, RefusedCallView, SeenView, SleepView, TimerView,
+    WakeView, WhyView,
 };
-use kip_types::spec::{Image, Spec};
+use kip_types::spec::{Capability, Image, Spec};
 use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::fmt::Write;
 
+/// Calls that the egress rules of a proc refused, in lines for people.
+const MOST_CALLS: usize = 8;
 /// Longest bar of a wake's step, characters.
 const BAR_MAX: u64 = 40;
 
@@ -134,12 +137,19 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.extend(spec.secrets.iter().map(|name| ("secret", name.clone())));
     rows.extend(spec.hostname.iter().map(|name| ("host name", name.clone())));
     rows.extend(spec.extra_hosts.iter().map(|host| ("knows", host.to_string())));
+    rows.extend(spec.egress.iter().map(|rule| ("may call", rule.to_string())));
     rows.extend(spec.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     rows.extend(spec.user.iter().map(|user| ("user", user.clone())));
     rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
     rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));
     rows.extend((!spec.restart.is_no()).then(|| ("restart", spec.restart.to_string())));
     rows.extend(spec.ready.iter().map(|r| ("ready when", format!("{} within {}", r.check, millis(r.within_ms)))));
+    rows.extend(spec.read_only.then(|| ("root", "read-only".to_owned())));
+    rows.extend(spec.tmpfs.iter().map(|one| ("tmpfs", one.to_string())));
+    rows.extend(spec.shm_bytes.map(|n| ("/dev/shm", bytes(n))));
+    let words = |of: &[Capability]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    rows.extend((!spec.cap_add.is_empty()).then(|| ("cap-add", words(&spec.cap_add))));
+    rows.extend((!spec.cap_drop.is_empty()).then(|| ("cap-drop", words(&spec.cap_drop))));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
 }
@@ -293,6 +303,9 @@ pub fn why(why: &WhyView) -> String {
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
     rows.extend(why.pinned_by.iter().map(|line| ("pinned by", line.clone())));
     rows.extend(why.fell_back.iter().map(|line| ("fell back", line.clone())));
+    rows.extend(why.egress_refused.iter().take(MOST_CALLS).map(|call| ("may not call", refused_call(call))));
+    let more = why.egress_refused.len().saturating_sub(MOST_CALLS);
+    rows.extend((more > 0).then(|| ("may not call", format!("and {more} more"))));
     let taken = why.taken_over_by.as_ref();
     rows.extend(
         taken.map(|by| {
@@ -313,6 +326,10 @@ pub fn why(why: &WhyView) -> String {
     let rows: Vec<_> =
         steps.map(|step| vec![format!("    {}", one_line(&step.name)), format!("{:>9} us", step.us)]).collect();
     text.0 + &table(&rows)
+}
+
+fn refused_call(call: &RefusedCallView) -> String {
+    format!("{}, which its egress rules do not name, {}", call.to, ago(call.at_ms))
 }
 
 fn next_wake(next: &NextWakeView) -> String {

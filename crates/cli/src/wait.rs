@@ -7,10 +7,9 @@ use crate::text;
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
-use kip_types::StateName;
 use kip_types::api::{EventsRequest, ProcView};
-use kip_types::name::ProcName;
 use kip_types::spec::parse_duration_ms;
+use kip_types::{ProcName, StateName};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -62,23 +61,13 @@ pub async fn wait(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Resul
                 Err(_) => bail!("{name} has not ended within {}", text::millis(ms)),
             },
         };
-        let exit = view.exit.as_deref().unwrap_or("unknown");
-        let ended = Ended { name, exit, exit_code: exit_code(exit) };
+        let ended = Ended { name, exit: view.exit.as_deref().unwrap_or("unknown"), exit_code: view.exit_code };
         show(&ended, json, |ended| match ended.exit_code {
             Some(code) => format!("{code}\n"),
             None => format!("{}\n", ended.exit),
         })
     })
     .await
-}
-
-/// The code of an exit as views have it, as shells tell it: 128 and the number of a signal.
-pub fn exit_code(exit: &str) -> Option<i32> {
-    let code = |text: &str| text.split(',').next()?.parse::<i32>().ok();
-    match exit.strip_prefix("exit code ") {
-        Some(text) => code(text),
-        None => code(exit.strip_prefix("signal ")?).map(|signal| 128 + signal),
-    }
 }
 
 /// Between inspections of a proc whose end is awaited, whatever events say.
@@ -130,24 +119,6 @@ pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> an
                 bail!("{name} is {} and was not ready within {}", view.state, text::millis(within_ms))
             }
             _ => tokio::time::sleep(POLL_EVERY).await,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_are_those_of_a_shell() {
-        for (exit, code) in [
-            ("exit code 0", Some(0)),
-            ("exit code 5", Some(5)),
-            ("signal 9", Some(137)),
-            ("signal 9, out of memory", Some(137)),
-            ("unknown", None),
-        ] {
-            assert_eq!(exit_code(exit), code, "{exit}");
         }
     }
 }

@@ -10,7 +10,8 @@ use hyper::{Method, Request};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
-    RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
+    RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, UpdateRequest,
+    ValidateRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use serde::Serialize;
@@ -102,6 +103,21 @@ impl Client {
     /// Ends a proc; `grace_ms` from its stop signal to SIGKILL, none for what its spec says.
     pub async fn stop(&self, name: &ProcName, grace_ms: Option<u64>) -> Result<ProcView, CallError> {
         self.post(&format!("/v1/procs/{name}/stop"), &StopRequest { grace_ms }).await
+    }
+
+    /// Changes what of a proc can be changed without a restart.
+    pub async fn update(&self, name: &ProcName, change: &UpdateRequest) -> Result<ProcView, CallError> {
+        parse(&collect(self.send(Method::PATCH, &format!("/v1/procs/{name}"), json(change)).await?).await?)
+    }
+
+    /// Makes a proc in place of the one of its name.
+    pub async fn replace(&self, request: &RunRequest) -> Result<ProcView, CallError> {
+        self.post(&format!("/v1/procs/{}/replace", request.spec.name), request).await
+    }
+
+    /// Gives a proc another name.
+    pub async fn rename(&self, name: &ProcName, new: &ProcName) -> Result<ProcView, CallError> {
+        self.post(&format!("/v1/procs/{name}/rename"), &RenameRequest { name: new.clone() }).await
     }
 
     /// Sends a signal to a proc's program.

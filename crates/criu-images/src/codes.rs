@@ -58,7 +58,11 @@ pub mod status {
     pub const FILE_SHARED: u64 = 1 << 7;
     pub const ANON_SHARED: u64 = 1 << 8;
     pub const ANON_PRIVATE: u64 = 1 << 9;
+    /// Shared memory of shmat(2).
+    pub const SYSVIPC: u64 = 1 << 10;
     pub const VVAR: u64 = 1 << 12;
+    /// A ring of io_setup(2).
+    pub const AIORING: u64 = 1 << 13;
     pub const MEMFD: u64 = 1 << 14;
     /// Not a mapping but guards (MADV_GUARD_INSTALL) in others.
     pub const GUARD: u64 = 1 << 16;
@@ -71,7 +75,9 @@ pub mod status {
         | FILE_SHARED
         | ANON_SHARED
         | ANON_PRIVATE
+        | SYSVIPC
         | VVAR
+        | AIORING
         | MEMFD
         | GUARD;
 }

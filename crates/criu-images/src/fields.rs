@@ -7,9 +7,11 @@
 #![allow(missing_docs, reason = "the names are CRIU's; a comment has what they do not say")]
 
 mod files;
+mod ipc;
 mod memory;
 mod tasks;
 
 pub use files::*;
+pub use ipc::*;
 pub use memory::*;
 pub use tasks::*;

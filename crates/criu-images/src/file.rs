@@ -15,7 +15,7 @@ const SERVICE_MAGIC: u32 = 0x5510_5940;
 
 /// An image file's contents.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub struct CheckpointImage {
     /// The file.
     pub path: PathBuf,
     head: Vec<u8>,
@@ -25,7 +25,7 @@ pub struct Image {
 
 /// An image file could not be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum ImageError {
+pub enum CheckpointImageError {
     /// The file system's word.
     #[error("image {path}")]
     Io {
@@ -46,42 +46,42 @@ pub enum ImageError {
     },
 }
 
-impl Image {
+impl CheckpointImage {
     /// So much of a file has its first entry, bytes.
     const FIRST_WITHIN: u64 = 64 << 10;
 
-    pub(crate) fn new(path: PathBuf, entries: Vec<Message>) -> Image {
+    pub(crate) fn new(path: PathBuf, entries: Vec<Message>) -> CheckpointImage {
         let head = [COMMON_MAGIC.to_le_bytes(), 1u32.to_le_bytes()].concat();
-        Image { path, head, entries }
+        CheckpointImage { path, head, entries }
     }
 
     /// Reads a file of nothing but entries.
-    pub fn read(path: &Path) -> Result<Image, ImageError> {
-        let bytes = fs::read(path).map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
-        Self::parse(path, &bytes).map_err(|source| ImageError::Damaged { path: path.to_owned(), source })
+    pub fn read(path: &Path) -> Result<CheckpointImage, CheckpointImageError> {
+        let bytes = fs::read(path).map_err(|source| CheckpointImageError::Io { path: path.to_owned(), source })?;
+        Self::parse(path, &bytes).map_err(|source| CheckpointImageError::Damaged { path: path.to_owned(), source })
     }
 
     /// The first entry of a file in which contents without a form may follow.
     ///
     /// # Errors
     /// The file system's; what is there is no entry.
-    pub(crate) fn first_of_file(path: &Path) -> Result<Option<Message>, ImageError> {
+    pub(crate) fn first_of_file(path: &Path) -> Result<Option<Message>, CheckpointImageError> {
         let mut bytes = Vec::new();
         let read = fs::File::open(path).and_then(|file| file.take(Self::FIRST_WITHIN).read_to_end(&mut bytes));
-        read.map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
+        read.map_err(|source| CheckpointImageError::Io { path: path.to_owned(), source })?;
         Self::first(path, &bytes)
     }
 
     /// The same of the file's bytes.
-    pub(crate) fn first(path: &Path, bytes: &[u8]) -> Result<Option<Message>, ImageError> {
+    pub(crate) fn first(path: &Path, bytes: &[u8]) -> Result<Option<Message>, CheckpointImageError> {
         let Some(length) = bytes.get(8..12) else { return Ok(None) };
         let end = 12usize.saturating_add(u32::from_le_bytes(length.try_into().expect("4 bytes")) as usize);
-        let cut = Image::parse(path, bytes.get(..end).unwrap_or(bytes));
-        let image = cut.map_err(|source| ImageError::Damaged { path: path.to_owned(), source })?;
+        let cut = CheckpointImage::parse(path, bytes.get(..end).unwrap_or(bytes));
+        let image = cut.map_err(|source| CheckpointImageError::Damaged { path: path.to_owned(), source })?;
         Ok(image.entries.into_iter().next())
     }
 
-    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Image, Malformed> {
+    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<CheckpointImage, Malformed> {
         let word = |at: usize| -> Result<u32, Malformed> {
             let four = bytes.get(at..at + 4).ok_or(Malformed { at })?;
             Ok(u32::from_le_bytes(four.try_into().expect("4 bytes")))
@@ -96,7 +96,7 @@ impl Image {
             entries.push(Message::decode(entry).map_err(|e| Malformed { at: at + e.at })?);
             at += len;
         }
-        Ok(Image { path: path.to_owned(), head, entries })
+        Ok(CheckpointImage { path: path.to_owned(), head, entries })
     }
 
     /// Its bytes.
@@ -111,8 +111,53 @@ impl Image {
     }
 
     /// What an error of it becomes.
-    pub fn damaged(&self) -> impl Fn(Malformed) -> ImageError + use<> {
+    pub fn damaged(&self) -> impl Fn(Malformed) -> CheckpointImageError + use<> {
         let path = self.path.clone();
-        move |source| ImageError::Damaged { path: path.clone(), source }
+        move |source| CheckpointImageError::Damaged { path: path.clone(), source }
+    }
+}
+
+/// An image in which contents without a form follow entries, read from its start.
+#[derive(Debug)]
+pub struct Mixed<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Mixed<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Result<Mixed<'a>, Malformed> {
+        let mut mixed = Mixed { bytes, at: 0 };
+        if matches!(mixed.word()?, COMMON_MAGIC | SERVICE_MAGIC) {
+            mixed.word()?;
+        }
+        Ok(mixed)
+    }
+
+    /// The entry that comes next; none at the end.
+    ///
+    /// # Errors
+    /// What is there is no entry.
+    pub fn entry(&mut self) -> Result<Option<Message>, Malformed> {
+        if self.at == self.bytes.len() {
+            return Ok(None);
+        }
+        let length = self.word()? as usize;
+        let start = self.at;
+        Message::decode(self.contents(length)?).map(Some).map_err(|e| Malformed { at: start + e.at })
+    }
+
+    /// So many bytes that come next.
+    ///
+    /// # Errors
+    /// There are fewer.
+    pub fn contents(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let end = self.at.checked_add(length).ok_or(Malformed { at: self.at })?;
+        let found = self.bytes.get(self.at..end).ok_or(Malformed { at: self.at })?;
+        self.at = end;
+        Ok(found)
+    }
+
+    fn word(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::from_le_bytes(self.contents(4)?.try_into().expect("4 bytes")))
     }
 }

@@ -7,7 +7,7 @@
 //! generation of an older Kip has all images as files; it is read as well. Source of the names:
 //! CRIU's documentation, "Images".
 
-use crate::file::{Image, ImageError};
+use crate::file::{CheckpointImage, CheckpointImageError, Mixed};
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -54,7 +54,7 @@ impl Images {
     ///
     /// # Errors
     /// The file system's; the archive is damaged, or has names that are no images'.
-    pub fn read(directory: &Path) -> Result<Images, ImageError> {
+    pub fn read(directory: &Path) -> Result<Images, CheckpointImageError> {
         let mut images = Images { directory: directory.to_owned(), ..Images::default() };
         let mut archive = None;
         for entry in fs::read_dir(directory).map_err(at(directory))? {
@@ -78,7 +78,7 @@ impl Images {
     ///
     /// # Errors
     /// The archive is damaged, or has names that are no images'.
-    pub fn of_files(files: BTreeMap<String, Vec<u8>>) -> Result<Images, ImageError> {
+    pub fn of_files(files: BTreeMap<String, Vec<u8>>) -> Result<Images, CheckpointImageError> {
         let mut images = Images::default();
         let mut archive = None;
         for (name, bytes) in files {
@@ -91,7 +91,7 @@ impl Images {
         Ok(images)
     }
 
-    fn unpack(&mut self, archive: &[u8]) -> Result<(), ImageError> {
+    fn unpack(&mut self, archive: &[u8]) -> Result<(), CheckpointImageError> {
         let read = || -> io::Result<BTreeMap<String, File>> {
             let mut files = BTreeMap::new();
             for entry in tar::Archive::new(archive).entries()? {
@@ -138,7 +138,7 @@ impl Images {
     ///
     /// # Errors
     /// The file system's.
-    pub fn save(&self, directory: &Path) -> Result<(), ImageError> {
+    pub fn save(&self, directory: &Path) -> Result<(), CheckpointImageError> {
         let path = directory.join(CHECKPOINT);
         fs::write(&path, self.pack()).map_err(at(&path))?;
         for entry in fs::read_dir(directory).map_err(at(directory))? {
@@ -156,7 +156,7 @@ impl Images {
     ///
     /// # Errors
     /// The file system's.
-    pub fn lay_out(&self, directory: &Path) -> Result<(), ImageError> {
+    pub fn lay_out(&self, directory: &Path) -> Result<(), CheckpointImageError> {
         for (name, file) in &self.files {
             let path = directory.join(name);
             fs::write(&path, &file.bytes).map_err(at(&path))?;
@@ -200,17 +200,17 @@ impl Images {
     ///
     /// # Errors
     /// There is none of that name; it is damaged.
-    pub fn image(&self, name: &str) -> Result<Image, ImageError> {
+    pub fn image(&self, name: &str) -> Result<CheckpointImage, CheckpointImageError> {
         let path = self.path_of(name);
         let file = self.files.get(name).ok_or_else(|| at(&path)(io::ErrorKind::NotFound.into()))?;
-        Image::parse(&path, &file.bytes).map_err(self.damaged(name))
+        CheckpointImage::parse(&path, &file.bytes).map_err(self.damaged(name))
     }
 
     /// The entries of an image.
     ///
     /// # Errors
     /// There is none of that name; it is damaged.
-    pub fn entries(&self, name: &str) -> Result<Vec<Message>, ImageError> {
+    pub fn entries(&self, name: &str) -> Result<Vec<Message>, CheckpointImageError> {
         Ok(self.image(name)?.entries)
     }
 
@@ -218,7 +218,7 @@ impl Images {
     ///
     /// # Errors
     /// It is damaged.
-    pub fn entries_if_any(&self, name: &str) -> Result<Vec<Message>, ImageError> {
+    pub fn entries_if_any(&self, name: &str) -> Result<Vec<Message>, CheckpointImageError> {
         if self.files.contains_key(name) { self.entries(name) } else { Ok(Vec::new()) }
     }
 
@@ -226,11 +226,19 @@ impl Images {
     ///
     /// # Errors
     /// There is none of that name; what is there is no entry.
-    pub fn first(&self, name: &str) -> Result<Option<Message>, ImageError> {
+    pub fn first(&self, name: &str) -> Result<Option<Message>, CheckpointImageError> {
         match self.files.get(name) {
-            Some(file) => Image::first(&self.path_of(name), &file.bytes),
-            None => Image::first_of_file(&self.path_of(name)),
+            Some(file) => CheckpointImage::first(&self.path_of(name), &file.bytes),
+            None => CheckpointImage::first_of_file(&self.path_of(name)),
         }
+    }
+
+    /// An image in which contents without a form follow entries; none where there is no such image.
+    ///
+    /// # Errors
+    /// It is damaged.
+    pub fn mixed(&self, name: &str) -> Result<Option<Mixed<'_>>, CheckpointImageError> {
+        self.files.get(name).map(|file| Mixed::new(&file.bytes)).transpose().map_err(self.damaged(name))
     }
 
     /// The images whose name is `PREFIX-NUMBER.img`, by that number.
@@ -247,7 +255,7 @@ impl Images {
     }
 
     /// Puts a changed image in place of the one of its name.
-    pub fn put(&mut self, image: &Image) {
+    pub fn put(&mut self, image: &CheckpointImage) {
         let name = image.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         self.files.entry(name).or_default().bytes = image.encode();
     }
@@ -255,7 +263,7 @@ impl Images {
     /// Puts an image of these entries in place of the one of its name: for tests, its magic number
     /// is none of CRIU's.
     pub fn put_entries(&mut self, name: &str, entries: &[Message]) {
-        self.put(&Image::new(name.into(), entries.to_vec()));
+        self.put(&CheckpointImage::new(name.into(), entries.to_vec()));
     }
 
     /// Puts bytes in place of the image of that name.
@@ -270,9 +278,9 @@ impl Images {
     }
 
     /// What an error of an image becomes.
-    pub fn damaged(&self, name: &str) -> impl Fn(Malformed) -> ImageError + use<> {
+    pub fn damaged(&self, name: &str) -> impl Fn(Malformed) -> CheckpointImageError + use<> {
         let path = self.path_of(name);
-        move |source| ImageError::Damaged { path: path.clone(), source }
+        move |source| CheckpointImageError::Damaged { path: path.clone(), source }
     }
 
     fn path_of(&self, name: &str) -> PathBuf {
@@ -288,9 +296,9 @@ fn is_apart(name: &str) -> bool {
     own.ends_with(IMAGE) && begins(own)
 }
 
-fn at(path: &Path) -> impl FnOnce(io::Error) -> ImageError + use<> {
+fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointImageError + use<> {
     let path = path.to_owned();
-    move |source| ImageError::Io { path, source }
+    move |source| CheckpointImageError::Io { path, source }
 }
 
 #[cfg(test)]
@@ -348,7 +356,7 @@ mod tests {
         assert_eq!(read.entries("core-7.img").unwrap(), [entry(3), entry(9)]);
         assert_eq!(read.entries("core-12.img").unwrap(), [entry(4), entry(5)]);
         assert_eq!(read.entries_if_any("core-8.img").unwrap(), []);
-        assert!(matches!(read.entries("core-8.img"), Err(ImageError::Io { .. })));
+        assert!(matches!(read.entries("core-8.img"), Err(CheckpointImageError::Io { .. })));
         read.lay_out(again.path()).unwrap();
         assert_eq!(fs::read(again.path().join("pages-1.img")).unwrap(), b"pages-1.img");
         let old = Images::read(again.path()).unwrap();
@@ -369,7 +377,7 @@ mod tests {
         // In the head's checksum.
         bytes[150] ^= 1;
         fs::write(&path, bytes).unwrap();
-        assert!(matches!(Images::read(directory.path()), Err(ImageError::Io { path: at, .. }) if at == path));
+        assert!(matches!(Images::read(directory.path()), Err(CheckpointImageError::Io { path: at, .. }) if at == path));
     }
 
     /// An archive with entries that a writer of Kip never makes.
@@ -395,28 +403,34 @@ mod tests {
 
     #[test]
     fn what_is_no_plain_file_or_comes_twice_is_refused() {
-        use tar::EntryType as Kind;
+        use tar::EntryType as SystemVKind;
         let name = "core-7.img";
-        let bad: [&[(&str, Kind)]; 4] = [
-            &[(name, Kind::Symlink)],
-            &[(name, Kind::Directory)],
-            &[(name, Kind::GNUSparse)],
-            &[(name, Kind::Regular), (name, Kind::Regular)],
+        let bad: [&[(&str, SystemVKind)]; 4] = [
+            &[(name, SystemVKind::Symlink)],
+            &[(name, SystemVKind::Directory)],
+            &[(name, SystemVKind::GNUSparse)],
+            &[(name, SystemVKind::Regular), (name, SystemVKind::Regular)],
         ];
         let read = |files: &[(&str, Vec<u8>)]| {
             Images::of_files(files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect())
         };
         for entries in bad {
-            assert!(matches!(read(&[(CHECKPOINT, archive(entries))]), Err(ImageError::Io { .. })), "{entries:?}");
+            assert!(
+                matches!(read(&[(CHECKPOINT, archive(entries))]), Err(CheckpointImageError::Io { .. })),
+                "{entries:?}"
+            );
         }
-        let good = archive(&[(name, Kind::Regular)]);
+        let good = archive(&[(name, SystemVKind::Regular)]);
         assert!(read(&[(CHECKPOINT, good.clone())]).is_ok());
         // As a file of its own beside the archive, wherever the files come from.
-        assert!(matches!(read(&[(CHECKPOINT, good.clone()), ("files.img", vec![1])]), Err(ImageError::Io { .. })));
+        assert!(matches!(
+            read(&[(CHECKPOINT, good.clone()), ("files.img", vec![1])]),
+            Err(CheckpointImageError::Io { .. })
+        ));
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join(CHECKPOINT), good).unwrap();
         fs::write(directory.path().join("files.img"), [1]).unwrap();
-        assert!(matches!(Images::read(directory.path()), Err(ImageError::Io { .. })));
+        assert!(matches!(Images::read(directory.path()), Err(CheckpointImageError::Io { .. })));
     }
 
     #[test]
@@ -429,7 +443,7 @@ mod tests {
             header.set_cksum();
             archive.append(&header, &[][..]).unwrap();
             let refused = Images::of_files([(CHECKPOINT.to_owned(), archive.into_inner().unwrap())].into());
-            assert!(matches!(refused, Err(ImageError::Io { .. })), "{name}");
+            assert!(matches!(refused, Err(CheckpointImageError::Io { .. })), "{name}");
         }
     }
 }

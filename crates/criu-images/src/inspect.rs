@@ -13,7 +13,7 @@ pub use memory::{Mapping, MappingKind};
 use crate::codes::state;
 use crate::fields::{core_entry, creds_entry, fs_entry, mm_entry, pstree_entry};
 use crate::fields::{task_core_entry, task_kobj_ids_entry, thread_core_entry};
-use crate::file::ImageError;
+use crate::file::CheckpointImageError;
 use crate::images::{CHECKPOINT, Images};
 use crate::wire::Message;
 use files::Files;
@@ -31,7 +31,7 @@ pub fn is_wanted(name: &str) -> bool {
 }
 
 /// The only entry of an image, an empty one where there is none.
-fn one(images: &Images, name: &str) -> Result<Message, ImageError> {
+fn one(images: &Images, name: &str) -> Result<Message, CheckpointImageError> {
     Ok(images.entries_if_any(name)?.into_iter().next().unwrap_or_default())
 }
 
@@ -46,7 +46,7 @@ pub struct Strings {
 
 /// A process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ImageProcess {
     /// Its number inside.
     pub pid: u32,
     /// Its parent's, 0 for none.
@@ -73,7 +73,7 @@ pub struct Process {
 ///
 /// # Errors
 /// An image is damaged. One that is missing is as if it were empty.
-pub fn processes(images: &Images) -> Result<Vec<Process>, ImageError> {
+pub fn processes(images: &Images) -> Result<Vec<ImageProcess>, CheckpointImageError> {
     let files = Files::read(images)?;
     let mut found = Vec::new();
     for task in images.entries_if_any("pstree.img")? {
@@ -83,20 +83,20 @@ pub fn processes(images: &Images) -> Result<Vec<Process>, ImageError> {
     Ok(found)
 }
 
-fn process(images: &Images, files: &Files, task: &Message) -> Result<Process, ImageError> {
+fn process(images: &Images, files: &Files, task: &Message) -> Result<ImageProcess, CheckpointImageError> {
     let pid = task.number(pstree_entry::PID) as u32;
     let name = format!("core-{pid}.img");
     let core = one(images, &name)?;
     let common = core.message(core_entry::TC).map_err(images.damaged(&name))?.unwrap_or_default();
     let thread = core.message(core_entry::THREAD_CORE).map_err(images.damaged(&name))?.unwrap_or_default();
     let creds = thread.message(thread_core_entry::CREDS).map_err(images.damaged(&name))?.unwrap_or_default();
-    let mut process = Process {
+    let mut process = ImageProcess {
         pid,
         parent: task.number(pstree_entry::PPID) as u32,
         name: common.string(task_core_entry::COMM).unwrap_or_default().trim_end_matches('\0').to_owned(),
         ended: common.number(task_core_entry::TASK_STATE) == state::DEAD,
         user: (creds.number(creds_entry::EUID) as u32, creds.number(creds_entry::EGID) as u32),
-        ..Process::default()
+        ..ImageProcess::default()
     };
     if process.ended {
         return Ok(process);

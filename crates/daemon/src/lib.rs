@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod group;
+mod heap;
 mod log;
 mod notify;
 mod options;

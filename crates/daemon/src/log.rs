@@ -6,7 +6,7 @@ use tracing_subscriber::filter::ParseError;
 
 /// What is to be logged cannot be understood.
 #[derive(Debug, thiserror::Error)]
-#[error("--log {filter:?} is not a filter: write for example debug or warn,kip_worker=debug")]
+#[error("--log {filter:?} is not a filter: write for example debug or warn,kip_supervisor=debug")]
 pub struct LogError {
     /// What was given.
     pub filter: String,

@@ -13,7 +13,7 @@ pub enum RestoreError {
     Lock(#[from] LockError),
     /// The backup, or the disk.
     #[error("nothing was restored")]
-    Restore(#[from] kip_worker::RestoreError),
+    Restore(#[from] kip_worker::BackupRestoreError),
 }
 
 /// Makes the data directory `data` of the backup in `file`. `report` hears how many bytes of the

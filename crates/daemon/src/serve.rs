@@ -1,7 +1,7 @@
 //! The API before a service, from its socket to its end.
 
 use crate::notify;
-use kip_api::{Api, ApiSocket, BindError, DataLock, Ending, Remote, Tokens};
+use kip_api::{Api, ApiSocket, BindError, DataLock, Ending, RemoteListener, Tokens};
 use kip_service::Service;
 use kip_types::spec::Timing;
 use std::fmt::Display;
@@ -35,7 +35,7 @@ pub(crate) struct Doors {
     /// The clients that are let in by TCP.
     pub(crate) tokens: Tokens,
     /// The listener there.
-    pub(crate) remote: Option<Remote>,
+    pub(crate) remote: Option<RemoteListener>,
     /// What procs get whose owner does not say when they sink.
     pub(crate) timing: Timing,
 }
@@ -52,7 +52,7 @@ pub(crate) async fn serve<E: Display>(
     let Doors { group, tokens, remote, timing } = doors;
     let mut socket = ApiSocket::bind(lock, group)?;
     let api = Api::new(service, timing, tokens);
-    let url = remote.as_ref().map(Remote::url);
+    let url = remote.as_ref().map(RemoteListener::url);
     let addresses = Addresses { socket: format!("unix:{}", socket.path().display()), url };
     // The socket listens already: a program that reads this can connect. A reader that is gone is
     // no reason to end.

@@ -2,14 +2,14 @@
 
 use crate::group::{self, GroupError};
 use crate::log::{self, LogError};
-use crate::notify;
 use crate::options::{Listen, Options};
 use crate::serve::{Addresses, Doors, ServeError, serve};
 use crate::signals::Signals;
 #[cfg(feature = "otel")]
 use crate::traces::{Traces, TracesError};
-use kip_api::{DataLock, Ending, LockError, Remote, RemoteError, Tokens, TokensError};
-use kip_worker::{Config, OpenError, Worker};
+use crate::{heap, notify};
+use kip_api::{DataLock, Ending, ListenError, LockError, RemoteListener, Tokens, TokensError};
+use kip_worker::{Config, OpenWorkerError, Worker};
 use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ pub enum DaemonError {
     Tokens(#[from] TokensError),
     /// The API by TCP.
     #[error(transparent)]
-    Remote(#[from] RemoteError),
+    Remote(#[from] ListenError),
     /// Traces of wakes.
     #[cfg(feature = "otel")]
     #[error(transparent)]
@@ -82,7 +82,7 @@ pub enum DaemonError {
         data: PathBuf,
         /// Why.
         #[source]
-        source: Box<OpenError>,
+        source: Box<OpenWorkerError>,
     },
     /// Signals.
     #[error("cannot listen for signals")]
@@ -116,8 +116,9 @@ fn take(options: &Options) -> Result<(DataLock, Option<u32>), DaemonError> {
     }
     let group = options.group.as_deref().map(group::id_of).transpose()?;
     let lock = DataLock::take(&options.data, group)?;
-    // A dozen for each proc.
+    // Six for each proc, and one for each further socket.
     kip_sys::process::raise_nofile().map_err(DaemonError::OpenFiles)?;
+    heap::map_large_memory();
     kip_worker::enter_private_mounts(&options.data)
         .map_err(|source| DaemonError::Mounts { data: options.data.clone(), source })?;
     Ok((lock, group))
@@ -157,8 +158,9 @@ async fn up<E: Display>(
     let opened = Worker::open(config).await;
     let worker = opened.map_err(|e| DaemonError::Open { data: lock.data().to_owned(), source: Box::new(e) })?;
     let mut signals = Signals::listen().map_err(DaemonError::Signals)?;
-    let end = signals.end(remote.as_ref().and_then(Remote::tls));
+    let end = signals.end(remote.as_ref().and_then(RemoteListener::tls));
     let doors = Doors { group, tokens, remote, timing: options.timing };
+    tokio::spawn(heap::give_back());
     let ending = serve(lock, Arc::new(worker.clone()), doors, ready, end).await?;
     // After `kip down` there is nothing left to let go of.
     if ending == Ending::Asked {
@@ -172,10 +174,10 @@ async fn up<E: Display>(
     Ok(())
 }
 
-async fn bind(listen: Option<&Listen>) -> Result<Option<Remote>, RemoteError> {
+async fn bind(listen: Option<&Listen>) -> Result<Option<RemoteListener>, ListenError> {
     let Some(Listen { address, tls }) = listen else { return Ok(None) };
     let tls = tls.as_ref().map(|tls| (tls.chain.as_path(), tls.key.as_path()));
-    Ok(Some(Remote::bind(*address, tls).await?))
+    Ok(Some(RemoteListener::bind(*address, tls).await?))
 }
 
 /// Where `kip-keeper` and `kip-launch` are: beside this program.

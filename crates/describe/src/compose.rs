@@ -7,6 +7,9 @@
 //! sleeping, for a service or, at the top, for all. Keys within others need not be listed anywhere:
 //! every key of a map that the reader has not asked for is reported.
 //!
+//! Files that are given with it are laid over it first (`overrides`), so that all else is read of
+//! one file.
+//!
 //! A service's proc is called PROJECT-SERVICE, so that files do not get in each other's way; others
 //! of the file find it by SERVICE.
 
@@ -14,6 +17,7 @@ mod context;
 mod lacking;
 mod mounts;
 mod networks;
+mod overrides;
 mod ports;
 mod service;
 
@@ -26,7 +30,7 @@ use kip_types::name::ProcName;
 use service::Service;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Keys of the file itself that are looked at, or mean nothing to Kip.
 const TOP: [&str; 8] = ["name", "services", "volumes", "version", "networks", "configs", "secrets", "include"];
@@ -36,28 +40,45 @@ pub fn is_compose(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
+/// Names of the file that Compose lays over a file of its own by itself; none for a `kip.toml`.
+pub fn overrides_beside(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let path = path.to_owned();
+    let kinds = if is_compose(&path) { ["override.yaml", "override.yml"].as_slice() } else { &[] };
+    kinds.iter().map(move |kind| path.with_extension(kind))
+}
+
 /// Reads a Compose file.
 pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
-    let mut root = yaml::load(reading.path, reading.text)?;
+    let first = yaml::load(reading.path, reading.text)?;
     let directory = file::directory(reading.path);
     let beside = directory.join(".env");
     let unset = RefCell::new(Vec::new());
     let dotenv = match beside.exists() {
         true => environ::read(&beside, reading.lookup, true, &|name| unset.borrow_mut().push(name.to_owned()))
-            .map_err(|e| Fault::new(&root.place, format!("its variables: {e}")))?,
+            .map_err(|e| Fault::new(&first.place, format!("its variables: {e}")))?,
         false => Vec::new(),
     };
     let of_file = |key: &str| dotenv.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone());
     let lookup = |key: &str| (reading.lookup)(key).or_else(|| of_file(key));
     let mut context = Context::new(&directory, &lookup);
-    unset.take().iter().for_each(|name| context.unset(&root.place, name));
-    root.each_text(&mut |place, text| {
-        match environ::interpolate(text, &lookup, &|name| unset.borrow_mut().push(name.to_owned())) {
-            Ok(new) => *text = new,
-            Err(message) => context.fault(place, message),
-        }
-        unset.take().iter().for_each(|name| context.unset(place, name));
-    });
+    unset.take().iter().for_each(|name| context.unset(&first.place, name));
+    let mut replace = |root: &mut yaml::Node| {
+        root.each_text(&mut |place, text| {
+            match environ::interpolate(text, &lookup, &|name| unset.borrow_mut().push(name.to_owned())) {
+                Ok(new) => *text = new,
+                Err(message) => context.fault(place, message),
+            }
+            unset.take().iter().for_each(|name| context.unset(place, name));
+        });
+    };
+    let mut root = first;
+    replace(&mut root);
+    for (path, text) in reading.overrides {
+        let mut over = yaml::load(path, text)?;
+        replace(&mut over);
+        root = overrides::merged(root, over)?;
+    }
+    let root = overrides::settled(root);
     let mut document = Document { project: None, procs: Vec::new(), left_out: Vec::new(), notes: Vec::new() };
     top(&mut context, &root, reading.project, &mut document);
     let services = services(&mut context, &root, reading.profiles, &mut document);

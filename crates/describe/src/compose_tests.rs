@@ -13,6 +13,7 @@ fn parse(text: &str) -> Result<Document, Faults> {
     crate::read(&Reading {
         path: Path::new("/srv/shop/compose.yaml"),
         text,
+        overrides: &[],
         lookup: &lookup,
         project: None,
         profiles: &[],
@@ -204,6 +205,13 @@ fn what_kip_lacks_is_named_and_weighed() {
         "depends_on: {none: {condition: service_healthy, required: false}}",
         "hostname: ${HOST_NAME-shop-web}",
         "cap_add: []",
+        "cap_add: [CAP_CHOWN, all]",
+        "cap_drop: [ALL]",
+        "read_only: true",
+        "tmpfs: /run",
+        "tmpfs: ['/run:size=64m,mode=755', /tmp]",
+        "shm_size: 128mb",
+        "volumes: [{type: tmpfs, target: /run, tmpfs: {size: 64m, mode: 0o755}}]",
         "labels: {team: shop}",
         "ulimits: {nproc: 65535, nofile: {soft: 20000, hard: 40000}}",
         "labels: [team=shop, alone]",
@@ -220,10 +228,6 @@ fn what_kip_lacks_is_named_and_weighed() {
     let two = notes("services:\n  a:\n    image: x\n  b_c:\n    image: x\n");
     assert!(two.len() == 1 && two[0].contains(":4:3: services.b_c is called shop-b-c"), "{two:?}");
     for (networks, told) in [
-        (
-            "{internal: true}",
-            "Changes /srv/shop/compose.yaml:2:5: networks.n.internal is not supported: a proc may call out",
-        ),
         ("{external: true, name: x}", "Changes /srv/shop/compose.yaml:2:5: networks.n.external is not supported"),
         ("{driver: macvlan}", "Changes /srv/shop/compose.yaml:2:5: networks.n.driver is not supported"),
         ("{ipam: {driver: x}}", "Harmless /srv/shop/compose.yaml:2:5: networks.n.ipam is not supported"),
@@ -235,12 +239,31 @@ fn what_kip_lacks_is_named_and_weighed() {
 }
 
 #[test]
+fn services_of_internal_networks_call_nothing_outside() {
+    let egress = |networks: &str, service: &str| {
+        let text = format!("networks: {networks}\nservices: {{a: {{image: x{service}}}}}\n");
+        let all = &parse(&text).unwrap().procs[0].request.spec.egress;
+        all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    let two = "{in: {internal: true}, out: }";
+    assert_eq!(egress(two, ", networks: [in]"), "none");
+    assert_eq!(egress(two, ", networks: {in: {aliases: [b]}}"), "none");
+    assert_eq!(egress(two, ", networks: [in, out]"), "");
+    assert_eq!(egress(two, ""), "");
+    assert_eq!(egress("{default: {internal: true}}", ""), "none");
+    assert_eq!(
+        egress("{in: {internal: true}}", ", networks: [in], x-kip: {egress: ['pypi.org:443', all.example]}"),
+        "pypi.org:443 all.example"
+    );
+}
+
+#[test]
 fn a_project_is_called_as_compose_has_it() {
     let named = |top: &str, project: Option<&str>, variable: Option<&str>| {
         let text = format!("{top}\nservices: {{a: {{image: x, volumes: ['v:/v']}}}}\nvolumes: {{v: }}\n");
         let lookup = |key: &str| variable.filter(|_| key == "COMPOSE_PROJECT_NAME").map(str::to_owned);
         let path = Path::new("/srv/_My Shop.d/compose.yaml");
-        let read = crate::read(&Reading { path, text: &text, lookup: &lookup, project, profiles: &[] });
+        let read = crate::read(&Reading { path, text: &text, overrides: &[], lookup: &lookup, project, profiles: &[] });
         read.map(|document| {
             let spec = &document.procs[0].request.spec;
             let volume = spec.volumes[0].to_string();
@@ -281,7 +304,9 @@ fn an_unknown_profile_is_told() {
     let notes = |profile: &str| {
         let profiles = [profile.to_owned()];
         let path = Path::new("/srv/shop/compose.yaml");
-        let read = crate::read(&Reading { path, text, lookup: &|_| None, project: None, profiles: &profiles }).unwrap();
+        let read =
+            crate::read(&Reading { path, text, overrides: &[], lookup: &|_| None, project: None, profiles: &profiles })
+                .unwrap();
         read.notes.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(notes("debug"), Vec::<String>::new());

@@ -4,7 +4,7 @@ use crate::place::{Note, SourcePosition};
 use crate::values::Pull;
 use kip_types::api::RunRequest;
 use kip_types::name::ProcName;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Gives the value of a variable of the caller's environment.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -52,6 +52,8 @@ pub struct Reading<'a> {
     pub path: &'a Path,
     /// What it contains.
     pub text: &'a str,
+    /// Compose files that are laid over it, one after the other, and what they contain.
+    pub overrides: &'a [(PathBuf, String)],
     /// The environment, for Compose files.
     pub lookup: Lookup<'a>,
     /// What a Compose file's procs, volumes and network are named after, instead of what it says

@@ -6,7 +6,14 @@ use kip_types::spec::{Clock, Fallback, Image, Lazy, Protocol, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {
     let lookup = |_: &str| None;
-    crate::read(&Reading { path: Path::new("/srv/kip.toml"), text, lookup: &lookup, project: None, profiles: &[] })
+    crate::read(&Reading {
+        path: Path::new("/srv/kip.toml"),
+        text,
+        overrides: &[],
+        lookup: &lookup,
+        project: None,
+        profiles: &[],
+    })
 }
 
 fn faults(text: &str) -> Vec<String> {
@@ -25,7 +32,13 @@ hostname = "front"
 terminal = true
 stdin-open = true
 ulimit = ["nofile=1024:4096", "core=0"]
+read-only = true
+tmpfs = ["/run:size=1M"]
+shm-size = "8M"
+cap-add = ["SYS_PTRACE"]
+cap-drop = ["ALL"]
 add-host = ["db:192.0.2.7", "six:[2001:db8::7]"]
+egress = ["pypi.org:443", "192.0.2.0/24"]
 port = ["8080:80", 443, { port = 53, proto = "udp", host-port = 5353, wake = "data" }]
 volume = ["./html:/srv/html:ro", { source = "cache", target = "/var/cache" }]
 mem = "64M"

@@ -8,10 +8,10 @@ use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::Ulimit;
+use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
-    Clock, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing,
-    bad_secret,
+    Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, PortSpec,
+    Spec, Timing, bad_secret,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
@@ -64,6 +64,10 @@ pub struct ProcTable {
     /// Lines for the proc's /etc/hosts: `NAME:ADDRESS`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub add_host: Vec<HostEntry>,
+    /// What the proc may call outside its network: `all` (usual), `none`, or addresses, networks
+    /// and names: `pypi.org:443`, `*.npmjs.org`, `192.0.2.0/24:80-90/tcp`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<Egress>,
     /// Files of the machine: `SRC:DST[:ro]`, or a table.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volume: Vec<Volume>,
@@ -80,6 +84,22 @@ pub struct ProcTable {
     /// `nofile=1024:4096`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ulimit: Vec<Ulimit>,
+    /// The root file system is read-only; volumes stay as they are.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// File systems in memory: `PATH[:size=SIZE,mode=OCTAL,uid=N,gid=N,exec]`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tmpfs: Vec<Tmpfs>,
+    /// Size of /dev/shm, which is in memory; default 64M.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_size: Option<Size>,
+    /// Capabilities that root inside has in addition, within the proc's own user namespace; `ALL`
+    /// for all that Kip gives.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cap_add: Vec<Capability>,
+    /// Capabilities that root inside has not; `ALL` for all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cap_drop: Vec<Capability>,
     /// Most disk space of the proc's own files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
@@ -251,6 +271,7 @@ impl ProcTable {
             aliases: self.alias,
             hostname: self.hostname,
             extra_hosts: self.add_host,
+            egress: self.egress,
             labels: self.label.into_iter().map(|(key, value)| (key, value.0)).collect(),
             volumes: volumes?,
             limits: Limits {
@@ -262,6 +283,11 @@ impl ProcTable {
                 log_files: self.log_files.unwrap_or(LOG_FILES),
             },
             ulimits: self.ulimit,
+            read_only: self.read_only,
+            tmpfs: self.tmpfs,
+            shm_bytes: self.shm_size.map(|size| size.0),
+            cap_add: self.cap_add,
+            cap_drop: self.cap_drop,
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,
@@ -286,6 +312,7 @@ impl ProcTable {
             tar_digest: None,
             trial: false,
             alone: false,
+            replaced: 0,
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file: InFile::default() })
     }
@@ -307,10 +334,16 @@ impl ProcTable {
             aliases,
             hostname,
             extra_hosts,
+            egress,
             labels,
             volumes,
             limits,
             ulimits,
+            read_only,
+            tmpfs,
+            shm_bytes,
+            cap_add,
+            cap_drop,
             timing,
             allow_setuid,
             user,
@@ -330,6 +363,7 @@ impl ProcTable {
             tar_digest: _,
             trial: _,
             alone: _,
+            replaced: _,
         } = spec.clone();
         let usual = Timing::default();
         let time = |open: bool, ms: u64| (!open).then_some(Time(ms));
@@ -356,7 +390,13 @@ impl ProcTable {
             alias: aliases,
             hostname,
             add_host: extra_hosts,
+            egress,
             ulimit: ulimits,
+            read_only,
+            tmpfs,
+            shm_size: shm_bytes.map(Size),
+            cap_add,
+            cap_drop,
             label: labels.into_iter().map(|(key, value)| (key, Value(value))).collect(),
             volume: volumes.into_iter().map(volume).collect(),
             mem: limits.memory_bytes.map(Size),
@@ -445,7 +485,10 @@ pub fn differences(is: &RunRequest, wanted: &RunRequest) -> Vec<Difference> {
 
 /// Keys with their values as text, variables one by one.
 fn fields(request: &RunRequest) -> BTreeMap<String, String> {
-    let table = serde_json::to_value(ProcTable::of(request)).expect("a table is JSON");
+    let mut request = request.clone();
+    // Their order means nothing.
+    request.spec.ports.sort_by_key(PortSpec::inner);
+    let table = serde_json::to_value(ProcTable::of(&request)).expect("a table is JSON");
     let mut all = BTreeMap::new();
     for (key, value) in table.as_object().expect("a table is an object") {
         match value.as_object().filter(|_| key == "env") {

@@ -17,7 +17,28 @@ const DEEPEST: usize = 100;
 pub struct Node {
     pub place: SourcePosition,
     pub value: Value,
+    /// What it says of itself and of what earlier files say in its place.
+    pub tag: Option<Tag>,
     read: Read,
+}
+
+/// Tags of Compose's override files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tag {
+    /// `!reset`: neither this nor what earlier files say is there.
+    Reset,
+    /// `!override`: this is instead of what earlier files say.
+    Override,
+}
+
+impl Tag {
+    fn read(tag: Option<&saphyr_parser::Tag>) -> Option<Tag> {
+        match tag.map(|tag| tag.suffix.as_str())? {
+            "reset" => Some(Tag::Reset),
+            "override" => Some(Tag::Override),
+            _ => None,
+        }
+    }
 }
 
 /// What a reader has seen of a node.
@@ -69,7 +90,7 @@ pub fn load(path: &Path, text: &str) -> Result<Node, Fault> {
         match loader.event(&mut next)? {
             (Event::StreamStart | Event::DocumentStart(_), _) => {}
             (Event::StreamEnd | Event::DocumentEnd, span) => {
-                return Ok(Node { place: loader.place(&span), value: Value::Null, read: Read::default() });
+                return Ok(Node::new(loader.place(&span), Value::Null));
             }
             (event, span) => return loader.node(event, span, &mut next, 0),
         }
@@ -107,7 +128,7 @@ impl Loader<'_> {
     fn node<'i>(&mut self, event: Event<'i>, span: Span, next: Next<'_, 'i>, depth: usize) -> Result<Node, Fault> {
         let place = self.place(&span);
         self.count(&place, 1, depth)?;
-        let (value, anchor) = match event {
+        let (value, anchor, tag) = match event {
             Event::Alias(id) => {
                 let Some(node) = self.anchors.get(&id).cloned() else {
                     return Err(Fault::new(&place, "this refers to an anchor from within itself"));
@@ -117,12 +138,12 @@ impl Loader<'_> {
                 return Ok(node);
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let is_text = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
+                let is_text = tag.as_ref().is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
                 let quoted = style != ScalarStyle::Plain || is_text;
                 let null = !quoted && matches!(text.as_ref(), "" | "~" | "null" | "Null" | "NULL");
-                (if null { Value::Null } else { Value::Text { text: text.into_owned(), quoted } }, anchor)
+                (if null { Value::Null } else { Value::Text { text: text.into_owned(), quoted } }, anchor, tag)
             }
-            Event::SequenceStart(anchor, _) => {
+            Event::SequenceStart(anchor, tag) => {
                 let mut list = Vec::new();
                 loop {
                     match self.event(next)? {
@@ -130,12 +151,12 @@ impl Loader<'_> {
                         (event, span) => list.push(self.node(event, span, next, depth + 1)?),
                     }
                 }
-                (Value::List(list), anchor)
+                (Value::List(list), anchor, tag)
             }
-            Event::MappingStart(anchor, _) => (self.map(next, depth)?, anchor),
+            Event::MappingStart(anchor, tag) => (self.map(next, depth)?, anchor, tag),
             _ => return Err(Fault::new(&place, "the YAML ends in the middle")),
         };
-        let node = Node { place, value, read: Read::default() };
+        let node = Node { tag: Tag::read(tag.as_deref()), ..Node::new(place, value) };
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -205,6 +226,11 @@ fn size(node: &Node) -> usize {
 }
 
 impl Node {
+    /// One that no reader has seen yet.
+    pub fn new(place: SourcePosition, value: Value) -> Node {
+        Node { place, value, tag: None, read: Read::default() }
+    }
+
     /// The entries of a map, none of anything else, for a reader that looks at every key.
     pub fn entries(&self) -> &[Entry] {
         self.map().iter().for_each(|(_, _, value)| value.read.taken.set(true));

@@ -1,8 +1,8 @@
 //! What a proc is woken by: one type from the event to the working set, the meters and what people
 //! read.
 
-use kip_checkpoint::clocks::Source;
-use kip_net::custody::Kind;
+use kip_clocks::Source;
+use kip_net::custody::SocketKind;
 use kip_net::wake::{Trigger, WakeEvent};
 use kip_pager::protocol::Purpose;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeCause {
     /// Something at one of its descriptors.
-    Descriptor(Kind, Trigger),
+    Descriptor(SocketKind, Trigger),
     /// Something at one of its descriptors, which another daemon had handed to the pager: it is not
     /// known which.
     SomeDescriptor,
@@ -23,12 +23,12 @@ pub enum WakeCause {
     /// Its pager was replaced, and the program had touched its memory meanwhile.
     PagerReplaced,
     /// A request of its owner, or of the daemon.
-    Request(Request),
+    Request(WakeCommand),
 }
 
 /// Requests that wake a proc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum WakeCommand {
     /// `kip wake`.
     Wake,
     /// `kip exec`.
@@ -57,10 +57,10 @@ impl WakeCause {
     /// The protocol and the local port of the socket that it is about.
     fn port(&self) -> Option<(&'static str, u16)> {
         match self {
-            WakeCause::Descriptor(Kind::Listener { local, .. } | Kind::Stream { local, .. }, _) => {
+            WakeCause::Descriptor(SocketKind::Listener { local, .. } | SocketKind::Stream { local, .. }, _) => {
                 Some(("tcp", local.port()))
             }
-            WakeCause::Descriptor(Kind::Udp { local }, _) => Some(("udp", local.port())),
+            WakeCause::Descriptor(SocketKind::Udp { local }, _) => Some(("udp", local.port())),
             _ => None,
         }
     }
@@ -72,7 +72,7 @@ impl WakeCause {
 
     /// Whether files have changed that the program watches.
     pub fn is_files(&self) -> bool {
-        matches!(self, WakeCause::Descriptor(Kind::Inotify, _))
+        matches!(self, WakeCause::Descriptor(SocketKind::Inotify, _))
     }
 
     /// What the daemon tells the pager that the wake is for. Each port has a working set of its
@@ -89,14 +89,25 @@ impl WakeCause {
         Purpose { set, packet: self.is_packet() }
     }
 
+    /// The same as its text, with the thread that was at work when the program was frozen: its
+    /// number inside and its name.
+    pub fn with_thread(&self, at_work: Option<&(u32, String)>) -> String {
+        match (self, at_work) {
+            (WakeCause::Timer(Source::Work), Some((thread, name))) => {
+                format!("timer (it was at work: thread {thread}, {name})")
+            }
+            _ => self.to_string(),
+        }
+    }
+
     /// What it is called in meters and metrics: few words, however many sockets there are.
     pub fn word(&self) -> &'static str {
         match self {
             WakeCause::Timer(_) => "timer",
             WakeCause::Touch => "touch",
-            WakeCause::Request(Request::Exec) => "exec",
-            WakeCause::Request(Request::Wake | Request::Up | Request::Signal) => "wake",
-            WakeCause::Request(Request::Stop) => "stop",
+            WakeCause::Request(WakeCommand::Exec) => "exec",
+            WakeCause::Request(WakeCommand::Wake | WakeCommand::Up | WakeCommand::Signal) => "wake",
+            WakeCause::Request(WakeCommand::Stop) => "stop",
             _ => self.port().map_or("other", |(protocol, _)| protocol),
         }
     }
@@ -110,13 +121,13 @@ impl fmt::Display for WakeCause {
             WakeCause::SomeDescriptor => "one of its descriptors",
             WakeCause::Touch => "first touch",
             WakeCause::PagerReplaced => "its pager was replaced",
-            WakeCause::Request(Request::Wake) => "kip wake",
-            WakeCause::Request(Request::Exec) => "kip exec",
-            WakeCause::Request(Request::Signal) => "kip kill",
-            WakeCause::Request(Request::Up) => "kip up",
-            WakeCause::Request(Request::Stop) => "stop",
-            WakeCause::Request(Request::Backup) => "backup",
-            WakeCause::Request(Request::Fallback) => "fallback",
+            WakeCause::Request(WakeCommand::Wake) => "kip wake",
+            WakeCause::Request(WakeCommand::Exec) => "kip exec",
+            WakeCause::Request(WakeCommand::Signal) => "kip kill",
+            WakeCause::Request(WakeCommand::Up) => "kip up",
+            WakeCause::Request(WakeCommand::Stop) => "stop",
+            WakeCause::Request(WakeCommand::Backup) => "backup",
+            WakeCause::Request(WakeCommand::Fallback) => "fallback",
         })
     }
 }
@@ -126,9 +137,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_wake_for_work_names_the_thread() {
+        let thread = (19, "GC Thread#0".to_owned());
+        let text = |cause: WakeCause| cause.with_thread(Some(&thread));
+        assert_eq!(text(WakeCause::Timer(Source::Work)), "timer (it was at work: thread 19, GC Thread#0)");
+        assert_eq!(text(WakeCause::Timer(Source::Timerfd)), "timer (timerfd)");
+    }
+
+    #[test]
     fn each_cause_has_its_text_its_working_set_and_its_word() {
         let local = "0.0.0.0:6379".parse().unwrap();
-        let v6 = Kind::Stream {
+        let v6 = SocketKind::Stream {
             local: "[::ffff:10.213.0.1]:7100".parse().unwrap(),
             peer: "[::ffff:10.213.0.255]:59720".parse().unwrap(),
         };
@@ -136,7 +155,7 @@ mod tests {
         let request = WakeCause::Request;
         for (cause, text, set, word) in [
             (
-                descriptor(Kind::Listener { local, backlog: 5 }, Trigger::Connection),
+                descriptor(SocketKind::Listener { local, backlog: 5 }, Trigger::Connection),
                 "tcp 0.0.0.0:6379 (connection)",
                 "tcp 6379",
                 "tcp",
@@ -147,16 +166,21 @@ mod tests {
                 "tcp 7100",
                 "tcp",
             ),
-            (descriptor(Kind::Udp { local }, Trigger::Datagram), "udp 0.0.0.0:6379 (datagram)", "udp 6379", "udp"),
-            (descriptor(Kind::Inotify, Trigger::Changed), "watched files (changed)", "files", "other"),
-            (descriptor(Kind::Other, Trigger::Data), "of another kind (data)", "call", "other"),
+            (
+                descriptor(SocketKind::Udp { local }, Trigger::Datagram),
+                "udp 0.0.0.0:6379 (datagram)",
+                "udp 6379",
+                "udp",
+            ),
+            (descriptor(SocketKind::Inotify, Trigger::Changed), "watched files (changed)", "files", "other"),
+            (descriptor(SocketKind::Other, Trigger::Data), "of another kind (data)", "call", "other"),
             (WakeCause::Timer(Source::Timerfd), "timer (timerfd)", "timer", "timer"),
             (WakeCause::Timer(Source::Work), "timer (it was at work)", "work", "timer"),
             (WakeCause::Touch, "first touch", "call", "touch"),
-            (request(Request::Exec), "kip exec", "call", "exec"),
-            (request(Request::Signal), "kip kill", "call", "wake"),
-            (request(Request::Up), "kip up", "call", "wake"),
-            (request(Request::Stop), "stop", "call", "stop"),
+            (request(WakeCommand::Exec), "kip exec", "call", "exec"),
+            (request(WakeCommand::Signal), "kip kill", "call", "wake"),
+            (request(WakeCommand::Up), "kip up", "call", "wake"),
+            (request(WakeCommand::Stop), "stop", "call", "stop"),
         ] {
             assert_eq!(cause.to_string(), text);
             let packet = matches!(word, "tcp" | "udp");

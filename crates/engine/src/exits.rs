@@ -10,14 +10,14 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// The next record of pid 1's, or none when it has not come within the time.
-pub fn read_record(status: &OwnedFd, within: Duration) -> io::Result<Option<init::Record>> {
+pub fn read_record(status: &OwnedFd, within: Duration) -> io::Result<Option<init::InitRecord>> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let until = Instant::now() + within;
     loop {
         let mut bytes = [0u8; init::RECORD_BYTES];
         let mut file = fs::File::from(status.try_clone()?);
         match file.read(&mut bytes) {
-            Ok(n) if n == bytes.len() => return Ok(init::Record::parse(&bytes)),
+            Ok(n) if n == bytes.len() => return Ok(init::InitRecord::parse(&bytes)),
             Ok(_) => return Ok(None),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
@@ -38,7 +38,7 @@ pub fn read_record(status: &OwnedFd, within: Duration) -> io::Result<Option<init
 pub fn reported_exit(proc: &Proc) -> Option<Exit> {
     let status = proc.fd_store.get(key::STATUS)?;
     while let Ok(Some(record)) = read_record(&status, Duration::ZERO) {
-        if let init::Record::Ended(exit) = record {
+        if let init::InitRecord::Ended(exit) = record {
             return Some(exit);
         }
     }

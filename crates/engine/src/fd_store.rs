@@ -6,12 +6,18 @@
 //! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets
 //! a descriptor.
 
-use kip_keeper::{Keeper, KeeperError};
+use kip_keeper::Keeper;
+pub use kip_keeper::KeeperError;
+use kip_keeper::bundle::Bundle;
 use kip_types::ProcName;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+/// Fewer than that are not bundled: a bundle takes some 3 KB of the kernel's memory.
+const WORTH_A_BUNDLE: usize = 4;
 
 /// Keys of the descriptors that every proc has.
 pub mod key {
@@ -59,6 +65,8 @@ pub mod key {
     pub const USR: &str = "asleep/mount/usr";
     /// And of its terminals, if some are open.
     pub const TERMINALS: &str = "asleep/mount/terminals";
+    /// Prefix of those of its file systems in memory, by number, where these have little in them.
+    pub const TMPFS: &str = "asleep/mount/memory/";
     /// Prefix of the INET sockets of a parked proc, by inode.
     pub const SOCKET: &str = "asleep/socket/";
     /// Prefix of the inotify instances of a parked proc, by the file's id in the images.
@@ -72,22 +80,42 @@ pub mod key {
 pub struct FdStore {
     prefix: String,
     keeper: Arc<Keeper>,
-    held: Mutex<BTreeMap<String, Arc<OwnedFd>>>,
+    held: Mutex<Held>,
+}
+
+/// What this process holds.
+#[derive(Debug, Default)]
+struct Held {
+    open: BTreeMap<String, Arc<OwnedFd>>,
+    /// What a sleeper does not need before it wakes, and their keys in order.
+    bundled: Option<(Vec<String>, Bundle)>,
+}
+
+impl Held {
+    /// All of them, open. If there is no room for that the bundle stays as it is.
+    fn unpack(&mut self) -> io::Result<()> {
+        if let Some((keys, bundle)) = &self.bundled {
+            let fds = bundle.unpack()?;
+            self.open.extend(keys.iter().cloned().zip(fds.into_iter().map(Arc::new)));
+            self.bundled = None;
+        }
+        Ok(())
+    }
 }
 
 impl FdStore {
     /// The empty store of a new proc.
-    pub fn new(name: &ProcName, keeper: Arc<Keeper>) -> FdStore {
-        FdStore { prefix: format!("{name}/"), keeper, held: Mutex::new(BTreeMap::new()) }
+    pub fn new(key: &ProcName, keeper: Arc<Keeper>) -> FdStore {
+        FdStore { prefix: format!("{key}/"), keeper, held: Mutex::default() }
     }
 
     /// What an earlier daemon left with the keeper.
-    pub fn recover(name: &ProcName, keeper: Arc<Keeper>) -> Result<FdStore, KeeperError> {
-        let fd_store = FdStore::new(name, keeper);
+    pub fn recover(key: &ProcName, keeper: Arc<Keeper>) -> Result<FdStore, KeeperError> {
+        let fd_store = FdStore::new(key, keeper);
         let found = fd_store.keeper.get_prefix(&fd_store.prefix)?;
         let mut held = fd_store.held.lock();
         for (name, fd) in found {
-            held.insert(name[fd_store.prefix.len()..].to_owned(), Arc::new(fd));
+            held.open.insert(name[fd_store.prefix.len()..].to_owned(), Arc::new(fd));
         }
         drop(held);
         Ok(fd_store)
@@ -97,28 +125,105 @@ impl FdStore {
     pub fn hold(&self, fds: Vec<(String, OwnedFd)>) -> Result<(), KeeperError> {
         let names: Vec<String> = fds.iter().map(|(k, _)| format!("{}{k}", self.prefix)).collect();
         let pairs = names.iter().zip(&fds).map(|(n, (_, fd))| (n.as_str(), fd.as_fd()));
+        // A key that is bundled would be there twice. First, for it may fail.
+        let mut held = self.held.lock();
+        held.unpack().map_err(|source| KeeperError::Answer { source })?;
         self.keeper.put_many(pairs)?;
-        self.held.lock().extend(fds.into_iter().map(|(k, fd)| (k, Arc::new(fd))));
+        held.open.extend(fds.into_iter().map(|(k, fd)| (k, Arc::new(fd))));
         Ok(())
     }
 
-    /// The descriptor of that key.
+    /// The descriptor of that key. Of one that is bundled a duplicate, which is the caller's alone.
     pub fn get(&self, key: &str) -> Option<Arc<OwnedFd>> {
-        self.held.lock().get(key).cloned()
+        let held = self.held.lock();
+        if let Some(open) = held.open.get(key) {
+            return Some(Arc::clone(open));
+        }
+        let (keys, bundle) = held.bundled.as_ref()?;
+        let at = keys.iter().position(|known| known == key)?;
+        match bundle.get(at) {
+            Ok(fd) => Some(Arc::new(fd)),
+            Err(error) => {
+                tracing::error!(prefix = self.prefix, key, %error, "what is held cannot be opened");
+                None
+            }
+        }
+    }
+
+    /// The keys with that prefix.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let held = self.held.lock();
+        let bundled = held.bundled.as_ref().map(|(keys, _)| keys.as_slice()).unwrap_or_default();
+        held.open.keys().chain(bundled).filter(|key| key.starts_with(prefix)).cloned().collect()
+    }
+
+    /// Holds all but its pipes and the listeners of its probes as one descriptor, until
+    /// [`FdStore::unpack`]; the wake plane has those open that it polls. A sleeper has a dozen, and
+    /// a process may have only so many open files. Where that cannot be had each stays open.
+    pub fn pack(&self) {
+        let mut held = self.held.lock();
+        if let Err(error) = held.unpack() {
+            tracing::debug!(prefix = self.prefix, %error, "what is held stays bundled as it is");
+            return;
+        }
+        let stays = |key: &str| [key::IO, key::PROBE].iter().any(|prefix| key.starts_with(prefix));
+        let keys: Vec<String> = held.open.keys().filter(|key| !stays(key)).cloned().collect();
+        if keys.len() < WORTH_A_BUNDLE {
+            return;
+        }
+        let fds: Vec<BorrowedFd<'_>> = keys.iter().map(|key| held.open[key].as_fd()).collect();
+        match Bundle::pack(&fds) {
+            Ok(bundle) => {
+                held.open.retain(|key, _| stays(key));
+                held.bundled = Some((keys, bundle));
+            }
+            Err(error) => tracing::debug!(prefix = self.prefix, %error, "what is held is not bundled"),
+        }
+    }
+
+    /// Opens all of them again, at once: for a wake, which needs each.
+    ///
+    /// # Errors
+    /// EMFILE, and all are bundled as before.
+    pub fn unpack(&self) -> io::Result<()> {
+        self.held.lock().unpack()
     }
 
     /// Lets all with that prefix go, here and in the keeper.
     pub fn drop_prefix(&self, prefix: &str) -> Result<(), KeeperError> {
-        self.held.lock().retain(|k, _| !k.starts_with(prefix));
+        let mut held = self.held.lock();
+        let bundled = held.bundled.as_ref().map(|(keys, _)| keys.as_slice()).unwrap_or_default();
+        if bundled.iter().all(|key| key.starts_with(prefix)) {
+            held.bundled = None;
+        } else if bundled.iter().any(|key| key.starts_with(prefix)) {
+            held.unpack().map_err(|source| KeeperError::Answer { source })?;
+        }
+        held.open.retain(|k, _| !k.starts_with(prefix));
+        drop(held);
         self.keeper.drop_prefix(&format!("{}{prefix}", self.prefix)).map(|_| ())
+    }
+
+    /// Lets one go.
+    pub fn drop_key(&self, key: &str) -> Result<(), KeeperError> {
+        let mut held = self.held.lock();
+        held.unpack().map_err(|source| KeeperError::Answer { source })?;
+        held.open.remove(key);
+        drop(held);
+        self.keeper.drop_name(&format!("{}{key}", self.prefix)).map(drop)
     }
 
     /// Gives everything to a keeper that was started anew.
     pub fn mirror(&self) -> Result<(), KeeperError> {
         let held = self.held.lock();
-        let names: Vec<String> = held.keys().map(|k| format!("{}{k}", self.prefix)).collect();
-        let pairs: Vec<(&str, BorrowedFd<'_>)> =
-            names.iter().map(String::as_str).zip(held.values().map(|fd| fd.as_fd())).collect();
+        let (keys, bundle) = match &held.bundled {
+            Some((keys, bundle)) => {
+                (keys.as_slice(), bundle.unpack().map_err(|source| KeeperError::Answer { source })?)
+            }
+            None => (&[][..], Vec::new()),
+        };
+        let all = held.open.iter().map(|(key, fd)| (key, fd.as_fd()));
+        let all = all.chain(keys.iter().zip(bundle.iter().map(AsFd::as_fd)));
+        let pairs: Vec<(String, BorrowedFd<'_>)> = all.map(|(key, fd)| (format!("{}{key}", self.prefix), fd)).collect();
         if pairs.is_empty() { Ok(()) } else { self.keeper.put_many(pairs).map(|_| ()) }
     }
 }

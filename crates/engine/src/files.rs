@@ -13,6 +13,7 @@ use kip_sandbox::launcher::LaunchError;
 use kip_sandbox::rootfs::{Mounts, RootfsError};
 use kip_sandbox::volume::VolumeError;
 use kip_types::VolumeSource;
+use kip_types::spec::SHM;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
@@ -73,7 +74,7 @@ pub fn parked(proc: &Proc) -> Result<Tree, NoFiles> {
 /// # Errors
 /// See [`NoFiles`].
 pub fn stopped(proc: &Proc) -> Result<Tree, NoFiles> {
-    let namespaces = proc.shared.launcher().namespaces(proc.first_id(), proc.spec.hostname());
+    let namespaces = proc.shared.launcher().namespaces(proc.first_id(), proc.spec().hostname());
     let user = namespaces.map_err(NoFiles::NewUser)?.user;
     let mounts = new_mounts(proc, &user)?;
     assemble(proc, mounts.root, mounts.usr, &user)
@@ -81,20 +82,33 @@ pub fn stopped(proc: &Proc) -> Result<Tree, NoFiles> {
 
 /// Over the same layers as the last ones, which an overlay remembers.
 fn new_mounts(proc: &Proc, user: &OwnedFd) -> Result<Mounts, NoFiles> {
-    proc.mounts_of(user.as_fd(), pins::are_in_use(&proc.dir.join("pins"))).map_err(NoFiles::Mounts)
+    let mounts = proc.mounts_of(user.as_fd(), pins::are_in_use(&proc.dir.join("pins"))).map_err(NoFiles::Mounts)?;
+    proc.restrict(&mounts).map_err(NoFiles::Mounts)?;
+    Ok(mounts)
 }
 
 fn assemble(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<Tree, NoFiles> {
-    let broken = |e: rustix::io::Errno| NoFiles::Tree(e.into());
+    let mut tree = mounted(proc, root, usr, user)?;
+    let spec = proc.spec();
+    let secrets = spec.volumes.iter().filter(|volume| volume.source == VolumeSource::Secrets);
+    let secrets = secrets.map(|volume| volume.target.as_str());
+    let in_memory = spec.tmpfs.iter().map(|one| one.target.as_str());
+    for path in ["/proc", "/dev/pts", SHM].into_iter().chain(in_memory).chain(secrets) {
+        tree.made_up(Path::new(path)).map_err(broken)?;
+    }
+    Ok(tree)
+}
+
+fn broken(e: rustix::io::Errno) -> NoFiles {
+    NoFiles::Tree(e.into())
+}
+
+/// Its files by these mounts of `/` and `/usr`, attached or not, and its volumes.
+pub(crate) fn mounted(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<Tree, NoFiles> {
     let mut tree = Tree::of_proc(root);
     tree.cover(Path::new("/usr"), usr).map_err(broken)?;
     for volume in volumes::for_files(proc, user.as_fd())? {
         tree.cover(Path::new(&volume.target), volume.fd).map_err(broken)?;
-    }
-    let secrets = proc.spec.volumes.iter().filter(|volume| volume.source == VolumeSource::Secrets);
-    let secrets = secrets.map(|volume| volume.target.as_str());
-    for path in ["/proc", "/dev/pts"].into_iter().chain(secrets) {
-        tree.made_up(Path::new(path)).map_err(broken)?;
     }
     Ok(tree)
 }

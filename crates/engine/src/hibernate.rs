@@ -13,8 +13,8 @@ use crate::host::proc::PAGER_DIRECTORY;
 use crate::inotify;
 use crate::survey;
 use crate::tree::{self, Tree};
-use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
-use kip_net::custody::{self, Held, Kind, SavedOptions};
+use kip_clocks::{Clocks, Due, Now, Source, Waiting, live_due};
+use kip_net::custody::{self, HeldSocket, SavedOptions, SocketKind};
 use kip_net::wake::Trigger;
 use kip_pager::client::{MOST_WATCHED, PagerError};
 use kip_pager::protocol::{Hibernated, MemoryStatus, Order, Timer};
@@ -31,7 +31,7 @@ pub struct Done {
     /// What the pager did.
     pub report: Hibernated,
     /// Its memory before.
-    pub memory: tree::Memory,
+    pub memory: kip_sys::smaps::Memory,
     /// What of its memory is still there, bytes.
     pub there_bytes: u64,
     /// None: blocked.
@@ -63,7 +63,7 @@ pub struct Watched {
     /// Its timers.
     pub clocks: Clocks,
     /// Its sockets.
-    pub sockets: Vec<Held>,
+    pub sockets: Vec<HeldSocket>,
     /// What the pager watches, in the order of [`Order::watch`].
     pub at_pager: Vec<WakeCause>,
 }
@@ -73,12 +73,12 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(kip_types::chain(&e)))?;
     let tree = Tree::read(&pids);
     survey::find_ends(proc, &tree);
-    let memory = tree::memory(&tree.pids);
-    let (ticks, mut dues) = find_ticks(&tree, proc.spec.timing.tick_ms, false);
+    let memory = kip_sys::smaps::memory(&tree.pids);
+    let (ticks, mut dues) = find_ticks(proc, &tree, false);
     let ticks = ticks || known.hidden;
-    let ticker = if ticks { ticker(&tree, proc.spec.timing.tick_ms) } else { None };
+    let ticker = if ticks { ticker(proc, &tree) } else { None };
     let first_due_ns = first_seldom(&dues);
-    let hold = match proc.spec.timing.hibernate {
+    let hold = match proc.spec().timing.hibernate {
         Hibernate::Held => true,
         Hibernate::Blocked | Hibernate::Off => false,
         Hibernate::Auto => wakes_on_data(proc) && !ticks,
@@ -96,15 +96,15 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let (quiet, causes): (Vec<OwnedFd>, Vec<WakeCause>) =
         quiet.into_iter().map(|(fd, saved)| (fd, first_event(saved.kind))).unzip();
     let order = Order {
-        name: proc.name.to_string(),
+        name: proc.key.to_string(),
         number: proc.slot.number().into(),
         directory: proc.dir.join(PAGER_DIRECTORY),
         processes: proc.cgroup.processes_file(),
         turn,
         hold,
         patience: if ticks { known.patience } else { 0 },
-        prefetch: proc.spec.timing.prefetch,
-        drop_files: !proc.spec.timing.keep_files,
+        prefetch: proc.spec().timing.prefetch,
+        drop_files: !proc.spec().timing.keep_files,
         watch: causes.iter().map(WakeCause::purpose).collect(),
     };
     let watch: Vec<_> = quiet.iter().map(|fd| fd.as_fd()).collect();
@@ -117,12 +117,12 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
         let clocks = Clocks { frozen_ns: now.monotonic_ns, dues, ..Clocks::default() };
         let still = |(fd, before): (OwnedFd, SavedOptions)| {
             let frozen = match before.kind {
-                Kind::Inotify => custody::inotify(custody::queued_events(fd.as_fd()).ok()?),
+                SocketKind::Inotify => custody::inotify(custody::queued_events(fd.as_fd()).ok()?),
                 _ => custody::snapshot_options(fd.as_fd()).ok()?,
             };
             let mut saved = frozen;
             saved.seen = crate::descriptors::seen(before.seen, frozen.seen);
-            Some(Held { fd: Arc::new(fd), saved })
+            Some(HeldSocket { fd: Arc::new(fd), saved })
         };
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect(), at_pager: causes }
     });
@@ -152,7 +152,7 @@ fn first_seldom(dues: &[Due]) -> Option<i64> {
 pub fn first_due_in(proc: &Proc) -> Option<Duration> {
     let tree = Tree::read(&proc.cgroup.pids().ok()?);
     // First, for while threads are on their way back into their calls they show no waits.
-    let mut all = dues(&tree, Now::read());
+    let mut all = dues(proc, &tree, Now::read());
     let (timers, now) = (survey::timers(proc), Now::read());
     all.extend(timers.iter().map(|timer| due_of(timer, now)));
     let at_ns = first_seldom(&all)?;
@@ -163,24 +163,24 @@ pub fn first_due_in(proc: &Proc) -> Option<Duration> {
 /// the program: not to be asked of one whose first touch is its wake. `ticked`: see [`find_ticks`].
 pub fn ticks(proc: &Proc, ticked: bool) -> bool {
     let Ok(pids) = proc.cgroup.pids() else { return true };
-    find_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms, ticked).0
+    find_ticks(proc, &Tree::read(&pids), ticked).0
 }
 
 /// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it
 /// is looked at until all sleep; a program whose threads never do all at once is taken to tick.
 /// `ticked`: the program is known to have ticked; a wait that goes on since then shows no time-out
 /// once a stop has interrupted it, and is taken for a tick as well.
-fn find_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
+fn find_ticks(proc: &Proc, tree: &Tree, ticked: bool) -> (bool, Vec<Due>) {
     /// restart_syscall(2), on x86-64.
     const RESTARTED: u64 = 219;
     const SAMPLES: u32 = 10;
     const BETWEEN: Duration = Duration::from_millis(2);
     /// One sample of a program of many threads takes long enough.
     const WITHIN: Duration = Duration::from_millis(100);
-    let began = Instant::now();
+    let (began, tick_ms) = (Instant::now(), proc.spec().timing.tick_ms);
     for sample in 1.. {
         let (before, now) = (tree.asleep(), Now::read());
-        let dues = dues(tree, now);
+        let dues = dues(proc, tree, now);
         let restarted = || tree.waiting().values().any(|waiting| waiting.call[0] == RESTARTED);
         let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms) || ticked && tick_ms > 0 && restarted();
         let quiescent = before.is_some() && before == tree.asleep();
@@ -193,12 +193,12 @@ fn find_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
 }
 
 /// What an event of such a descriptor, which has nothing to offer yet, will be.
-fn first_event(kind: Kind) -> WakeCause {
+fn first_event(kind: SocketKind) -> WakeCause {
     let trigger = match kind {
-        Kind::Listener { .. } => Trigger::Connection,
-        Kind::Udp { .. } => Trigger::Datagram,
-        Kind::Inotify => Trigger::Changed,
-        Kind::Stream { .. } | Kind::Other => Trigger::Data,
+        SocketKind::Listener { .. } => Trigger::Connection,
+        SocketKind::Udp { .. } => Trigger::Datagram,
+        SocketKind::Inotify => Trigger::Changed,
+        SocketKind::Stream { .. } | SocketKind::Other => Trigger::Data,
     };
     WakeCause::Descriptor(kind, trigger)
 }
@@ -210,7 +210,7 @@ pub fn take_up(proc: &Proc) -> MemoryStatus {
     if !directory.exists() {
         return MemoryStatus::default();
     }
-    let name = proc.name.as_str();
+    let name = proc.key.as_str();
     let pager = &proc.shared.pager;
     let taken = pager.adopt(name, proc.slot.number().into(), &directory).and_then(|()| pager.inspect(name));
     taken.unwrap_or_else(|e| {
@@ -224,14 +224,14 @@ pub fn memory_status(proc: &Proc) -> MemoryStatus {
     if !proc.dir.join(PAGER_DIRECTORY).exists() {
         return MemoryStatus::default();
     }
-    proc.shared.pager.inspect(proc.name.as_str()).unwrap_or_default()
+    proc.shared.pager.inspect(proc.key.as_str()).unwrap_or_default()
 }
 
 /// Gives up what is kept of a proc whose processes have ended.
 pub fn forget(proc: &Proc) {
     let directory = proc.dir.join(PAGER_DIRECTORY);
     if directory.exists()
-        && let Err(e) = proc.shared.pager.forget(proc.name.as_str())
+        && let Err(e) = proc.shared.pager.forget(proc.key.as_str())
     {
         tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "the pager does not forget it");
         // Then it is dead, and the next one takes up only what is there.
@@ -241,17 +241,18 @@ pub fn forget(proc: &Proc) {
 
 /// Whether it has a port at which a connection alone is to wake nothing.
 pub fn wakes_on_data(proc: &Proc) -> bool {
-    proc.spec.ports.iter().any(|port| port.wake_on == WakeOn::Data)
+    proc.spec().ports.iter().any(|port| port.wake_on == WakeOn::Data)
 }
 
-/// The thread whose waits are the shortest, if one waits less than `tick_ms` at a time: its number
+/// The thread whose waits are the shortest, if one waits less than `--tick` at a time: its number
 /// inside, its name, the call.
-fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
-    let (now, ahead_ns) = (Now::read(), tree.ahead_ns());
+fn ticker(proc: &Proc, tree: &Tree) -> Option<String> {
+    let (now, ahead_ns, absolute) = (Now::read(), tree.ahead_ns(), proc.absolute_waits.lock().clone());
+    let tick_ms = proc.spec().timing.tick_ms;
     let tick = |(inside, waiting): (&u32, &Waiting)| {
         let tid = *tree.threads.get(inside)?;
         let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(tid, address, buffer).is_ok();
-        let due = live_due(waiting, now, ahead_ns, &read)?;
+        let due = live_due(*inside, waiting, now, ahead_ns, &mut absolute.clone(), &read)?;
         Some((due.every_ns.filter(|_| due::ticks(&[due], now.monotonic_ns, tick_ms))?, *inside, tid, waiting.call[0]))
     };
     let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(tick).min()?;
@@ -261,8 +262,10 @@ fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
 }
 
 /// Time-outs of calls, and timerfds.
-fn dues(tree: &Tree, now: Now) -> Vec<Due> {
+fn dues(proc: &Proc, tree: &Tree, now: Now) -> Vec<Due> {
     let mut found = Vec::new();
+    let mut absolute = proc.absolute_waits.lock();
+    absolute.keep(|inside| tree.threads.contains_key(&inside));
     let ahead_ns = tree.ahead_ns();
     for (inside, waiting) in tree.waiting() {
         let Some(tid) = tree.threads.get(&inside) else { continue };
@@ -270,7 +273,7 @@ fn dues(tree: &Tree, now: Now) -> Vec<Due> {
             continue;
         }
         let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(*tid, address, buffer).is_ok();
-        found.extend(live_due(&waiting, now, ahead_ns, &read));
+        found.extend(live_due(inside, &waiting, now, ahead_ns, &mut absolute, &read));
     }
     for pid in &tree.pids {
         for (number, target) in tree::descriptors(*pid).unwrap_or_default() {
@@ -307,7 +310,7 @@ fn sockets_before(tree: &Tree) -> Vec<(OwnedFd, SavedOptions)> {
     let take = |(pid, number)| {
         let fd = crate::descriptors::duplicate(pid, number).ok()?;
         let options = custody::snapshot_options(fd.as_fd()).ok()?;
-        (options.kind != Kind::Other).then_some((fd, options))
+        (options.kind != SocketKind::Other).then_some((fd, options))
     };
     let take_inotify = |(pid, number)| {
         let fd = crate::descriptors::duplicate(pid, number).ok()?;

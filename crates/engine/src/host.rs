@@ -4,6 +4,7 @@
 //! Owns slots, pools and the connections to keeper, pager and launcher. Has no state of any proc,
 //! and knows nothing of tasks.
 
+pub mod egress;
 pub mod measured;
 pub mod names;
 pub mod proc;
@@ -18,7 +19,6 @@ use crate::helper_pool::HelperPool;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
 use crate::prepared::PreparedNetworks;
-use crate::pressure::Pressure;
 use kip_image::Images;
 use kip_journal::events::Events;
 use kip_keeper::Keeper;
@@ -27,6 +27,7 @@ use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
 use kip_offload::Archive;
 use kip_pager::client::Pager;
+use kip_pressure::Pressure;
 use kip_records::instance;
 use kip_records::record::Records;
 use kip_records::state::Record;
@@ -241,8 +242,8 @@ impl Host {
     }
 
     /// The name of a proc's cgroup.
-    pub fn cgroup_name(&self, name: &ProcName) -> String {
-        format!("kip-{}/{name}", self.instance.number())
+    pub fn cgroup_name(&self, key: &ProcName) -> String {
+        format!("kip-{}/{key}", self.instance.number())
     }
 
     /// Which of our procs, those of `apart` aside, has published a host port that is in the way of
@@ -254,7 +255,7 @@ impl Host {
         let procs = self.live_procs();
         let mine = procs.iter().filter(|p| !apart.contains(&p.name));
         let mut found = mine.filter(|p| {
-            let record = self.records.read_state::<Record>(&p.name);
+            let record = self.records.read_state::<Record>(&p.key);
             record.is_ok_and(|r| {
                 !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. }) && r.ports.iter().any(same)
             })
@@ -269,8 +270,8 @@ impl Host {
             tracing::warn!(proc = %proc.name, "its output is lost: no process holds its pipes any more");
             return;
         };
-        let rotation = Rotation::of(&proc.spec.limits);
-        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), rotation) {
+        let rotation = Rotation::of(&proc.spec().limits);
+        if let Err(e) = self.logs.add(proc.key.as_str(), out, err, &proc.dir.join("logs"), rotation) {
             tracing::warn!(proc = %proc.name, error = chain(&e), "its output is not logged");
         }
         let Some(terminal) = proc.fd_store.get(key::TERMINAL) else { return };
@@ -281,12 +282,21 @@ impl Host {
         }
     }
 
+    /// Writes a line of Kip's own into the log of a proc.
+    pub fn remark(&self, proc: &Proc, text: &str) {
+        if let Err(e) = self.logs.remark(proc.key.as_str(), text) {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "a remark is not in its log");
+        }
+    }
+
     /// The last line a proc wrote, for an error message.
     pub fn last_words(&self, proc: &Proc) -> String {
         use kip_logs::{From, LogReader};
-        let _ = self.logs.flush(proc.name.as_str());
-        let lines = LogReader::open(&proc.dir.join("logs"), From::Last(1)).and_then(|mut r| r.next_lines());
-        let last = lines.ok().and_then(|l| l.last().map(|l| String::from_utf8_lossy(&l.text).into_owned()));
+        let _ = self.logs.flush(proc.key.as_str());
+        // Beside a remark of Kip's own.
+        let lines = LogReader::open(&proc.dir.join("logs"), From::Last(2)).and_then(|mut r| r.next_lines());
+        let own = |l: &&kip_logs::LogRecord| l.stream != kip_logs::Stream::Kip;
+        let last = lines.ok().and_then(|l| l.iter().rfind(own).map(|l| String::from_utf8_lossy(&l.text).into_owned()));
         last.filter(|l| !l.trim().is_empty()).map(|l| format!("; it last wrote: {}", l.trim())).unwrap_or_default()
     }
 }

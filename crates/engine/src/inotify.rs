@@ -8,7 +8,7 @@ use crate::fd_store::key;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::inotify::Instance;
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use kip_net::custody;
 use kip_records::body::SleepingInotify;
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ pub fn events(tree: &Tree) -> Events {
 
 /// The inotify instances and, with their keys, their descriptors. One that cannot be had is CRIU's
 /// to make anew.
-pub fn take(tree: &Tree, images: &Images, before: &Events) -> Result<Taken, ImageError> {
+pub fn take(tree: &Tree, images: &Images, before: &Events) -> Result<Taken, CheckpointImageError> {
     let mut taken = (Vec::new(), Vec::new());
     for Instance { object, sees_sleep } in kip_checkpoint::inotify::instances(images)? {
         let Some(&host) = tree.threads.get(&object.pid) else { continue };

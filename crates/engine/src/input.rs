@@ -43,13 +43,13 @@ impl Input {
 /// Makes what the spec asks for and holds it. `devpts` is the file system of the sandbox's
 /// terminals, `owner` the host's user of the program.
 pub(crate) fn make(proc: &Proc, devpts: BorrowedFd<'_>, owner: u32) -> io::Result<Input> {
-    if proc.spec.terminal {
+    if proc.spec().terminal {
         let Terminal { master, slave } = terminals::open_in(devpts, owner)?;
         proc.console.begin(&master)?;
         proc.fd_store.hold(vec![(key::TERMINAL.to_owned(), master)]).map_err(io::Error::other)?;
         return Ok(Input::Terminal(slave));
     }
-    match proc.spec.stdin_open {
+    match proc.spec().stdin_open {
         true => hold_input(proc, owner).map(Input::Pipe),
         false => Ok(Input::Null),
     }

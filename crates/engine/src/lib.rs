@@ -9,16 +9,15 @@
 //! | [`fd_store`] | descriptors that must survive the daemon, in the keeper |
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
-//! | [`pressure`] | the memory of the machine, and when a wake may have some |
 //! | [`metering`], [`metrics`] | what each proc has used, for its meter; counters for Prometheus |
 //! | [`plans`] | how a wake will be done |
-//! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`calls`], [`lifted`] | what a program has and waits for |
+//! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`calls`], [`lifted`], `system_v` | what a program has and waits for |
 //! | [`input`], [`console`], [`pty`] | the standard input of a program, its own terminal, and the side of terminals that clients have |
 //! | [`exec_ends`], [`exits`] | how processes end |
 //! | [`observe`] | traces of wakes |
 //! | [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
 //!
-//! Never queues, never decides when: that is the worker's. Knows no tasks of procs.
+//! Never queues, never decides when: that is the supervisor's. Knows no tasks of procs.
 #![forbid(unsafe_code)]
 
 pub mod blocking;
@@ -44,8 +43,8 @@ pub mod page_out;
 pub mod park;
 pub mod pins;
 pub mod plans;
+pub mod ports;
 pub mod prepared;
-pub mod pressure;
 pub mod pty;
 pub mod renew;
 pub mod secrets;
@@ -53,8 +52,10 @@ pub mod start;
 pub mod stop;
 mod survey;
 pub mod suspend;
+mod system_v;
 mod terminals;
 pub mod tickets;
+pub mod tmpfs;
 pub mod tree;
 pub mod upkeep;
 pub mod volumes;

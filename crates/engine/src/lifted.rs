@@ -3,7 +3,7 @@
 
 use crate::tree::Tree;
 use kip_checkpoint::set_limits;
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use kip_stop::limits::Lifted;
 
 /// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do
@@ -20,7 +20,7 @@ pub fn lift(tree: &Tree) -> Vec<(u32, Lifted)> {
 }
 
 /// Puts what the limits were into the images.
-pub fn note(lifted: &[(u32, Lifted)], tree: &Tree, images: &mut Images) -> Result<(), ImageError> {
+pub fn note(lifted: &[(u32, Lifted)], tree: &Tree, images: &mut Images) -> Result<(), CheckpointImageError> {
     for (pid, lifted) in lifted {
         let Some((inside, _)) = tree.threads.iter().find(|(_, tid)| *tid == pid) else { continue };
         let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);

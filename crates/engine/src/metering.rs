@@ -18,7 +18,7 @@ struct Written<'a> {
 
 /// The same, read.
 #[derive(Debug, Deserialize)]
-pub struct Stored {
+pub struct StoredMeter {
     /// The record.
     #[serde(flatten)]
     pub record: Record,

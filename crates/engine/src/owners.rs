@@ -33,9 +33,9 @@ fn give_one(proc: &Proc, tree: &Tree, body: &Body, owned: &Owned) -> io::Result<
     let file = take(process, owned.fd)?;
     let whom = owned.owner.map(|owner| {
         Ok::<_, io::Error>(match owner {
-            kip_checkpoint::Owner::Thread(thread) => Whom::Thread(host(thread)?),
-            kip_checkpoint::Owner::Process(pid) => Whom::Process(host(pid)?),
-            kip_checkpoint::Owner::Group(group) => Whom::Group(group_of(tree, group)?),
+            kip_checkpoint::SignalReceiver::Thread(thread) => Whom::Thread(host(thread)?),
+            kip_checkpoint::SignalReceiver::Process(pid) => Whom::Process(host(pid)?),
+            kip_checkpoint::SignalReceiver::Group(group) => Whom::Group(group_of(tree, group)?),
         })
     });
     // One that has ended before the sleep was told of nothing any more.

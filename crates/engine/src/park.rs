@@ -13,47 +13,42 @@
 //! the snapshot and wins (recovery).
 
 mod error;
+mod sample;
 
 pub use error::ParkError;
+use sample::{Ran, sample_before_freeze};
 
-use crate::descriptors::duplicate;
-use crate::descriptors::places;
-use crate::descriptors::seen;
-use crate::descriptors::take;
-use crate::descriptors::{mask_key, pipe_key};
+use crate::descriptors::{duplicate, mask_key, pipe_key, places, seen, take};
 use crate::fd_store::key;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::host::proc::{Proc, namespaces_of, user_of};
-use crate::inotify::{self, Events};
+use crate::inotify;
 use crate::lifted;
 use crate::pins;
 use crate::plans::plan_of;
 use crate::survey;
 use crate::suspend::{self, is_connection};
+use crate::system_v;
 use crate::terminals;
+use crate::tmpfs;
 use crate::tree::Tree;
 use crate::volumes;
-use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
-use kip_checkpoint::plan;
-use kip_checkpoint::sockets;
-use kip_checkpoint::{bars_criu, is_below, mend_proc_paths, page_map, take_owners};
-use kip_criu_images::Images;
+use kip_checkpoint::{is_below, mend_proc_paths, page_map, plan, sockets, take_owners};
+use kip_clocks::{Boot, Frozen, Now, Pending};
+use kip_criu_images::fields::mm_entry;
+use kip_criu_images::{Images, bars_criu};
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
-use kip_records::body::Body;
-use kip_records::body::Home;
-use kip_records::body::SleepingSocket;
-use kip_records::body::SleepingTerminals;
-use kip_records::body::Slept;
+use kip_records::body::{Body, Home, SleepingSocket, SleepingTerminals, Slept};
+use kip_sandbox::launcher::CopiedMounts;
 use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, Sealed};
 use kip_stop::limits::Lifted;
-use kip_sys::fault;
-use kip_sys::timens;
+use kip_sys::{fault, timens};
 use kip_types::chain;
 use kip_types::spec::Clock;
 use kip_types::{Generation, Image};
@@ -63,33 +58,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is.
-/// One that ticks is seldom awake, but where others want the processors its ticks wait for them,
-/// too.
-const QUIESCENT_WITHIN: Duration = Duration::from_millis(200);
-/// Between two looks.
-const BETWEEN_SAMPLES: Duration = Duration::from_millis(2);
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
-
-/// How the program was found just before it was frozen.
-#[derive(Default)]
-struct Ran {
-    /// In which calls its threads waited.
-    since: Since,
-    /// Options and queues of its sockets.
-    sockets: BTreeMap<u32, SavedOptions>,
-    /// Bytes of events in its inotify instances, by where these are open.
-    events: Events,
-    /// Stopped processes of which their parents have not been told.
-    unreported: Vec<u32>,
-    /// All of it slept, and nothing ran.
-    quiescent: bool,
-    /// Signals that waited for its threads.
-    pending: BTreeMap<u32, Pending>,
-}
 
 /// Whether the proc was started with a devpts, and CRIU's words for the terminals that it has open.
 struct Terminals {
@@ -108,7 +80,9 @@ struct Seen {
     /// Its owner asks for this one sleep, and says that of its clock.
     once: Option<Option<Clock>>,
     /// Other mounts of its files.
-    mounts: Option<Mounts>,
+    mounts: Option<CopiedMounts>,
+    /// Its file systems in memory.
+    tmpfs: Vec<tmpfs::Running>,
     /// Where its own files are.
     place: OwnFilesPlace,
     /// Its terminals.
@@ -166,10 +140,12 @@ pub fn park(
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
     let volumes = volumes::sleep::read(proc, init)?;
-    let own_ipc = tree.maps_system_v();
+    let own_ipc = system_v::is_in_snapshot(&tree, init).map_err(ParkError::Tree)?;
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
     let place = proc.files.place()?;
-    let mounts = proc.copy_mounts(init);
+    let tmpfs = tmpfs::read(proc, init)?;
+    let in_memory: Vec<String> = tmpfs.iter().map(|one| one.point.clone()).collect();
+    let mounts = proc.copy_mounts(init, &in_memory);
     if let Err(error) = &mounts {
         tracing::info!(proc = %proc.name, %error, "its mounts cannot be held, CRIU will do the next wake");
     }
@@ -180,6 +156,7 @@ pub fn park(
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
     external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
+    external.extend(in_memory.into_iter().enumerate().map(|(n, point)| (point, tmpfs::key_of(n))));
     let has_terminals = terminals::are_there(init);
     if has_terminals {
         external.push((kip_sandbox::terminals::TARGET.to_owned(), kip_sandbox::terminals::KEY.to_owned()));
@@ -200,7 +177,8 @@ pub fn park(
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
     let open = Terminals { there: has_terminals, open: terminals.clone() };
-    let mut seen = Seen { ran, masks, volumes, own_ipc, paged_out, once, mounts, place, terminals: open, init, lifted };
+    let mut seen =
+        Seen { tmpfs, ran, masks, volumes, own_ipc, paged_out, once, mounts, place, terminals: open, init, lifted };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
@@ -219,7 +197,7 @@ pub fn park(
         }
         Stage::Frozen(log) => {
             fault::reach("park-frozen");
-            let result = finalize(proc, &growing, log, generation, &seen, record);
+            let result = finalize(proc, &growing, log, generation, &mut seen, record);
             let good = result.is_ok();
             outcome = Some(result);
             good
@@ -263,13 +241,13 @@ fn finalize(
     growing: &Path,
     log: &Log,
     generation: Generation,
-    seen: &Seen,
+    seen: &mut Seen,
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<Finalized, ParkError> {
     let now = Now::read();
     let init = seen.init;
     let mut images = Images::read(growing)?;
-    let interrupted_ns = clocks::interrupted_at(&images, now);
+    let interrupted_ns = kip_clocks::interrupted_at(&images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     lifted::note(&seen.lifted, &tree, &mut images)?;
     sockets::order_unix_pairs(&mut images)?;
@@ -281,7 +259,7 @@ fn finalize(
     let owned = take_owners(&mut images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(&mut images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
-    let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
+    let word = suspend::word(proc.spec().timing.clock, seen.once, &tree.pids, connected);
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {
         tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
     };
@@ -303,6 +281,7 @@ fn finalize(
     let still_ns = |thread: u32| when(&still_at, thread);
     let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
     let quiescent = seen.ran.quiescent;
+    let absolute = proc.absolute_waits.lock().clone();
     let frozen = Frozen {
         read: &read,
         take: &take,
@@ -312,16 +291,23 @@ fn finalize(
         interrupted_ns,
         still_ns: &still_ns,
         ahead_ns,
+        absolute: &absolute,
         stands,
         own_filters: false,
         quiescent,
     };
-    let clocks = clocks::finalize(&mut images, now, &seen.ran.since, &frozen)?;
+    let clocks = kip_clocks::finalize(&mut images, now, &seen.ran.since, &frozen)?;
+    // For the next sleep, should this one be called off.
+    proc.absolute_waits.lock().clone_from(&clocks.absolute);
     let mut volumes = seen.volumes.clone();
     volumes::sleep::note_files(&mut volumes, &mut images, init)?;
     let mut paths = sockets::file_paths(&images)?;
-    paths.retain(|path| !volumes.iter().any(|v| is_below(path, &v.point)));
-    if matches!(proc.spec.image, Image::Oci(_)) {
+    let outside = |path: &str| {
+        let points = volumes.iter().map(|v| &v.point).chain(seen.tmpfs.iter().map(|one| &one.point));
+        points.into_iter().any(|point| is_below(path, point))
+    };
+    paths.retain(|path| !outside(path));
+    if matches!(proc.spec().image, Image::Oci(_)) {
         // Nothing of the host is below it, and its layers stay as long as the proc.
         paths.clear();
     }
@@ -339,7 +325,10 @@ fn finalize(
     // Without its mounts a file system ends, and the watches in it.
     let (inotify, instances) =
         if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
-    let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
+    let copies = seen.mounts.as_mut().map(|mounts| std::mem::take(&mut mounts.in_memory)).unwrap_or_default();
+    let (tmpfs, in_memory) =
+        tmpfs::save(proc, &seen.tmpfs, growing, copies, &kip_checkpoint::inotify::watched(&images)?)?;
+    let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word);
     let (unreported, threads) = (seen.ran.unreported.clone(), images.threads());
     // CRIU would have emptied the queues of another one.
     if !terminals::outside(&tree).is_subset(&seen.terminals.open) {
@@ -361,11 +350,13 @@ fn finalize(
         suspended,
         terminals,
         threads,
+        tmpfs,
     };
+    fds.extend(in_memory);
     fds.extend(objects.into_iter().flatten());
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
-    if let Some(Mounts { root, usr, terminals, .. }) = &seen.mounts {
+    if let Some(CopiedMounts { files: Mounts { root, usr, terminals, .. }, .. }) = &seen.mounts {
         let terminals = terminals.as_ref().filter(|_| !seen.terminals.open.is_empty());
         for (key, fd) in
             [(key::ROOT, root), (key::USR, usr)].into_iter().chain(terminals.map(|fd| (key::TERMINALS, fd)))
@@ -397,6 +388,14 @@ fn check_native_only(proc: &Proc, images: &Images, pages: &PageMap, body: &Body,
     if !has_all {
         return Err("what the kernel keeps of it could not be held".to_owned());
     }
+    // Only the restore finds out whether the program has taken each event of a ring, and leaves the
+    // wake to CRIU if not.
+    for (_, name) in images.numbered("mm") {
+        let read = images.image(&name).map_err(|e| chain(&e))?;
+        if read.entries.iter().any(|mm| mm.bytes(mm_entry::AIOS).is_some()) {
+            return Err("a ring of asynchronous I/O may have events that only CRIU brings back".to_owned());
+        }
+    }
     plan_of(proc, images, pages, body).map(drop).map_err(|e| chain(&e))
 }
 
@@ -427,7 +426,7 @@ fn pages(
     }
     let directory = proc.dir.join(PAGER_DIRECTORY);
     let told = directory.join("told");
-    proc.shared.pager.account(proc.name.as_str(), &told).map_err(ParkError::Account)?;
+    proc.shared.pager.account(proc.key.as_str(), &told).map_err(ParkError::Account)?;
     let of_hosts = PageMap::load_from(&told);
     let _ = fs::remove_file(&told);
     let PageMap { files, processes } = of_hosts.map_err(ParkError::Carry)?;
@@ -444,51 +443,6 @@ fn pages(
     carry::carry(&mut map, images.directory(), &carried, &directory, generation).map_err(ParkError::Carry)?;
     carry::write_sets(&mut map, images.directory()).map_err(ParkError::Carry)?;
     Ok(map)
-}
-
-/// Options and queues while the program still runs: the dump changes options, and what arrives from
-/// now on may be something that the program has never seen. What is there already counts as seen
-/// only if every thread slept all the while: one that runs may be about to look, and will not have
-/// done so when it is frozen. A program that has just done something is given a moment to become
-/// quiescent.
-fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
-    // A process that has ended or begun since then counts as it is now.
-    let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
-    let sample = |(inode, (pid, number))| {
-        let fd = duplicate(pid, number).ok()?;
-        Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
-    };
-    survey::find_ends(proc, &tree());
-    // A dump that is called off has each wait begin anew.
-    survey::note_ends(proc);
-    let until = Instant::now() + QUIESCENT_WITHIN;
-    while Instant::now() < until {
-        let now = tree();
-        let asleep = now.asleep();
-        if asleep.is_some() {
-            let ran = Ran {
-                sockets: places(&now).into_iter().filter_map(sample).collect(),
-                events: inotify::events(&now),
-                unreported: now.unreported(),
-                since: now.waiting(),
-                quiescent: true,
-                pending: now.pending(),
-            };
-            let later = tree();
-            // A wait whose beginning is not known would begin anew.
-            if later.threads == now.threads && later.asleep() == asleep && !now.has_unknown(&ran.since) {
-                return ran;
-            }
-        }
-        std::thread::sleep(BETWEEN_SAMPLES);
-    }
-    let tree = tree();
-    let mut sockets: BTreeMap<u32, SavedOptions> = places(&tree).into_iter().filter_map(sample).collect();
-    for saved in sockets.values_mut() {
-        saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
-    }
-    let (since, unreported, pending) = (tree.waiting(), tree.unreported(), tree.pending());
-    Ran { sockets, events: Events::new(), unreported, since, quiescent: false, pending }
 }
 
 fn take_sockets(

@@ -76,7 +76,7 @@ fn any_plan(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Optio
 pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Result<Plan, PlanError> {
     /// The first process that pid 1 makes.
     const PROGRAM: u32 = 2;
-    let lazy_from = match proc.spec.timing.lazy {
+    let lazy_from = match proc.spec().timing.lazy {
         // What is still in a store has a long way.
         Lazy::Auto if pages.files.iter().any(|file| file.remote.is_some()) => 1,
         Lazy::Auto => LAZY_FROM,

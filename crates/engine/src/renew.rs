@@ -12,6 +12,7 @@ use crate::fd_store::key;
 use crate::host::Proc;
 use crate::host::resolver;
 use crate::input;
+use crate::ports::{self, Earlier};
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
@@ -51,9 +52,9 @@ pub fn is_lost(proc: &Proc) -> bool {
     proc.fd_store.get(key::NET).is_none() || proc.held_user().is_err()
 }
 
-/// Makes it. `ports`: those that it has on the host; others are taken where they are not to be had
-/// any more.
-pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortView>, RenewError> {
+/// Makes it. `earlier`: the ports that it has on the host; others are taken where they are not to
+/// be had any more.
+pub fn renew(proc: &Proc, body: &Body, earlier: &[PortView]) -> Result<Vec<PortView>, RenewError> {
     let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
     let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
     let recipes = recipes.ok_or(RenewError::Unknown)?;
@@ -63,12 +64,13 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     let prepared = machine.prepared_networks.make(proc.slot)?;
     proc.meter.without_network();
     proc.meter.engine_at_work();
-    let made = machine.launcher().namespaces(proc.first_id(), proc.spec.hostname())?;
-    machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
+    let made = machine.launcher().namespaces(proc.first_id(), proc.spec().hostname())?;
+    machine.cgroups.create(proc.cgroup.name(), &proc.spec().limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);
     let place = RenewalPlace { namespace: prepared.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
     let sockets = make(&recipes, &place)?;
-    let reserved = start::reserve_ports(proc, ports).map_err(RenewError::Refused)?;
+    let reserved =
+        ports::reserve(proc, &proc.spec().ports, Earlier { of: proc, ports: earlier }).map_err(RenewError::Refused)?;
     start::hold_pipes(proc).map_err(RenewError::Refused)?;
     if home.pipes.contains_key(key::IN) {
         input::hold_input(proc, proc.first_id()).map_err(RenewError::Input)?;
@@ -84,8 +86,8 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     // Last: by this it is told whether all is there.
     fds.push((key::NET.to_owned(), prepared.net.fd));
     proc.fd_store.hold(fds)?;
-    start::publish(proc, &reserved).map_err(RenewError::Refused)?;
-    Ok(reserved.iter().map(|port| start::view(port, addresses.v4)).collect())
+    ports::publish(proc, &reserved).map_err(RenewError::Refused)?;
+    Ok(reserved)
 }
 
 /// Whether what it holds was made anew since its generation was sealed: then there is not all that

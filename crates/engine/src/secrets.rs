@@ -1,10 +1,10 @@
 //! A proc's secrets: files below /run/secrets that are in memory while it runs, and on the disk
 //! only sealed.
 //!
-//! `DIR/procs/NAME/secrets` is what [`kip_archive::secrets`] seals. Each start and each wake opens
+//! `DIR/procs/KEY/secrets` is what [`kip_archive::secrets`] seals. Each start and each wake opens
 //! it and makes a file system in memory of it, which is a volume of the proc like others: no
 //! generation has its contents, neither here nor in a store. Crash: the file is there before the
-//! proc has its name, and goes with it.
+//! proc is recorded, and goes with it.
 
 use crate::host::Host;
 use crate::host::Proc;
@@ -14,7 +14,7 @@ use kip_archive::secrets::{Secrets, SecretsError, key_of};
 use kip_sandbox::volume::{self, Volume};
 use kip_types::keys::Hex;
 use kip_types::spec::SECRETS;
-use kip_types::{Realm, Spec, VolumeSource, VolumeSpec};
+use kip_types::{ProcName, Realm, Spec, VolumeSource, VolumeSpec};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -67,12 +67,17 @@ fn ring(machine: &Host) -> Result<Arc<Keyring>, KeyFileError> {
 
 /// What is to be kept of a new proc's secrets, and the volume by which it gets them; none without
 /// secrets.
-pub fn seal(machine: &Host, spec: &mut Spec, secrets: BTreeMap<String, Hex>) -> Result<Option<Vec<u8>>, SecretsLost> {
+pub fn seal(
+    machine: &Host,
+    key: &ProcName,
+    spec: &mut Spec,
+    secrets: BTreeMap<String, Hex>,
+) -> Result<Option<Vec<u8>>, SecretsLost> {
     if secrets.is_empty() {
         return Ok(None);
     }
     let secrets = Secrets::new(secrets.into_iter().map(|(name, contents)| (name, contents.0)));
-    let sealed = secrets.seal(&*ring(machine)?, &spec.name)?;
+    let sealed = secrets.seal(&*ring(machine)?, key)?;
     let target = SECRETS.to_owned();
     spec.volumes.push(VolumeSpec { source: VolumeSource::Secrets, target, read_only: true });
     Ok(Some(sealed))
@@ -81,7 +86,7 @@ pub fn seal(machine: &Host, spec: &mut Spec, secrets: BTreeMap<String, Hex>) -> 
 fn open(proc: &Proc) -> Result<Secrets, SecretsLost> {
     let path = proc.dir.join(FILE);
     let sealed = fs::read(&path).map_err(|source| SecretsLost::Read { path: path.clone(), source })?;
-    let opened = Secrets::open(&*ring(&proc.shared)?, &proc.name, &sealed);
+    let opened = Secrets::open(&*ring(&proc.shared)?, &proc.key, &sealed);
     opened.map_err(|source| SecretsLost::Sealed { path, source })
 }
 
@@ -94,7 +99,7 @@ pub fn mount(proc: &Proc, target: &str, uid: u32, gid: u32) -> Result<Volume, Se
 
 /// Names of those that a proc has with other contents than these.
 pub fn differing(proc: &Proc, wanted: &BTreeMap<String, Hex>) -> Result<Vec<String>, SecretsLost> {
-    if wanted.is_empty() || proc.spec.secrets.is_empty() {
+    if wanted.is_empty() || proc.spec().secrets.is_empty() {
         return Ok(Vec::new());
     }
     let secrets = open(proc)?;

@@ -4,30 +4,31 @@
 use crate::descriptors::reopen;
 use crate::exits::read_record;
 use crate::fd_store::key;
+use crate::files;
 use crate::host::Proc;
 use crate::host::resolver;
 use crate::input;
+pub use crate::ports::refuse;
+use crate::ports::{self, Earlier};
 use crate::prepared::PreparedNetwork;
+use crate::tmpfs;
 use crate::volumes;
-use kip_net::nat::{Forward, Network, Published};
-use kip_net::reserve::{self, At, ReserveError};
+use kip_files::interpreter::{self, MissingInterpreter};
 use kip_sandbox::ResourceLimit;
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
-use kip_sandbox::launcher::{StartRequest, environment};
+use kip_sandbox::launcher::{SandboxStart, environment};
 use kip_sandbox::terminals;
 use kip_sandbox::users::{self, User, UserError};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
-use kip_types::chain;
 use kip_types::spec::Ulimit;
-use kip_types::{Image, ProcName, Protocol, Spec};
+use kip_types::{Image, Protocol, Spec};
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,11 +38,6 @@ use std::time::{Duration, Instant};
 const EXEC_WITHIN: Duration = Duration::from_secs(30);
 /// How long `--wait-ready` waits for the ports.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-
-/// A refusal that names the proc and what could not be done.
-pub fn refuse(code: Code, proc: &Proc, what: &str, e: &dyn std::error::Error) -> Refusal {
-    Refusal::new(code, format!("{} cannot start: {what}: {}", proc.name, chain(e)))
-}
 
 /// What a start makes.
 pub struct Started {
@@ -65,7 +61,9 @@ pub fn build(
     earlier: &[PortView],
     exec_only: bool,
 ) -> Result<Started, Refusal> {
-    let ports = reserve_ports(proc, earlier)?;
+    let ports = ports::reserve(proc, &proc.spec().ports, Earlier { of: proc, ports: earlier })?;
+    // A restart policy may have kept others, which a spec that was changed does not ask for.
+    ports::let_go_of_others(proc, &ports);
     fault::reach("start-ports");
     let prepared = match prepared {
         Some(prepared) => prepared,
@@ -76,11 +74,10 @@ pub fn build(
     };
     proc.meter.without_network();
     unpack(proc)?;
-    let limits = &proc.spec.limits;
+    let limits = &proc.spec().limits;
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
     let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
-    let address = prepared.net.v4;
-    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.spec.hostname());
+    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.spec().hostname());
     let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
@@ -90,7 +87,10 @@ pub fn build(
     let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
     let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
     let volumes = volumes::for_start(proc, &mounts, namespaces.user.as_fd(), owner);
-    mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
+    let volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
+    let in_memory = tmpfs::for_start(proc);
+    let in_memory = in_memory.map_err(|e| refuse(Code::Failed, proc, "its file systems in memory", &e))?;
+    mounts.volumes = tmpfs::in_order(in_memory, volumes);
     let terminals = terminals::mount(proc.first_id()).map_err(|e| refuse(Code::Failed, proc, "its terminals", &e))?;
     let input = input::make(proc, terminals.fd.as_fd(), proc.first_id() + owner.0);
     let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input", &e))?;
@@ -99,23 +99,27 @@ pub fn build(
     if let Some(user) = &user {
         give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;
     }
-    let mut env = proc.spec.env.clone();
-    if proc.spec.terminal {
+    let mut env = proc.spec().env.clone();
+    if proc.spec().terminal {
         env.entry("TERM".to_owned()).or_insert_with(|| "xterm".to_owned());
     }
     let env = environment_of(proc, user.as_ref(), env);
-    let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
+    let workdir = proc.spec().workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
+    let look = mounts.root.try_clone().and_then(|root| Ok((root, mounts.usr.try_clone()?)));
     // Before the program can ask.
     if !exec_only {
         resolver::make(proc, prepared.net.fd.as_fd());
     }
-    let request = StartRequest {
-        command: &proc.spec.command,
+    let spec = proc.spec();
+    let request = SandboxStart {
+        command: &spec.command,
         env: &env,
         workdir: workdir.as_deref(),
-        directories: directories_of(proc),
-        allow_setuid: proc.spec.allow_setuid,
+        directories: directories_of(&spec),
+        read_only: proc.spec().read_only,
+        allow_setuid: proc.spec().allow_setuid,
+        capabilities: proc.spec().capabilities(),
         ids: user.as_ref().map(|user| &user.ids),
         limits: &limits_of(proc),
         exec_only,
@@ -129,9 +133,10 @@ pub fn build(
         status: status_write.as_fd(),
     };
     let published = std::thread::scope(|scope| {
-        // A proc that is to be alone is so before its program's first instruction.
-        let before = if proc.spec.alone { Some(publish(proc, &ports)) } else { None };
-        let beside = before.is_none().then(|| scope.spawn(|| publish(proc, &ports)));
+        // What a program may not call it may not call from its first instruction on.
+        let first = proc.spec().alone || proc.egress.is_limited();
+        let before = first.then(|| ports::publish(proc, &ports));
+        let beside = before.is_none().then(|| scope.spawn(|| ports::publish(proc, &ports)));
         before.unwrap_or(Ok(()))?;
         let launched = proc.shared.launcher().start(request);
         beside.map_or(Ok(()), |publish| publish.join().expect("publishing does not panic"))?;
@@ -139,109 +144,24 @@ pub fn build(
     });
     let started = published?;
     fault::reach("start-launched");
-    let program = await_exec(proc, &status)?;
-    proc.shared.follow_output(proc);
-    let ports = ports.iter().map(|p| view(p, address)).collect();
-    Ok(Started { init: started.init_pid, program, ports })
-}
-
-/// A port with its reservation.
-pub struct Reserved {
-    spec: kip_types::PortSpec,
-    host_port: Option<u16>,
-}
-
-/// A reserved port, as clients see it.
-pub fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
-    PortView {
-        proto: port.spec.proto,
-        port: port.spec.port,
-        addr: IpAddr::V4(addr),
-        host_addr: port.spec.host_addr.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-        host_port: port.host_port,
-    }
-}
-
-/// Reserves host ports: the asked one, else the one it had before if that is free, else any.
-pub fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>, Refusal> {
-    let mut reserved = Vec::new();
-    let mut fds: Vec<(String, OwnedFd)> = Vec::new();
-    for spec in &proc.spec.ports {
-        if spec.private {
-            reserved.push(Reserved { spec: spec.clone(), host_port: None });
-            continue;
-        }
-        let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).and_then(|p| p.host_port);
-        let key = format!("{}{}/{}", key::PORT, spec.proto, spec.port);
-        if let Some(host_port) = before.filter(|_| proc.fd_store.get(&key).is_some()) {
-            // It is started again, and has kept it.
-            reserved.push(Reserved { spec: spec.clone(), host_port: Some(host_port) });
-            continue;
-        }
-        let wish = spec.host_port.or(before);
-        let at = match (spec.host_addr, before) {
-            (None, _) => At::All,
-            (Some(addr), None) => At::Only(addr),
-            (Some(addr), Some(_)) => At::Expected(addr),
-        };
-        let mut got = reserve::reserve(spec.proto, at, wish);
-        if got.is_err() && wish.is_some() && spec.host_port.is_none() {
-            got = reserve::reserve(spec.proto, at, None);
-        }
-        let got = got.map_err(|e| {
-            let owner = proc.shared.owner_of_port(spec, wish.unwrap_or(0), std::slice::from_ref(&proc.name));
-            port_is_taken(&proc.name, owner, spec.proto, wish.unwrap_or(0), &e)
-        })?;
-        fds.push((key, got.fd));
-        reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
-    }
-    proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
-    Ok(reserved)
-}
-
-/// Which proc has a port that `name` asked for, and what to do.
-pub fn port_is_taken(
-    name: &ProcName,
-    owner: Option<ProcName>,
-    proto: Protocol,
-    port: u16,
-    e: &ReserveError,
-) -> Refusal {
-    let by = owner.map_or_else(|| chain(e), |owner| format!("{proto} port {port} is taken by proc {owner}"));
-    let other = if matches!(e, ReserveError::NoAddress(_)) { "address" } else { "host port" };
-    Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another {other}"))
-}
-
-/// The network that a proc is in.
-pub fn network_of(spec: &Spec) -> Option<Network> {
-    spec.network.as_ref().map(|name| Network { realm: spec.realm.clone(), name: name.clone() })
-}
-
-/// Has the machine lead its published ports to it.
-///
-/// # Errors
-/// The rules cannot be set.
-pub fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
-    let forward = |p: &Reserved| Forward {
-        proto: p.spec.proto,
-        host_port: p.host_port,
-        host_addr: p.spec.host_addr,
-        port: p.spec.port,
+    let missing = || {
+        let (root, usr) = look.ok()?;
+        let tree = files::mounted(proc, root, usr, &namespaces.user).ok()?;
+        interpreter::missing(&tree, &proc.spec().command[0], proc.spec().workdir.as_deref(), path_in(&env))
     };
-    let forwards: Vec<Forward> = ports.iter().map(forward).collect();
-    let (slot, network) = (proc.slot, network_of(&proc.spec));
-    let done = proc.shared.nat.publish(Published { slot, network, ports: forwards, alone: proc.spec.alone });
-    done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
+    let program = await_exec(proc, &status, missing)?;
+    proc.shared.follow_output(proc);
+    Ok(Started { init: started.init_pid, program, ports })
 }
 
 /// The user that its programs run as, by the files below `root`; none for the sandbox's root.
 pub fn user_in(proc: &Proc, root: BorrowedFd<'_>) -> Result<Option<User>, UserError> {
-    proc.spec.user.as_deref().map(|wanted| users::find(root, wanted)).transpose()
+    proc.spec().user.as_deref().map(|wanted| users::find(root, wanted)).transpose()
 }
 
 /// What its image wants to be there.
-fn directories_of(proc: &Proc) -> &[String] {
-    match &proc.spec.image {
+fn directories_of(spec: &Spec) -> &[String] {
+    match &spec.image {
         Image::Oci(image) => &image.volumes,
         _ => &[],
     }
@@ -252,13 +172,18 @@ pub fn environment_of(proc: &Proc, user: Option<&User>, mut wanted: BTreeMap<Str
     if let Some(home) = user.and_then(|user| user.home.clone()) {
         wanted.entry("HOME".to_owned()).or_insert(home);
     }
-    environment(proc.spec.hostname(), &wanted)
+    environment(proc.spec().hostname(), &wanted)
+}
+
+/// Where programs are looked for with that environment.
+pub fn path_in(environment: &[String]) -> &str {
+    environment.iter().find_map(|word| word.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH)
 }
 
 /// What its owner says of the limits of its processes.
 pub fn limits_of(proc: &Proc) -> Vec<ResourceLimit> {
     let limit = |of: &Ulimit| ResourceLimit { resource: of.resource(), soft: of.soft, hard: of.hard };
-    proc.spec.ulimits.iter().map(limit).collect()
+    proc.spec().ulimits.iter().map(limit).collect()
 }
 
 /// Lets a user open /dev/stdout and /dev/stderr again.
@@ -268,12 +193,12 @@ pub fn give_output(proc: &Proc, user: &User, pipes: &[&OwnedFd]) -> io::Result<(
 }
 
 fn unpack(proc: &Proc) -> Result<(), Refusal> {
-    let Image::Tar(tarball) = &proc.spec.image else { return Ok(()) };
+    let Image::Tar(tarball) = &proc.spec().image else { return Ok(()) };
     let layer = proc.dir.join("layer");
     if layer.exists() {
         return Ok(());
     }
-    archive::unpack(tarball, &layer, &archive::Limits::default())
+    archive::unpack(tarball, &layer, &archive::ArchiveLimits::default())
         .map(|_| ())
         .map_err(|e| refuse(Code::Invalid, proc, "its tarball", &e))
 }
@@ -307,10 +232,14 @@ pub fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
 }
 
 /// Waits for pid 1's word that the program was exec'd; returns its pid inside.
-fn await_exec(proc: &Proc, status: &OwnedFd) -> Result<u32, Refusal> {
+fn await_exec(
+    proc: &Proc,
+    status: &OwnedFd,
+    missing: impl FnOnce() -> Option<MissingInterpreter>,
+) -> Result<u32, Refusal> {
     match read_record(status, EXEC_WITHIN) {
-        Ok(Some(init::Record::Running { pid_inside })) => Ok(pid_inside),
-        Ok(Some(init::Record::NotStarted { step, errno })) => Err(exec_failed(proc, step, errno)),
+        Ok(Some(init::InitRecord::Running { pid_inside })) => Ok(pid_inside),
+        Ok(Some(init::InitRecord::NotStarted { step, errno })) => Err(exec_failed(proc, step, errno, missing)),
         Ok(other) => Err(Refusal::new(
             Code::Failed,
             format!("{} cannot start: its sandbox ended before the program ran ({other:?})", proc.name),
@@ -319,15 +248,23 @@ fn await_exec(proc: &Proc, status: &OwnedFd) -> Result<u32, Refusal> {
     }
 }
 
-fn exec_failed(proc: &Proc, step: StartStep, errno: i32) -> Refusal {
-    let program = &proc.spec.command[0];
+fn exec_failed(
+    proc: &Proc,
+    step: StartStep,
+    errno: i32,
+    missing: impl FnOnce() -> Option<MissingInterpreter>,
+) -> Refusal {
+    let program = &proc.spec().command[0];
     let e = io::Error::from_raw_os_error(errno);
     let message = match (step, e.kind()) {
-        (StartStep::Exec, io::ErrorKind::NotFound) => format!(
-            "{}: command {program:?} is not in the proc's files (PATH there is {})",
-            proc.name,
-            proc.spec.env.get("PATH").map_or(DEFAULT_PATH, String::as_str)
-        ),
+        (StartStep::Exec, io::ErrorKind::NotFound) => match missing() {
+            Some(missing) => format!("{}: command {program:?} cannot be started: {missing}", proc.name),
+            None => format!(
+                "{}: command {program:?} is not in the proc's files (PATH there is {})",
+                proc.name,
+                proc.spec().env.get("PATH").map_or(DEFAULT_PATH, String::as_str)
+            ),
+        },
         (StartStep::Exec, io::ErrorKind::PermissionDenied) => {
             format!("{}: command {program:?} may not be executed", proc.name)
         }
@@ -339,8 +276,9 @@ fn exec_failed(proc: &Proc, step: StartStep, errno: i32) -> Refusal {
 /// Waits until every declared port has a socket, in the proc's own namespace.
 pub async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
     let until = Instant::now() + READY_WITHIN;
+    let spec = proc.spec();
     loop {
-        let missing: Vec<_> = proc.spec.ports.iter().filter(|p| !listens(init, p.proto, p.port)).collect();
+        let missing: Vec<_> = spec.ports.iter().filter(|p| !listens(init, p.proto, p.port)).collect();
         let Some(first) = missing.first() else { return Ok(()) };
         if !Path::new(&format!("/proc/{init}/ns")).exists() || proc.cgroup.pids().is_ok_and(|p| p.is_empty()) {
             let exit = crate::exits::reported_exit(proc).map_or_else(|| "it is gone".to_owned(), |e| e.to_string());
@@ -367,7 +305,7 @@ pub async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
 }
 
 /// Whether anything listens there: /proc/PID/net/{tcp,udp}{,6} of the namespace of `init`.
-fn listens(init: u32, proto: Protocol, port: u16) -> bool {
+pub fn listens(init: u32, proto: Protocol, port: u16) -> bool {
     let (files, state) = match proto {
         Protocol::Tcp => (["tcp", "tcp6"], Some("0A")),
         Protocol::Udp => (["udp", "udp6"], None),

@@ -28,6 +28,8 @@ pub enum Network {
     Removed,
     /// They are removed, but its ports on the host stay its own: it is to be started again.
     Reserved,
+    /// They stay until another proc has them, or it is started again: it stands aside.
+    Kept,
     /// Many procs end: the caller removes their rules and links together, [`remove_networks`]. One
     /// by one each removal waits for the kernel's other processors several times, and for all other
     /// removals.
@@ -71,7 +73,7 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
         let pids = proc.cgroup.pids().unwrap_or_default();
         let tree = Tree::read(&pids);
         let ran = !tree.pids.is_empty();
-        let asked = proc.spec.stop_signal.as_deref().and_then(|text| parse_signal(text).ok());
+        let asked = proc.spec().stop_signal.as_deref().and_then(|text| parse_signal(text).ok());
         let signal = asked.unwrap_or(Signal::TERM.as_raw());
         if !grace.is_zero() {
             let host = tree.threads.get(&program).copied();
@@ -79,7 +81,7 @@ pub async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit
             // systemd has SendSIGHUP for it.
             let ignores =
                 |host: u32| Status::read(host).is_ok_and(|status| status.signals("SigIgn:") >> (signal - 1) & 1 == 1);
-            let hang_up = (proc.spec.terminal && host.is_some_and(ignores)).then_some(Signal::HUP.as_raw());
+            let hang_up = (proc.spec().terminal && host.is_some_and(ignores)).then_some(Signal::HUP.as_raw());
             let told = host.and_then(|host| kip_sys::process::pidfd_open(host).ok());
             let told = told.is_some_and(|pidfd| {
                 let send = |signal| kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok();
@@ -140,23 +142,22 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
         crate::hibernate::forget(&proc);
         proc.resolver.end();
         proc.console.finish();
-        let _ = proc.shared.logs.remove(proc.name.as_str());
-        if network != Network::Left
-            && let Err(e) = proc.shared.nat.unpublish(&[proc.slot])
-        {
+        let _ = proc.shared.logs.remove(proc.key.as_str());
+        let goes = matches!(network, Network::Removed | Network::Reserved);
+        if goes && let Err(e) = proc.shared.nat.unpublish(&[proc.slot]) {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
-        let let_go: &[&str] =
-            if network == Network::Reserved { &[key::IO, key::DNS, key::ASLEEP] } else { &key::ALL_UP };
+        let let_go: &[&str] = match network {
+            Network::Reserved | Network::Kept => &[key::IO, key::DNS, key::ASLEEP],
+            Network::Removed | Network::Left => &key::ALL_UP,
+        };
         for prefix in let_go {
             if let Err(e) = proc.fd_store.drop_prefix(prefix) {
                 warn("descriptors", &e);
             }
         }
-        if network != Network::Left
-            && let Err(e) = proc.shared.pool.release(&[proc.slot])
-        {
+        if goes && let Err(e) = proc.shared.pool.release(&[proc.slot]) {
             warn("network link", &e);
         }
         // The last word of a counter that goes with it.
@@ -180,7 +181,7 @@ pub async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
         }
         fault::reach("remove-files");
         proc.files.wait_until_unused();
-        proc.shared.records.remove(&proc.name).and_then(kip_records::record::Trash::delete).map_err(|e| {
+        proc.shared.records.remove(&proc.key).and_then(kip_records::record::Trash::delete).map_err(|e| {
             Refusal::new(Code::Failed, format!("the files of {} cannot be removed: {}", proc.name, chain(&e)))
         })?;
         proc.shared.strike(proc.slot);

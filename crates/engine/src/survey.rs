@@ -27,7 +27,7 @@ pub fn timers(proc: &Proc) -> Vec<Timer> {
 }
 
 fn ask(proc: &Proc, survey: Survey) -> Vec<Timer> {
-    let answer = proc.shared.pager.survey(proc.name.as_str(), &proc.cgroup.processes_file(), survey);
+    let answer = proc.shared.pager.survey(proc.key.as_str(), &proc.cgroup.processes_file(), survey);
     answer.unwrap_or_else(|e| {
         tracing::info!(proc = %proc.name, ?survey, error = kip_types::chain(&e), "waits and timers are not known");
         Vec::new()

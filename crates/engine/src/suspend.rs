@@ -11,48 +11,34 @@ use crate::tree;
 use kip_net::diag::Diag;
 use kip_types::profile::{self, Process, Profile};
 use kip_types::spec::Clock;
-use std::fmt;
+use kip_types::suspend::SuspendedBy;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
-
-/// By which word a clock stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
-    /// `--clock suspend`.
-    Owner,
-    /// The owner has told the proc to sleep, this once.
-    Once,
-    /// A profile's, with its name.
-    Profile(&'static str),
-}
-
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Word::Owner => f.write_str("--clock suspend"),
-            Word::Once => f.write_str("the request to sleep"),
-            Word::Profile(name) => write!(f, "profile {name}"),
-        }
-    }
-}
 
 /// The word for a sleep of a proc with these processes (host ids, pid 1 of the sandbox first), by
 /// its own `clock`. `once`: its owner asks for this sleep, and may say what its clock does.
 /// `connected` tells whether a connection is open.
-pub fn word(clock: Clock, once: Option<Option<Clock>>, pids: &[u32], connected: impl FnOnce() -> bool) -> Option<Word> {
+pub fn word(
+    clock: Clock,
+    once: Option<Option<Clock>>,
+    pids: &[u32],
+    connected: impl FnOnce() -> bool,
+) -> Option<SuspendedBy> {
     match (once, clock) {
-        (Some(Some(Clock::Suspend)), _) | (Some(None), Clock::Auto) => Some(Word::Once),
+        (Some(Some(Clock::Suspend)), _) | (Some(None), Clock::Auto) => Some(SuspendedBy::Once),
         (Some(Some(Clock::Continue)), _) | (_, Clock::Continue) => None,
-        (_, Clock::Suspend) => Some(Word::Owner),
-        (_, Clock::Auto) => profile_of(pids).filter(|_| !connected()).map(|profile| Word::Profile(profile.name)),
+        (_, Clock::Suspend) => Some(SuspendedBy::Owner),
+        (_, Clock::Auto) => {
+            profile_of(pids).filter(|_| !connected()).map(|profile| SuspendedBy::Profile(profile.name.to_owned()))
+        }
     }
 }
 
 /// The word for a proc that runs or is hibernated, were it parked now. Reads files of its
 /// processes: not for a task's own thread.
-pub fn suspends(proc: &Proc) -> Option<Word> {
+pub fn suspends(proc: &Proc) -> Option<SuspendedBy> {
     let pids = tree::inside(&proc.cgroup.pids().ok()?);
-    word(proc.spec.timing.clock, None, &pids, || is_connected(&pids))
+    word(proc.spec().timing.clock, None, &pids, || is_connected(&pids))
 }
 
 /// The profile of all these processes but the first, which is pid 1 of the sandbox.
@@ -91,13 +77,13 @@ mod tests {
     #[test]
     fn the_owner_s_word_goes_before_a_profile_s() {
         let says = |clock, once| word(clock, once, &[], || panic!("there is no profile to ask it for"));
-        assert_eq!(says(Clock::Suspend, None), Some(Word::Owner));
+        assert_eq!(says(Clock::Suspend, None), Some(SuspendedBy::Owner));
         assert_eq!(says(Clock::Auto, None), None, "no process is no program's");
-        assert_eq!(says(Clock::Auto, Some(None)), Some(Word::Once));
+        assert_eq!(says(Clock::Auto, Some(None)), Some(SuspendedBy::Once));
         assert_eq!(says(Clock::Continue, Some(None)), None);
         assert_eq!(says(Clock::Suspend, Some(Some(Clock::Continue))), None, "for one sleep");
-        assert_eq!(says(Clock::Continue, Some(Some(Clock::Suspend))), Some(Word::Once));
+        assert_eq!(says(Clock::Continue, Some(Some(Clock::Suspend))), Some(SuspendedBy::Once));
         assert_eq!(says(Clock::Auto, Some(Some(Clock::Auto))), None);
-        assert_eq!(says(Clock::Suspend, Some(Some(Clock::Auto))), Some(Word::Owner));
+        assert_eq!(says(Clock::Suspend, Some(Some(Clock::Auto))), Some(SuspendedBy::Owner));
     }
 }

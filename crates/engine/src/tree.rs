@@ -5,8 +5,8 @@
 //! ends while it is looked at is left out.
 
 use kip_checkpoint::Registers;
-use kip_checkpoint::clocks::{Pending, Since, Waiting};
-use kip_checkpoint::resume::{Process, Thread};
+use kip_checkpoint::resume::{Thread, WaitingProcess};
+use kip_clocks::{Pending, Since, Waiting};
 use kip_sys::ran::{CpuClocks, is_undated};
 use kip_sys::status::{Status, threads};
 use kip_sys::timens;
@@ -17,7 +17,8 @@ use std::io;
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
 pub struct Tree {
-    /// Host process ids, pid 1 first.
+    /// Host process ids, in the order of the ids inside: pid 1 first. Their own order is another
+    /// one where the machine's pids have begun anew.
     pub pids: Vec<u32>,
     /// Host thread id by id inside.
     pub threads: BTreeMap<u32, u32>,
@@ -36,13 +37,13 @@ impl Tree {
     }
 
     /// The threads that are to have registers, by their ids inside, by process.
-    pub fn processes<'a>(&self, registers: impl Fn(u32) -> Option<&'a Registers>) -> Vec<Process<'a>> {
+    pub fn processes<'a>(&self, registers: impl Fn(u32) -> Option<&'a Registers>) -> Vec<WaitingProcess<'a>> {
         let inside: BTreeMap<u32, u32> = self.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
         let process = |pid: &u32| {
             let tids = threads(*pid).unwrap_or_default().into_iter();
             let thread = |tid| Some(Thread { tid, registers: Some(registers(*inside.get(&tid)?)?) });
             let threads: Vec<_> = tids.filter_map(thread).collect();
-            (!threads.is_empty()).then_some(Process { threads, unmap: (0, 0), syscall_at: 0 })
+            (!threads.is_empty()).then_some(WaitingProcess { threads, unmap: (0, 0), syscall_at: 0 })
         };
         self.pids.iter().filter_map(process).collect()
     }
@@ -119,13 +120,25 @@ impl Tree {
         self.threads.iter().filter_map(signals).collect()
     }
 
-    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or
-    /// are stopped, signal(7): a thread blocked on a page from the pager counts as running. If two
-    /// calls give the same, every thread has slept from the one to the other.
-    pub fn asleep(&self) -> Option<Vec<u64>> {
-        let switches_of = |tid: &u32| {
+    /// Only these threads (by id inside) of it; its processes are all there.
+    pub fn only(&self, threads: &[u32]) -> Tree {
+        let them = threads.iter().filter_map(|inside| Some((*inside, *self.threads.get(inside)?)));
+        Tree { pids: self.pids.clone(), threads: them.collect() }
+    }
+
+    /// How often each thread (by id inside) that sleeps or is stopped has left a CPU.
+    pub fn switches(&self) -> BTreeMap<u32, u64> {
+        let of = |(inside, tid): (&u32, &u32)| Some((*inside, switches(&Status::read(*tid).ok()?)?));
+        self.threads.iter().filter_map(of).collect()
+    }
+
+    /// How often each thread (by id inside) has left a CPU; none unless all of them sleep in calls
+    /// of theirs, or are stopped, signal(7): a thread blocked on a page from the pager counts as
+    /// running. If two calls give the same, every thread has slept from the one to the other.
+    pub fn asleep(&self) -> Option<BTreeMap<u32, u64>> {
+        let switches_of = |(inside, tid): (&u32, &u32)| {
             let status = Status::read(*tid).ok()?;
-            let times = switches(&status)?;
+            let times = (*inside, switches(&status)?);
             if status.is_halted() {
                 return Some(times);
             }
@@ -133,7 +146,7 @@ impl Tree {
             let faults = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at == "handle_userfault");
             waits_in(*tid).filter(|_| !faults).map(|_| times)
         };
-        self.threads.values().map(switches_of).collect()
+        self.threads.iter().map(switches_of).collect()
     }
 }
 
@@ -149,18 +162,14 @@ fn is_unreported(pid: u32) -> bool {
     stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")
 }
 
-/// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, pid
-/// 1 first.
+/// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, in
+/// the order of their ids inside.
 pub fn inside(pids: &[u32]) -> Vec<u32> {
-    let mut found = Vec::new();
-    for &pid in pids {
-        match inner_id(pid) {
-            Some(1) => found.insert(0, pid),
-            Some(_) => found.push(pid),
-            None => {}
-        }
-    }
-    found
+    let id = |pid| Status::read(pid).ok()?.inner_id().filter(|(_, depth)| *depth > 1);
+    let mut found: Vec<_> = pids.iter().filter_map(|&pid| Some((id(pid)?, pid))).collect();
+    // Where the program has namespaces of its own: the sandbox's pid 1 before theirs.
+    found.sort_unstable();
+    found.into_iter().map(|(_, pid)| pid).collect()
 }
 
 /// The call in which a thread waits: number, arguments and stack pointer of proc_pid_syscall(5);
@@ -218,49 +227,10 @@ pub fn socket_inode(target: &str) -> Option<u32> {
     target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Memory of processes, bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Resident set.
-    pub resident: u64,
-    /// Proportional set.
-    pub proportional: u64,
-    /// Of the proportional set anonymous and shared memory: all but pages of files, which the
-    /// kernel keeps by itself.
-    pub own: u64,
-    /// Swapped by the kernel.
-    pub swapped: u64,
-}
-
-/// Memory of the processes. One that has ended has none.
-pub fn memory(pids: &[u32]) -> Memory {
-    let mut sum = Memory::default();
-    for pid in pids {
-        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { continue };
-        let field = |name: &str| -> u64 {
-            let line = text.lines().find(|l| l.starts_with(name));
-            line.and_then(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0) * 1024
-        };
-        sum.resident += field("Rss:");
-        sum.proportional += field("Pss:");
-        sum.own += field("Pss_Anon:") + field("Pss_Shmem:");
-        sum.swapped += field("Swap:");
-    }
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsFd as _;
-
-    #[test]
-    fn pages_of_files_are_no_memory_of_its_own() {
-        let own = vec![1u8; 4 << 20];
-        let memory = memory(&[std::process::id()]);
-        assert!(memory.own >= own.len() as u64 && memory.own < memory.proportional, "{memory:?}");
-        assert!(memory.proportional <= memory.resident, "{memory:?}");
-    }
 
     #[test]
     fn reads_calls() {

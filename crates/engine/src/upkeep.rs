@@ -27,7 +27,7 @@ impl Host {
     ///
     /// # Errors
     /// The rules of ports cannot be set.
-    pub fn sweep(&self, live: &[Published], names: &BTreeSet<ProcName>) -> Result<(), NatError> {
+    pub fn sweep(&self, live: &[Published], keys: &BTreeSet<ProcName>) -> Result<(), NatError> {
         self.nat.sync(live)?;
         let held = self.keeper.list("").unwrap_or_default();
         let strangers: BTreeSet<String> = held
@@ -35,7 +35,7 @@ impl Host {
             .filter_map(|(name, _)| name.split_once('/').map(|(proc, _)| proc.to_owned()))
             // The pager's own names, which no proc can have.
             .filter(|proc| !proc.starts_with('@'))
-            .filter(|proc| !names.iter().any(|n| n.as_str() == proc))
+            .filter(|proc| !keys.iter().any(|key| key.as_str() == proc))
             .collect();
         for proc in strangers {
             if let Err(e) = self.keeper.drop_prefix(&format!("{proc}/")) {
@@ -73,7 +73,7 @@ impl Host {
 
     /// Puts the rules back that a flush of the machine's took away: until then no published port is
     /// reached. And forwards from interfaces that have come since the start: until then what
-    /// arrives by one reaches no proc.
+    /// arrives by one reaches no proc. And tells what procs were refused to call.
     pub fn watch_rules(self: &Arc<Host>) {
         let machine = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -89,6 +89,8 @@ impl Host {
                             let detail = format!("table inet {} was gone and is put back", machine.instance.table());
                             machine.events.emit(None, "rules", detail);
                         }
+                        let refused = Arc::clone(&machine);
+                        blocking(move || refused.tell_refused_calls()).await;
                         if followed {
                             let detail = "forwarding is on for an interface of a new default route";
                             machine.events.emit(None, "rules", detail);

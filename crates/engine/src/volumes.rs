@@ -136,7 +136,7 @@ pub fn for_start(
     user: BorrowedFd<'_>,
     owner: (u32, u32),
 ) -> Result<Vec<Volume>, sleep::VolumeChanged> {
-    for volume in proc.spec.volumes.iter().filter(|v| !v.read_only) {
+    for volume in proc.spec().volumes.iter().filter(|v| !v.read_only) {
         if let Err(e) = fill::fill(proc, mounts, volume) {
             let message = "a new volume does not get what it covers";
             tracing::warn!(proc = %proc.name, target = volume.target, error = %e, message);
@@ -148,7 +148,7 @@ pub fn for_start(
             source => volume::mount(&path_of(&proc.shared.data, source), &v.target, user, v.read_only)?,
         })
     };
-    in_order(&proc.spec).into_iter().map(mount).collect()
+    in_order(&proc.spec()).into_iter().map(mount).collect()
 }
 
 /// Mounts for a look at the files of a proc that is not running, without its secrets.
@@ -156,15 +156,17 @@ pub fn for_start(
 /// # Errors
 /// One of them is not there, or cannot be mounted.
 pub fn for_files(proc: &Proc, user: BorrowedFd<'_>) -> Result<Vec<Volume>, volume::VolumeError> {
-    let specs = in_order(&proc.spec).into_iter().filter(|v| v.source != VolumeSource::Secrets);
+    let spec = proc.spec();
+    let specs = in_order(&spec).into_iter().filter(|v| v.source != VolumeSource::Secrets);
     specs.map(|v| volume::mount(&path_of(&proc.shared.data, &v.source), &v.target, user, v.read_only)).collect()
 }
 
 /// Whether some other proc has files of the volume too.
 fn is_shared(proc: &Proc, path: &Path) -> bool {
     let data = &proc.shared.data;
-    proc.shared.live_procs().iter().filter(|other| other.name != proc.name).any(|other| {
-        let others = other.spec.volumes.iter().map(|v| path_of(data, &v.source));
+    proc.shared.live_procs().iter().filter(|other| other.slot != proc.slot).any(|other| {
+        let spec = other.spec();
+        let others = spec.volumes.iter().map(|v| path_of(data, &v.source));
         others.into_iter().any(|other| other.starts_with(path) || path.starts_with(&other))
     })
 }

@@ -19,15 +19,17 @@ use crate::host::Proc;
 use crate::owners;
 use crate::pins;
 use crate::terminals;
+use crate::tmpfs::{self, TmpfsLost};
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
-use kip_checkpoint::clocks::{self, Clocks, Missed, Now, Signals};
 use kip_checkpoint::inotify;
-use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
+use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume;
 use kip_checkpoint::sockets::inherit_key;
-use kip_checkpoint::{Held, bars_criu, hold_threads, is_for_criu, make_whole, move_id_block, stopped_threads};
-use kip_criu_images::{ImageError, Images};
+use kip_checkpoint::{Held, hold_threads, is_for_criu, make_whole, move_id_block};
+use kip_clocks::{Clocks, Missed, Now, Signals};
+use kip_criu_images::processes::stopped_threads;
+use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_net::custody;
 use kip_offload::DemandError;
 use kip_records::body::Body;
@@ -59,11 +61,11 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 #[allow(missing_docs, reason = "the text of each is what it means")]
 pub enum WakeError {
     #[error(transparent)]
-    Restore(#[from] RestoreError),
+    Restore(#[from] CriuRestoreError),
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     #[error(transparent)]
     Rebuild(Box<rebuild::Failure>),
     #[error(
@@ -78,12 +80,16 @@ pub enum WakeError {
     Terminals(#[source] io::Error),
     #[error(transparent)]
     Volumes(#[from] VolumeChanged),
+    #[error(transparent)]
+    Tmpfs(#[from] TmpfsLost),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
     #[error("the threads that CRIU has restored cannot be given their registers")]
     Held(#[source] io::Error),
     #[error("a clock that stood while it slept cannot be made, time_namespaces(7)")]
     Time(#[source] io::Error),
+    #[error("what is held for the sleeping proc cannot be opened: raise the daemon's limit on open files")]
+    Packed(#[source] io::Error),
     #[error("{what} is no longer held")]
     Lost { what: String },
     #[error("some of its memory is in the store and does not come")]
@@ -100,10 +106,10 @@ pub enum WakeError {
 
 impl WakeError {
     /// Nothing is wrong with the generation: what it needs is in a store that does not give it, or
-    /// not yet, or a newer Kip has made it.
+    /// not yet, or a newer Kip has made it, or this process has no room for it.
     pub fn is_the_stores(&self) -> bool {
         match self {
-            WakeError::NoStore | WakeError::Snapshot(SnapshotError::Newer { .. }) => true,
+            WakeError::NoStore | WakeError::Packed(_) | WakeError::Snapshot(SnapshotError::Newer { .. }) => true,
             WakeError::Fetch(e) => e.is_the_stores(),
             _ => false,
         }
@@ -155,7 +161,7 @@ impl<'a> Lifted<'a> {
     const MANY_PIDS: u32 = 1 << 20;
 
     fn lift(proc: &'a Proc, manifest: &Manifest<Body>) -> Result<Lifted<'a>, CgroupError> {
-        let limits = &proc.spec.limits;
+        let limits = &proc.spec().limits;
         let files = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
         let threads = files.max(manifest.body.threads);
         let tight = threads.saturating_add(Self::SPARE_PIDS) > limits.pids as usize;
@@ -170,7 +176,7 @@ impl<'a> Lifted<'a> {
 impl Drop for Lifted<'_> {
     fn drop(&mut self) {
         if let Some(proc) = self.0
-            && let Err(e) = proc.cgroup.set_limits(&proc.spec.limits)
+            && let Err(e) = proc.cgroup.set_limits(&proc.spec().limits)
         {
             tracing::warn!(proc = %proc.name, error = %e, "limits could not be set again after a wake");
         }
@@ -197,6 +203,7 @@ fn fetch_pages(
 
 /// Restores the generation for `cause`; returns the host pid of the sandbox's pid 1.
 pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut Steps) -> Result<u32, WakeError> {
+    proc.fd_store.unpack().map_err(WakeError::Packed)?;
     let directory = kip_snapshot::path_of(&proc.dir, generation);
     let mut manifest: Manifest<Body> = kip_snapshot::open(&directory)?;
     let now = Now::read();
@@ -205,18 +212,23 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     // for one that was silent meanwhile.
     let is_packet = cause.is_packet() && !manifest.body.clocks.stands;
     manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
+    manifest.body.clocks.far = if manifest.remote.is_empty() { Duration::ZERO } else { steps.start.elapsed() };
     let body = &manifest.body;
+    proc.absolute_waits.lock().clone_from(&body.clocks.absolute);
     let time = time_namespace(body.clocks.ahead_ns)?;
     let time = time.as_ref().map(AsFd::as_fd);
     let with_pins = pins::base_changed(&body.pins);
     // First: what is not as it was is no fault of the plan's.
     let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
+    let held_in_memory = tmpfs::held(proc, &body.tmpfs);
+    let mut in_memory = Some(tmpfs::for_wake(proc, &directory, &body.tmpfs)?);
     let mut unbuilt = None;
     if let Some(ready) = rebuild::ready(proc, &directory, &manifest, with_pins) {
         fetch_pages(proc, &directory, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("only a restore takes them");
-        let around = rebuild::Around { with_pins, volumes, time };
+        let in_memory = in_memory.take().expect("only a restore takes them");
+        let around = rebuild::Around { with_pins, volumes, in_memory, held_in_memory: held_in_memory.clone(), time };
         match rebuild::rebuild(proc, &directory, &manifest, &ready, around, cause, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
@@ -248,7 +260,10 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let mut mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
     let terminals = terminals::for_wake(proc, body, mounts.terminals.take()).map_err(WakeError::Terminals)?;
     let mounted = volumes.map_or_else(|| volumes::for_wake(proc, generation, &body.volumes), Ok)?;
+    let in_memory = in_memory.map_or_else(|| tmpfs::for_wake(proc, &directory, &body.tmpfs), Ok)?;
     let mut volumes: Vec<_> = mounted.iter().enumerate().map(|(number, volume)| restored(number, volume)).collect();
+    let one = |(number, mount)| RestoredVolume { key: tmpfs::key_of(number), ..restored(number, mount) };
+    volumes.extend(in_memory.iter().enumerate().map(one));
     let key = || kip_sandbox::terminals::KEY.to_owned();
     volumes.extend(terminals.iter().map(|mount| RestoredVolume { key: key(), fd: mount.fd.as_fd(), is_dir: true }));
     steps.done("mounts");
@@ -257,7 +272,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let plan = timers::TimerPlan::new(proc, &body.clocks);
     let scratch = scratch(proc)?;
     let missed = advance(proc, &mut images, &scratch, body, plan.armed_at(), &inotify.keys().copied().collect())?;
-    let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
+    let is_of_now = |home: &Home| kip_clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
     let held = hold_threads(&mut images, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
     images.lay_out(&scratch)?;
     let mut inherit = inherited(proc, body)?;
@@ -318,7 +333,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     });
     timers::give_back(shortened);
     drop(mounts);
-    if matches!(restored, Err(RestoreError::Helper(_))) && !released {
+    if matches!(restored, Err(CriuRestoreError::Helper(_))) && !released {
         end_half_made(proc);
     }
     if restored.is_err() {
@@ -334,14 +349,14 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         }),
     };
     if let (Err(_), false, Some(mounted)) = (&woken, released, mounted) {
-        proc.hold_mounts_again(mounted.as_fd());
+        proc.hold_mounts_again(mounted.as_fd(), held_in_memory);
     }
     // After the program runs. Links would keep the generation's blocks after it has gone.
     if let Err(error) = fs::remove_dir_all(&scratch) {
         tracing::warn!(proc = %proc.name, path = %scratch.display(), %error, "links to images stay until the next wake");
     }
     if woken.is_ok() {
-        timers::send_later(proc, &missed.later);
+        timers::send_later(proc, &missed.later, body.clocks.taken_within());
         fault::reach("wake-resumed");
     }
     woken
@@ -382,7 +397,7 @@ fn mount_namespace(pid: u32) -> io::Result<OwnedFd> {
 /// What a CRIU that died or hung has left: it is restored once more.
 fn end_half_made(proc: &Proc) {
     let ended = proc.cgroup.kill(GONE_WITHIN);
-    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec.limits)) {
+    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec().limits)) {
         tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "what CRIU had begun is not ended whole");
     }
 }
@@ -476,8 +491,8 @@ fn advance(
     if !inotify.is_empty() {
         inotify::turn_into_files(images, inotify)?;
     }
-    let missed = clocks::advance_timers(images, &body.clocks, armed_at)?;
-    clocks::advance_millis(images, &body.clocks, armed_at)?;
+    let missed = kip_clocks::advance_timers(images, &body.clocks, armed_at)?;
+    kip_clocks::advance_millis(images, &body.clocks, armed_at)?;
     Ok(missed)
 }
 

@@ -29,22 +29,22 @@ use tar::{Archive, Entry, EntryType};
 
 /// How much an archive may bring.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct UnpackLimits {
     /// All files together, bytes.
     pub bytes: u64,
     /// Files, directories and links.
     pub entries: u64,
 }
 
-impl Default for Limits {
+impl Default for UnpackLimits {
     fn default() -> Self {
-        Limits { bytes: 100 << 30, entries: 2_000_000 }
+        UnpackLimits { bytes: 100 << 30, entries: 2_000_000 }
     }
 }
 
 /// Where an archive goes.
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct UnpackRequest<'a> {
     /// A path of the tree.
     pub to: &'a Path,
     /// The archive's first entry, with all that is below it, may get another name: if `to` is no
@@ -56,7 +56,7 @@ pub struct Request<'a> {
     /// Names that must stay what they are, see [`name_of`].
     pub busy: &'a HashSet<Name>,
     /// What is too much.
-    pub limits: Limits,
+    pub limits: UnpackLimits,
 }
 
 /// A name in a directory.
@@ -85,7 +85,7 @@ pub fn name_of(tree: &Tree, path: &Path) -> rustix::io::Result<Option<Name>> {
 ///
 /// # Errors
 /// See [`FilesError`]. What came before is there.
-pub fn unpack(tree: &Tree, request: &Request<'_>, archive: impl Read) -> Result<Unpacked, FilesError> {
+pub fn unpack(tree: &Tree, request: &UnpackRequest<'_>, archive: impl Read) -> Result<Unpacked, FilesError> {
     let (base, rename) = destination(tree, request)?;
     let since = Rc::new(Cell::new(0));
     let mut archive = Archive::new(Metered { archive, since: Rc::clone(&since) });
@@ -104,7 +104,7 @@ pub fn unpack(tree: &Tree, request: &Request<'_>, archive: impl Read) -> Result<
 }
 
 /// The directory that takes the entries, and the name that the first one gets.
-fn destination(tree: &Tree, request: &Request<'_>) -> Result<(Dirs, Option<Rename>), FilesError> {
+fn destination(tree: &Tree, request: &UnpackRequest<'_>) -> Result<(Dirs, Option<Rename>), FilesError> {
     let path = request.to;
     let ends_below = path.as_os_str().as_bytes().ends_with(b"/");
     let place = tree.find(path, true).map_err(FilesError::of(path))?;
@@ -148,7 +148,7 @@ struct Made {
 
 struct Unpacking<'a> {
     tree: &'a Tree,
-    request: &'a Request<'a>,
+    request: &'a UnpackRequest<'a>,
     base: Dirs,
     rename: Option<Rename>,
     /// The directory of the last entry: the next one is mostly there too.

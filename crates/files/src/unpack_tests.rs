@@ -30,8 +30,8 @@ impl Place {
     }
 
     fn unpack(&self, to: &str, rename: bool, archive: &[u8]) -> Result<Unpacked, String> {
-        let limits = Limits { bytes: 1 << 20, entries: 100 };
-        let request = Request { to: Path::new(to), rename, follow: true, busy: &self.busy, limits };
+        let limits = UnpackLimits { bytes: 1 << 20, entries: 100 };
+        let request = UnpackRequest { to: Path::new(to), rename, follow: true, busy: &self.busy, limits };
         unpack(&self.tree(), &request, archive).map_err(|e| e.to_string())
     }
 
@@ -233,7 +233,13 @@ fn mounts_that_are_attached_nowhere_are_crossed() {
     tree.made_up(Path::new("/proc")).unwrap();
     let busy = HashSet::new();
     let put = |to: &str, name: &str| {
-        let request = Request { to: Path::new(to), rename: true, follow: true, busy: &busy, limits: Limits::default() };
+        let request = UnpackRequest {
+            to: Path::new(to),
+            rename: true,
+            follow: true,
+            busy: &busy,
+            limits: UnpackLimits::default(),
+        };
         unpack(&tree, &request, &archive(&[file(name, "x")])[..]).map_err(|e| e.to_string())
     };
     put("/bin", "tool").unwrap();
@@ -260,8 +266,8 @@ fn a_header_without_an_end_is_refused() {
     let sum: u32 = long[..512].iter().map(|byte| u32::from(*byte)).sum();
     long[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     let endless = long.chain(io::repeat(b'a'));
-    let limits = Limits::default();
-    let request = Request { to: Path::new("/srv"), rename: false, follow: true, busy: &place.busy, limits };
+    let limits = UnpackLimits::default();
+    let request = UnpackRequest { to: Path::new("/srv"), rename: false, follow: true, busy: &place.busy, limits };
     let error = unpack(&place.tree(), &request, endless).unwrap_err();
     assert!(format!("{error:?}").contains("its headers are too long"), "{error:?}");
 }
@@ -289,9 +295,9 @@ fn two_archives_for_one_directory_do_not_meet() {
             }
         }
     }
-    let limits = Limits { bytes: 1 << 20, entries: 100 };
+    let limits = UnpackLimits { bytes: 1 << 20, entries: 100 };
     let busy = HashSet::new();
-    let request = Request { to: Path::new("/srv"), rename: false, follow: true, busy: &busy, limits };
+    let request = UnpackRequest { to: Path::new("/srv"), rename: false, follow: true, busy: &busy, limits };
     unpack(&place.tree(), &request, Then(io::Cursor::new(head), other)).unwrap();
     assert_eq!((place.read("srv/a"), place.read("srv/b")), ("1".repeat(600), "2".repeat(600)));
     let names = fs::read_dir(place.root().join("srv")).unwrap().count();

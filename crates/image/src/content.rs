@@ -123,7 +123,7 @@ impl Descriptor {
 
 /// An image's configuration.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Config {
+pub struct OciConfig {
     #[serde(default)]
     os: String,
     #[serde(default)]
@@ -152,10 +152,10 @@ struct Run {
     stop_signal: Option<String>,
 }
 
-impl Config {
+impl OciConfig {
     /// Reads one.
-    pub(crate) fn read(reference: &str, bytes: &[u8]) -> Result<Config, ImageError> {
-        let config: Config = serde_json::from_slice(bytes)
+    pub(crate) fn read(reference: &str, bytes: &[u8]) -> Result<OciConfig, ImageError> {
+        let config: OciConfig = serde_json::from_slice(bytes)
             .map_err(|e| no_image(reference, format!("its configuration cannot be read: {e}")))?;
         let other = |is: &str, wanted: &str| !is.is_empty() && is != wanted;
         if other(&config.os, PLATFORM.0) || other(&config.architecture, PLATFORM.1) {
@@ -276,11 +276,11 @@ mod tests {
             "config":{{"User":"web:www","Env":["A=b"],"Entrypoint":["/x"],"Cmd":null,"WorkingDir":"/srv",
             "ExposedPorts":{{"80/tcp":{{}}}},"Volumes":{{"/data":{{}}}},"StopSignal":"SIGQUIT"}}}}"#
         );
-        let run = Config::read("x", text.as_bytes()).unwrap().run();
+        let run = OciConfig::read("x", text.as_bytes()).unwrap().run();
         assert_eq!((run.user.as_str(), run.workdir.as_str(), run.stop_signal.as_str()), ("web:www", "/srv", "SIGQUIT"));
         assert_eq!((run.entrypoint, run.cmd), (vec!["/x".to_owned()], vec![]));
         assert_eq!((run.exposed_ports, run.volumes), (vec!["80/tcp".to_owned()], vec!["/data".to_owned()]));
         let arm = text.replace("amd64", "arm64");
-        assert!(matches!(Config::read("x", arm.as_bytes()), Err(ImageError::Platform { .. })));
+        assert!(matches!(OciConfig::read("x", arm.as_bytes()), Err(ImageError::Platform { .. })));
     }
 }

@@ -1,6 +1,6 @@
 //! Names of images and what is where on disk: [`Images`].
 
-use crate::content::Config;
+use crate::content::OciConfig;
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use oci_client::Reference;
@@ -139,8 +139,8 @@ impl Images {
     ///
     /// # Errors
     /// It cannot be read, or is not what was stored.
-    pub fn config(&self, record: &ImageRecord) -> Result<Config, ImageError> {
-        Config::read(&record.reference, &self.read_blob("the configuration", &record.reference, &record.id)?)
+    pub fn config(&self, record: &ImageRecord) -> Result<OciConfig, ImageError> {
+        OciConfig::read(&record.reference, &self.read_blob("the configuration", &record.reference, &record.id)?)
     }
 
     /// Those of `layers` that are not here.

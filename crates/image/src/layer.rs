@@ -3,7 +3,7 @@
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::{Images, LayerRecord, sync_parent};
-use kip_sandbox::archive::{Limits, Packed, UnpackError, Unpacked, unpack_layer};
+use kip_sandbox::archive::{ArchiveLimits, Packed, UnpackError, Unpacked, unpack_layer};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -41,7 +41,7 @@ impl Images {
         fs::create_dir(&fresh.0).map_err(ImageError::io("create", &fresh.0))?;
         let mut hasher = Hasher::default();
         let files = fresh.0.join("files");
-        let unpacked = unpack_layer(packed, &files, &Limits::default(), &mut |bytes| hasher.update(bytes));
+        let unpacked = unpack_layer(packed, &files, &ArchiveLimits::default(), &mut |bytes| hasher.update(bytes));
         let unpacked = unpacked.map_err(|e| match e {
             // The name of the temporary directory tells the user nothing.
             UnpackError::Destination { source, .. } => {

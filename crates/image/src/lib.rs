@@ -42,8 +42,8 @@ mod pull;
 mod registry;
 mod request;
 
-pub use content::Config;
+pub use content::OciConfig;
 pub use digest::Digest;
 pub use error::ImageError;
 pub use images::{ImageRecord, Images, InUse};
-pub use request::Pull;
+pub use request::PullOrder;

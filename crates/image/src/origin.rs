@@ -4,7 +4,7 @@ use crate::content::ResolvedImage;
 use crate::error::ImageError;
 use crate::local::Local;
 use crate::registry::Registry;
-use crate::request::{Pull, blocking};
+use crate::request::{PullOrder, blocking};
 use kip_types::image::{ImageFile, ImageSource};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(crate) enum Origin {
 
 impl Origin {
     /// May read a table of contents, so not to be called where nothing may block.
-    pub(crate) fn open(request: &Pull) -> Result<Origin, ImageError> {
+    pub(crate) fn open(request: &PullOrder) -> Result<Origin, ImageError> {
         let reference = request.source.to_string();
         let local = |path, tag: &Option<String>, saved| {
             Local::open(path, tag.as_deref(), saved, reference.clone()).map(|local| Origin::Local(Arc::new(local)))

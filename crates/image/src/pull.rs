@@ -3,13 +3,13 @@
 //! The name comes last, when all that it means is here and synced. Until then a pull leaves layers
 //! that may be of use to another, and nothing that counts.
 
-use crate::content::{Blob, Config, Descriptor};
+use crate::content::{Blob, Descriptor, OciConfig};
 use crate::digest::Digest;
 use crate::error::ImageError;
 use crate::images::{ImageRecord, Images, InUse, full_name};
 use crate::origin::Origin;
 use crate::registry::Registry;
-use crate::request::{Pull, blocking};
+use crate::request::{PullOrder, blocking};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_sandbox::archive::Packed;
 use kip_types::image::PullProgress;
@@ -33,13 +33,13 @@ impl Images {
     ///
     /// # Errors
     /// See [`ImageError`]. Dropping it ends it: what has come of blobs stays for the next one.
-    pub async fn pull(self: &Arc<Self>, request: Pull, report: ReportProgress) -> Result<ImageRecord, ImageError> {
+    pub async fn pull(self: &Arc<Self>, request: PullOrder, report: ReportProgress) -> Result<ImageRecord, ImageError> {
         let in_use = Arc::new(self.in_use().await);
         let asked = request.clone();
         let origin = blocking(move || Origin::open(&asked)).await?;
         let found = origin.find().await?;
         let reference = name_of(&request, found.name)?;
-        let config = Config::read(&reference, &found.config)?;
+        let config = OciConfig::read(&reference, &found.config)?;
         let mut layers = config.layers().to_vec();
         if layers.len() != found.layers.len() {
             let why = format!("its configuration has {} layers and its manifest {}", layers.len(), found.layers.len());
@@ -148,7 +148,7 @@ fn progress(layer: &Digest, report: &ReportProgress) -> impl Fn(u64, u64) + Send
 }
 
 /// By what an image is called here: what it is to be called, else its own name, else its source.
-fn name_of(request: &Pull, own: Option<String>) -> Result<String, ImageError> {
+fn name_of(request: &PullOrder, own: Option<String>) -> Result<String, ImageError> {
     let source = request.source.to_string();
     match &request.name {
         Some(name) if *name == source => Ok(source),

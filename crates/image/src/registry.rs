@@ -4,7 +4,7 @@ use crate::content::{self, Blob, Descriptor, MOST_JSON, ResolvedImage, Top};
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::parse_name;
-use crate::request::{Pull, blocking};
+use crate::request::{PullOrder, blocking};
 use futures_util::StreamExt as _;
 use oci_client::client::{
     BlobResponse, Certificate, CertificateEncoding, Client, ClientConfig, ClientProtocol, LayerDescriptor,
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    pub(crate) fn new(name: &str, request: &Pull) -> Result<Registry, ImageError> {
+    pub(crate) fn new(name: &str, request: &PullOrder) -> Result<Registry, ImageError> {
         // The client makes another one without asking what it was built with.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let image = parse_name(name)?;

@@ -4,7 +4,7 @@ use kip_types::image::ImageSource;
 
 /// What is to be pulled.
 #[derive(Debug, Clone)]
-pub struct Pull {
+pub struct PullOrder {
     /// From where. Paths are absolute.
     pub source: ImageSource,
     /// By what it is called here; none for its own name.

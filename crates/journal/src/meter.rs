@@ -115,6 +115,8 @@ struct Live {
     unlevelled: Duration,
     /// Connections of our own that the kernel has yet to count.
     own: u64,
+    /// When it was last seen that a process had been killed for want of memory.
+    killed_at: Option<Instant>,
 }
 
 impl Live {
@@ -186,7 +188,7 @@ impl Meter {
         }
         let gap = Duration::from_millis(now_ms.saturating_sub(kept.at_ms));
         let kept = kept.with_all_in_tiers();
-        Meter(Mutex::new(Live { kept, at: Instant::now(), gap, unlevelled: Duration::ZERO, own: 0 }))
+        Meter(Mutex::new(Live { kept, at: Instant::now(), gap, unlevelled: Duration::ZERO, own: 0, killed_at: None }))
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -251,12 +253,16 @@ impl Meter {
 
     /// Likewise, of its cgroup.
     pub fn killed(&self, read: impl FnOnce() -> u64) {
-        self.live().kept.oom_kills.grow_to(read());
+        let mut live = self.live();
+        if live.kept.oom_kills.grow_to(read()) > 0 {
+            live.killed_at = Some(Instant::now());
+        }
     }
 
-    /// Processes that were killed for want of memory, as far as was looked.
-    pub fn oom_kills(&self) -> u64 {
-        self.live().kept.oom_kills.total
+    /// Whether it was first seen within that time that a process had been killed for want of
+    /// memory. Told once.
+    pub fn was_killed_within(&self, time: Duration) -> bool {
+        self.live().killed_at.take().is_some_and(|at| at.elapsed() <= time)
     }
 
     /// Its cgroup is gone: the next one counts from nothing.
@@ -437,7 +443,18 @@ mod tests {
 
     pub fn live(tier: Tier) -> Live {
         let kept = Kept { since_ms: 1, at_ms: 1, tier: Some(tier), ..Kept::default() };
-        Live { kept, at: Instant::now(), gap: Duration::ZERO, unlevelled: Duration::ZERO, own: 0 }
+        Live { kept, at: Instant::now(), gap: Duration::ZERO, unlevelled: Duration::ZERO, own: 0, killed_at: None }
+    }
+
+    #[test]
+    fn a_kill_is_recent_whatever_look_has_counted_it() {
+        let meter = Meter::taken_up(Kept::default(), 1);
+        assert!(!meter.was_killed_within(Duration::from_secs(60)));
+        meter.killed(|| 1);
+        meter.killed(|| 1);
+        assert!(meter.was_killed_within(Duration::from_secs(60)) && !meter.was_killed_within(Duration::from_secs(60)));
+        meter.killed(|| 2);
+        assert!(!meter.was_killed_within(Duration::ZERO));
     }
 
     fn area(live: &Live, tier: Tier) -> (u64, f64) {

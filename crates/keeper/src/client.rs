@@ -5,8 +5,12 @@
 //! When the keeper has died every call returns [`KeeperError::Gone`] until [`Keeper::respawn`]; the
 //! new keeper is empty, and the program that holds the duplicates must put them again.
 
-use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
-use crate::run_directory::{RunDirectory, RunDirectoryError};
+use crate::bundle::{Bundle, BundlePart};
+use crate::errors::{ANSWER_TIMEOUT, KeeperError, StartError};
+use crate::protocol::{
+    KeeperAnswer, KeeperRefusal, KeeperRequest, KeeperStatus, MAX_MESSAGE, MAX_PART, PROTOCOL, Select, check_name,
+};
+use crate::run_directory::RunDirectory;
 use crate::{resident, say};
 use kip_sys::fdpass;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, wait_for_end};
@@ -18,101 +22,12 @@ use std::time::{Duration, Instant};
 
 /// The name of its files.
 pub const KIND: &str = "keeper";
-/// How long one answer may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a keeper may take to be there, which includes a dying predecessor's letting go of the
 /// lock.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const START_RETRY: Duration = Duration::from_millis(5);
 /// Between tries to find a keeper for what no other process holds.
 const FILL_RETRY: Duration = Duration::from_secs(1);
-
-/// Why no keeper could be had.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The run directory.
-    #[error(transparent)]
-    Place(#[from] RunDirectoryError),
-    /// It does not start.
-    #[error(transparent)]
-    Run(#[from] resident::RunError),
-    /// It cannot be connected to.
-    #[error("cannot connect to the keeper at {path}")]
-    Connect {
-        /// Its socket.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// It does not answer a first ping.
-    #[error("the keeper at {path} does not answer properly")]
-    Ping {
-        /// Its socket.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: KeeperError,
-    },
-    /// It is of another kind.
-    #[error("the keeper of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: the next `kip up` replaces it")]
-    Protocol {
-        /// Its process id.
-        pid: u32,
-        /// Its protocol.
-        theirs: u32,
-    },
-}
-
-/// Why the keeper did not do it. Nothing was changed, except that after `Gone`, `Stuck` and
-/// `Answer` it is not known.
-#[derive(Debug, thiserror::Error)]
-pub enum KeeperError {
-    /// It has died. [`Keeper::respawn`], then put everything again.
-    #[error("the keeper is gone")]
-    Gone {
-        /// How it was noticed.
-        #[source]
-        source: io::Error,
-    },
-    /// It lives but does not answer. The connection was given up; [`Keeper::respawn`] makes a new
-    /// one.
-    #[error("the keeper did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
-    Stuck,
-    /// It holds as many descriptors as it can.
-    #[error("{0}")]
-    Full(String),
-    /// A name to rename to is in use.
-    #[error("{0}")]
-    Taken(String),
-    /// It did not accept the request.
-    #[error("the keeper refused a request: {0}")]
-    Refused(String),
-    /// It holds nothing of that name.
-    #[error("the keeper holds no {name:?}")]
-    Unknown {
-        /// The name.
-        name: String,
-    },
-    /// Not a name.
-    #[error(transparent)]
-    BadName(#[from] BadName),
-    /// A name was put without a descriptor.
-    #[error("nothing to hold under {name:?}")]
-    Nothing {
-        /// The name.
-        name: String,
-    },
-    /// The request could not be sent, the answer not received or not understood, for example
-    /// because this process has no room for more open files. The connection was given up;
-    /// [`Keeper::respawn`] makes a new one.
-    #[error("cannot talk to the keeper")]
-    Answer {
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// Whether a keeper was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,7 +109,7 @@ impl Keeper {
         let place = RunDirectory::open(dir, KIND)?;
         let turn = place.turn()?;
         let Some((mut old, _)) = meet_any(&place)? else { return Ok(None) };
-        let held = old.get(Select::Prefix(String::new())).map_err(|source| mute(&place, source))?;
+        let held = old.get_bundled().map_err(|source| mute(&place, source))?;
         if let Err(error) = resident::run_in_place(binary, dir, turn) {
             // Had it been asked to end, it would not answer twice.
             if old.ping().and_then(|_| old.ping()).is_ok() {
@@ -206,13 +121,19 @@ impl Keeper {
         // The other has ended. Whatever goes wrong now, we do not let go.
         let fill = || -> Result<(), StartError> {
             let new = Keeper::connect_or_spawn(binary, dir)?;
-            new.put_many(held.iter().map(|(name, fd)| (name, fd.as_fd()))).map_err(|source| mute(&place, source))
+            for part in &held {
+                let fds = part.bundle.unpack();
+                let put = fds.map_err(|source| KeeperError::Answer { source });
+                let put = put.and_then(|fds| new.put_many(part.names.iter().zip(fds.iter().map(AsFd::as_fd))));
+                put.map_err(|source| mute(&place, source))?;
+            }
+            Ok(())
         };
         while let Err(error) = fill() {
             say!("no keeper takes what the last one held; it is tried again: {error}");
             std::thread::sleep(FILL_RETRY);
         }
-        Ok(Some(held.len()))
+        Ok(Some(held.iter().map(|part| part.names.len()).sum()))
     }
 
     /// Whether the keeper ran already when this was made.
@@ -255,7 +176,7 @@ impl Keeper {
     ///
     /// # Errors
     /// [`KeeperError`].
-    pub fn ping(&self) -> Result<Status, KeeperError> {
+    pub fn ping(&self) -> Result<KeeperStatus, KeeperError> {
         self.lock().ping()
     }
 
@@ -312,7 +233,7 @@ impl Keeper {
             let range = part * MAX_PART..((part + 1) * MAX_PART).min(names.len());
             let more = part + 1 < parts;
             let names = names[range.clone()].to_vec();
-            let request = Request::Put { names, more, clear: clear.clone().filter(|_| !more) };
+            let request = KeeperRequest::Put { names, more, clear: clear.clone().filter(|_| !more) };
             connection.done(&request, &fds[range])?;
         }
         Ok(())
@@ -348,8 +269,8 @@ impl Keeper {
         let mut all: Vec<(String, usize)> = Vec::new();
         loop {
             let after = all.last().map(|(name, _)| name.clone());
-            match connection.call(&Request::List { prefix: prefix.to_owned(), after }, &[])? {
-                (Answer::Names { names, more }, _) => {
+            match connection.call(&KeeperRequest::List { prefix: prefix.to_owned(), after }, &[])? {
+                (KeeperAnswer::Names { names, more }, _) => {
                     let progress = !names.is_empty();
                     all.extend(names);
                     if !(more && progress) {
@@ -367,7 +288,7 @@ impl Keeper {
     /// # Errors
     /// [`KeeperError`].
     pub fn drop_name(&self, name: &str) -> Result<bool, KeeperError> {
-        let request = Request::Drop { select: Select::Name(name.to_owned()) };
+        let request = KeeperRequest::Drop { select: Select::Name(name.to_owned()) };
         Ok(self.lock().done(&request, &[])? > 0)
     }
 
@@ -376,7 +297,7 @@ impl Keeper {
     /// # Errors
     /// [`KeeperError`].
     pub fn drop_prefix(&self, prefix: &str) -> Result<usize, KeeperError> {
-        self.lock().done(&Request::Drop { select: Select::Prefix(prefix.to_owned()) }, &[])
+        self.lock().done(&KeeperRequest::Drop { select: Select::Prefix(prefix.to_owned()) }, &[])
     }
 
     /// Replaces the prefix `from` of all names that have it by `to`, at once. Returns how many that
@@ -385,7 +306,7 @@ impl Keeper {
     /// # Errors
     /// [`KeeperError::Taken`] when one of the new names is in use.
     pub fn rename_prefix(&self, from: &str, to: &str) -> Result<usize, KeeperError> {
-        self.lock().done(&Request::Rename { from: from.to_owned(), to: to.to_owned() }, &[])
+        self.lock().done(&KeeperRequest::Rename { from: from.to_owned(), to: to.to_owned() }, &[])
     }
 
     /// Puts this program's keeper in its place, as for another build of the same protocol; a thread
@@ -418,19 +339,23 @@ impl Keeper {
 }
 
 impl Connection {
-    fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), KeeperError> {
+    fn call(
+        &mut self,
+        request: &KeeperRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(KeeperAnswer, Vec<OwnedFd>), KeeperError> {
         let Some(socket) = &self.socket else {
             return Err(KeeperError::Gone { source: io::ErrorKind::NotConnected.into() });
         };
         let bytes = serde_json::to_vec(request).expect("requests are plain data");
         let answered = fdpass::send(socket.as_fd(), &bytes, fds)
             .and_then(|()| fdpass::recv(socket.as_fd(), MAX_MESSAGE))
-            .and_then(|(bytes, fds)| Ok((serde_json::from_slice::<Answer>(&bytes)?, fds)));
+            .and_then(|(bytes, fds)| Ok((serde_json::from_slice::<KeeperAnswer>(&bytes)?, fds)));
         match answered {
-            Ok((Answer::Refused { code, message }, _)) => Err(match code {
-                Refusal::Full => KeeperError::Full(message),
-                Refusal::Taken => KeeperError::Taken(message),
-                Refusal::Malformed => KeeperError::Refused(message),
+            Ok((KeeperAnswer::Refused { code, message }, _)) => Err(match code {
+                KeeperRefusal::Full => KeeperError::Full(message),
+                KeeperRefusal::Taken => KeeperError::Taken(message),
+                KeeperRefusal::Malformed => KeeperError::Refused(message),
             }),
             Ok(answer) => Ok(answer),
             Err(source) => {
@@ -445,15 +370,15 @@ impl Connection {
         }
     }
 
-    fn done(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<usize, KeeperError> {
+    fn done(&mut self, request: &KeeperRequest, fds: &[BorrowedFd<'_>]) -> Result<usize, KeeperError> {
         match self.call(request, fds)? {
-            (Answer::Done { count }, _) => Ok(count),
+            (KeeperAnswer::Done { count }, _) => Ok(count),
             (other, _) => Err(self.unexpected(other)),
         }
     }
 
     fn end(&mut self) -> Result<(), KeeperError> {
-        self.done(&Request::Quit, &[])?;
+        self.done(&KeeperRequest::Quit, &[])?;
         self.socket = None;
         match wait_for_end(self.pidfd.as_fd(), Some(ANSWER_TIMEOUT)) {
             Ok(true) => Ok(()),
@@ -473,31 +398,67 @@ impl Connection {
         }
     }
 
-    fn ping(&mut self) -> Result<Status, KeeperError> {
-        match self.call(&Request::Ping, &[])? {
-            (Answer::Status(status), _) => Ok(status),
+    fn ping(&mut self) -> Result<KeeperStatus, KeeperError> {
+        match self.call(&KeeperRequest::Ping, &[])? {
+            (KeeperAnswer::Status(status), _) => Ok(status),
             (other, _) => Err(self.unexpected(other)),
         }
     }
 
     fn get(&mut self, select: Select) -> Result<Vec<(String, OwnedFd)>, KeeperError> {
         let mut all = Vec::new();
-        let mut request = Request::Get { select };
+        self.get_parts(select, |part, _| {
+            all.append(part);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// All that it holds, and no more of it open at a time than one message has: a keeper holds
+    /// more than a process may have open files.
+    fn get_bundled(&mut self) -> Result<Vec<BundlePart>, KeeperError> {
+        let mut parts = Vec::new();
+        self.get_parts(Select::Prefix(String::new()), |part, more| {
+            // What one name holds is put at once: the last name's may go on in the next message.
+            let last = part.last().map(|(name, _)| name.clone()).filter(|_| more);
+            let whole = part.iter().position(|(name, _)| Some(name) == last.as_ref()).unwrap_or(part.len());
+            let (names, fds): (Vec<String>, Vec<OwnedFd>) = part.drain(..whole).unzip();
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            parts.push(BundlePart { names, bundle: Bundle::pack(&fds)? });
+            Ok(())
+        })?;
+        Ok(parts)
+    }
+
+    /// Calls `each` with what has come, and whether there is more. What it leaves comes again,
+    /// before the next.
+    fn get_parts(
+        &mut self,
+        select: Select,
+        mut each: impl FnMut(&mut Vec<(String, OwnedFd)>, bool) -> io::Result<()>,
+    ) -> Result<(), KeeperError> {
+        let mut come = Vec::new();
+        let mut request = KeeperRequest::Get { select };
         loop {
             match self.call(&request, &[])? {
-                (Answer::Fds { names, more }, fds) if names.len() == fds.len() => {
-                    all.extend(names.into_iter().zip(fds));
-                    if !more {
-                        return Ok(all);
+                (KeeperAnswer::Fds { names, more }, fds) if names.len() == fds.len() => {
+                    come.extend(names.into_iter().zip(fds));
+                    if let Err(source) = each(&mut come, more) {
+                        // The rest is not asked for.
+                        self.socket = None;
+                        return Err(KeeperError::Answer { source });
                     }
-                    request = Request::Next;
+                    if !more {
+                        return Ok(());
+                    }
+                    request = KeeperRequest::Next;
                 }
                 (other, _) => return Err(self.unexpected(other)),
             }
         }
     }
 
-    fn unexpected(&mut self, answer: Answer) -> KeeperError {
+    fn unexpected(&mut self, answer: KeeperAnswer) -> KeeperError {
         self.socket = None;
         let source = io::Error::new(io::ErrorKind::InvalidData, format!("an answer of the wrong kind: {answer:?}"));
         KeeperError::Answer { source }
@@ -545,7 +506,7 @@ fn greet(place: &RunDirectory, socket: OwnedFd) -> Result<Connection, StartError
 }
 
 /// The keeper that serves there, of whatever protocol.
-fn meet_any(place: &RunDirectory) -> Result<Option<(Connection, Status)>, StartError> {
+fn meet_any(place: &RunDirectory) -> Result<Option<(Connection, KeeperStatus)>, StartError> {
     match place.connect(ANSWER_TIMEOUT) {
         Ok(socket) => meet(place, socket).map(Some),
         Err(e) if nobody(&e) => Ok(None),
@@ -559,11 +520,11 @@ fn meet_any(place: &RunDirectory) -> Result<Option<(Connection, Status)>, StartE
 ///
 /// # Errors
 /// [`StartError`]; the other is as it was.
-pub fn take_over(place: &RunDirectory) -> Result<Vec<(String, OwnedFd)>, StartError> {
+pub fn take_over(place: &RunDirectory) -> Result<Vec<BundlePart>, StartError> {
     let Some((mut old, _)) = meet_any(place)? else { return Ok(Vec::new()) };
-    let held = old.get(Select::Prefix(String::new())).map_err(|source| mute(place, source))?;
+    let held = old.get_bundled().map_err(|source| mute(place, source))?;
     // Whatever it answers.
-    let _ = old.done(&Request::Quit, &[]);
+    let _ = old.done(&KeeperRequest::Quit, &[]);
     old.see_out();
     Ok(held)
 }
@@ -573,7 +534,7 @@ fn mute(place: &RunDirectory, source: KeeperError) -> StartError {
 }
 
 /// Finds out which process is at the other end and that it answers.
-fn meet(place: &RunDirectory, socket: OwnedFd) -> Result<(Connection, Status), StartError> {
+fn meet(place: &RunDirectory, socket: OwnedFd) -> Result<(Connection, KeeperStatus), StartError> {
     let path = place.socket_path();
     let failed = |source: io::Error| StartError::Connect { path: path.clone(), source };
     let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|e| failed(e.into()))?;

@@ -12,6 +12,7 @@
 //! | [`client`] | the daemon's side: [`Keeper`] |
 //! | [`server`] | the process: one thread, one poll loop |
 //! | [`store`] | what is held, under which names |
+//! | [`bundle`] | several descriptors for the price of one |
 //! | [`protocol`] | the messages between the two |
 //! | [`run_directory`] | the files in `DIR/run` and their lock |
 //! | [`resident`] | how it and `kip-pager` come to be no other program's children |
@@ -19,12 +20,15 @@
 //! Never does: look at what it holds, decide anything, write anything durable.
 #![forbid(unsafe_code)]
 
+pub mod bundle;
 pub mod client;
+mod errors;
 pub mod protocol;
 pub mod resident;
 pub mod run_directory;
 pub mod server;
 pub mod store;
 
-pub use client::{Keeper, KeeperError, Presence, StartError};
-pub use protocol::Status;
+pub use client::{Keeper, Presence};
+pub use errors::{KeeperError, StartError};
+pub use protocol::KeeperStatus;

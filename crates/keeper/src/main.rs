@@ -26,9 +26,10 @@ fn serve(dir: &Path) -> anyhow::Result<()> {
 fn succeed(dir: &Path) -> anyhow::Result<()> {
     let take = |place: &RunDirectory| Ok((protect(), take_over(place)?));
     let (seat, listener, (protection, held)) = resident::succeed(dir, KIND, take)?;
-    let (pid, count) = (std::process::id(), held.len());
+    let (pid, count) = (std::process::id(), held.iter().map(|part| part.names.len()).sum::<usize>());
     say!("keeper {} serves, pid {pid}, {protection:?}, with {count} of its predecessor's", env!("CARGO_PKG_VERSION"));
-    finish(seat, Server::new(listener, protection).with_entries(held))
+    let server = Server::new(listener, protection).with_entries(held);
+    finish(seat, server)
 }
 
 fn finish(seat: Seat, server: Server) -> anyhow::Result<()> {

@@ -3,13 +3,13 @@
 //!
 //! Every request has exactly one answer. What does not fit in one message goes in several: a put is
 //! staged by the keeper until its last part (`more` is false) and takes effect at once then; a get
-//! is a snapshot whose further parts are asked for with [`Request::Next`]. A keeper outlives
+//! is a snapshot whose further parts are asked for with [`KeeperRequest::Next`]. A keeper outlives
 //! upgrades of its clients, so fields are only ever added, with defaults.
 //!
 //! What has to be changed otherwise gets another [`PROTOCOL`]. For good, in every protocol, stay as
-//! they are: [`Request::Ping`] with `pid` and `protocol` of its [`Status`], [`Request::Get`] of a
-//! prefix with [`Request::Next`], and [`Request::Quit`]: by these a daemon of any other version
-//! takes everything over ([`crate::Keeper::supersede`]).
+//! they are: [`KeeperRequest::Ping`] with `pid` and `protocol` of its [`KeeperStatus`],
+//! [`KeeperRequest::Get`] of a prefix with [`KeeperRequest::Next`], and [`KeeperRequest::Quit`]: by
+//! these a daemon of any other version takes everything over ([`crate::Keeper::supersede`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -28,20 +28,20 @@ pub const MAX_MESSAGE: usize = 64 * 1024;
 /// A name (or prefix) cannot be one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} cannot name a descriptor: use 1 to {MAX_NAME} visible ASCII characters without quotes and backslashes")]
-pub struct BadName(pub String);
+pub struct BadHandleName(pub String);
 
 /// Checks a name: what passes needs no escapes in JSON.
 ///
 /// # Errors
-/// [`BadName`].
-pub fn check_name(name: &str) -> Result<(), BadName> {
+/// [`BadHandleName`].
+pub fn check_name(name: &str) -> Result<(), BadHandleName> {
     let visible = |b: &u8| b.is_ascii_graphic() && *b != b'"' && *b != b'\\';
     let good = !name.is_empty() && name.len() <= MAX_NAME && name.as_bytes().iter().all(visible);
-    if good { Ok(()) } else { Err(BadName(name.chars().take(MAX_NAME).collect())) }
+    if good { Ok(()) } else { Err(BadHandleName(name.chars().take(MAX_NAME).collect())) }
 }
 
 /// Which names a request is about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Select {
     /// This one.
@@ -63,12 +63,12 @@ impl Select {
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
-pub enum Request {
-    /// How it is. Answer: [`Answer::Status`].
+pub enum KeeperRequest {
+    /// How it is. Answer: [`KeeperAnswer::Status`].
     Ping,
     /// Hold the descriptors of this message under `names`, one each; equal names hold several, in
     /// order. With the last part all of it takes effect at once: first what `clear` selects is
-    /// dropped, then each name is replaced. Answer: [`Answer::Done`].
+    /// dropped, then each name is replaced. Answer: [`KeeperAnswer::Done`].
     Put {
         /// Names, as many as descriptors.
         names: Vec<String>,
@@ -79,14 +79,14 @@ pub enum Request {
         #[serde(default)]
         clear: Option<Select>,
     },
-    /// Duplicates of all that is selected. Answer: [`Answer::Fds`].
+    /// Duplicates of all that is selected. Answer: [`KeeperAnswer::Fds`].
     Get {
         /// What.
         select: Select,
     },
-    /// The next part of a get. Answer: [`Answer::Fds`].
+    /// The next part of a get. Answer: [`KeeperAnswer::Fds`].
     Next,
-    /// Names only. Answer: [`Answer::Names`], one part of it.
+    /// Names only. Answer: [`KeeperAnswer::Names`], one part of it.
     List {
         /// Names that start with this.
         prefix: String,
@@ -94,26 +94,26 @@ pub enum Request {
         #[serde(default)]
         after: Option<String>,
     },
-    /// Let go of all that is selected. Answer: [`Answer::Done`].
+    /// Let go of all that is selected. Answer: [`KeeperAnswer::Done`].
     Drop {
         /// What.
         select: Select,
     },
-    /// Replace the prefix `from` of all names that have it by `to`. Answer: [`Answer::Done`].
+    /// Replace the prefix `from` of all names that have it by `to`. Answer: [`KeeperAnswer::Done`].
     Rename {
         /// Old prefix.
         from: String,
         /// New prefix.
         to: String,
     },
-    /// Let go of everything and end. Answer: [`Answer::Done`].
+    /// Let go of everything and end. Answer: [`KeeperAnswer::Done`].
     Quit,
 }
 
 /// What the keeper answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "re", rename_all = "lowercase")]
-pub enum Answer {
+pub enum KeeperAnswer {
     /// Done; how many names it concerned.
     Done {
         /// Names.
@@ -134,11 +134,11 @@ pub enum Answer {
         more: bool,
     },
     /// How it is.
-    Status(Status),
+    Status(KeeperStatus),
     /// Not done, and nothing was changed.
     Refused {
         /// Which kind.
-        code: Refusal,
+        code: KeeperRefusal,
         /// One line.
         message: String,
     },
@@ -147,7 +147,7 @@ pub enum Answer {
 /// Kinds of refusals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Refusal {
+pub enum KeeperRefusal {
     /// The message could not be understood.
     Malformed,
     /// As many descriptors as the limit allows are held.
@@ -158,7 +158,7 @@ pub enum Refusal {
 
 /// How a keeper is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct KeeperStatus {
     /// Its process id.
     pub pid: u32,
     /// Its version.
@@ -190,9 +190,10 @@ mod tests {
     #[test]
     fn the_largest_part_fits_in_a_message() {
         let names = vec!["n".repeat(MAX_NAME); MAX_PART];
-        let put = Request::Put { names: names.clone(), more: true, clear: Some(Select::Prefix("p".repeat(MAX_NAME))) };
+        let put =
+            KeeperRequest::Put { names: names.clone(), more: true, clear: Some(Select::Prefix("p".repeat(MAX_NAME))) };
         assert!(serde_json::to_vec(&put).unwrap().len() <= MAX_MESSAGE);
-        let list = Answer::Names { names: names.into_iter().map(|n| (n, usize::MAX)).collect(), more: true };
+        let list = KeeperAnswer::Names { names: names.into_iter().map(|n| (n, usize::MAX)).collect(), more: true };
         assert!(serde_json::to_vec(&list).unwrap().len() <= MAX_MESSAGE);
     }
 
@@ -211,27 +212,27 @@ mod tests {
     /// Other versions say these as they are written here.
     #[test]
     fn what_every_version_understands_never_changes() {
-        let said = |text: &str| serde_json::from_str::<Request>(text).unwrap();
-        assert_eq!(said(r#"{"op":"ping"}"#), Request::Ping);
+        let said = |text: &str| serde_json::from_str::<KeeperRequest>(text).unwrap();
+        assert_eq!(said(r#"{"op":"ping"}"#), KeeperRequest::Ping);
         assert_eq!(
             said(r#"{"op":"get","select":{"prefix":""}}"#),
-            Request::Get { select: Select::Prefix(String::new()) }
+            KeeperRequest::Get { select: Select::Prefix(String::new()) }
         );
-        assert_eq!(said(r#"{"op":"next"}"#), Request::Next);
-        assert_eq!(said(r#"{"op":"quit"}"#), Request::Quit);
-        let fds = Answer::Fds { names: vec!["a".to_owned()], more: true };
+        assert_eq!(said(r#"{"op":"next"}"#), KeeperRequest::Next);
+        assert_eq!(said(r#"{"op":"quit"}"#), KeeperRequest::Quit);
+        let fds = KeeperAnswer::Fds { names: vec!["a".to_owned()], more: true };
         assert_eq!(serde_json::to_string(&fds).unwrap(), r#"{"re":"fds","names":["a"],"more":true}"#);
-        assert_eq!(serde_json::to_string(&Answer::Done { count: 1 }).unwrap(), r#"{"re":"done","count":1}"#);
+        assert_eq!(serde_json::to_string(&KeeperAnswer::Done { count: 1 }).unwrap(), r#"{"re":"done","count":1}"#);
     }
 
     #[test]
     fn messages_survive_json() {
-        let request = Request::Drop { select: Select::Prefix("web/".to_owned()) };
+        let request = KeeperRequest::Drop { select: Select::Prefix("web/".to_owned()) };
         let text = serde_json::to_string(&request).unwrap();
         assert_eq!(text, r#"{"op":"drop","select":{"prefix":"web/"}}"#);
-        assert_eq!(serde_json::from_str::<Request>(&text).unwrap(), request);
+        assert_eq!(serde_json::from_str::<KeeperRequest>(&text).unwrap(), request);
         // An older client leaves out what has a default.
-        let put: Request = serde_json::from_str(r#"{"op":"put","names":["a"]}"#).unwrap();
-        assert_eq!(put, Request::Put { names: vec!["a".to_owned()], more: false, clear: None });
+        let put: KeeperRequest = serde_json::from_str(r#"{"op":"put","names":["a"]}"#).unwrap();
+        assert_eq!(put, KeeperRequest::Put { names: vec!["a".to_owned()], more: false, clear: None });
     }
 }

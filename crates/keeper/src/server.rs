@@ -5,15 +5,19 @@
 //! descriptor never blocks the loop. A crash leaves nothing but what `place` describes: everything
 //! held is closed by the kernel.
 
-use crate::protocol::{Answer, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
+use crate::bundle::{Bundle, BundlePart};
+use crate::protocol::{
+    KeeperAnswer, KeeperRefusal, KeeperRequest, KeeperStatus, MAX_MESSAGE, MAX_PART, PROTOCOL, Select, check_name,
+};
 use crate::store::{Entry, RenameError, Store};
 use kip_sys::fdpass;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
 use rustix::process::Resource;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Writes a line to standard error, the keeper's log. Unlike `eprintln!` it does not panic on a
@@ -32,23 +36,74 @@ pub const MAX_CLIENTS: usize = 32;
 /// Descriptors that are not for holding: clients, the listener, the lock, standard streams, one
 /// being accepted.
 const RESERVED: usize = MAX_CLIENTS + 16;
+/// Descriptors that a get and a change open of bundles meanwhile are left free as well, but for no
+/// more than an eighth of all.
+const MEANWHILE: usize = 3 * MAX_PART;
 
 const CLOSER_STACK_BYTES: usize = 64 * 1024;
 const CLOSE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// A descriptor that is held. Closing the last duplicate of a socket with SO_LINGER (socket(7))
+/// Descriptors whose names have the same first two parts, `web/io/out` and `web/io/err` for
+/// example, are held in one [`Bundle`]: there are thousands of names, and a process may have only
+/// so many open files. The others are each one of their own.
+fn group(name: &str) -> Select {
+    match name.match_indices('/').nth(1) {
+        Some((at, _)) => Select::Prefix(name[..=at].to_owned()),
+        None => Select::Name(name.to_owned()),
+    }
+}
+
+/// Fewer than that are not bundled: a bundle takes some 3 KB of the kernel's memory.
+const WORTH_A_BUNDLE: usize = 4;
+
+/// A descriptor that is held.
+#[derive(Debug)]
+enum Held {
+    Open(Open),
+    /// The one of that number.
+    Bundled(Rc<Kept>, usize),
+}
+
+/// A bundle. When the last name of it goes its descriptors are opened and closed one by one, so
+/// that none blocks.
+#[derive(Debug)]
+struct Kept(Option<Bundle>);
+
+impl Kept {
+    fn bundle(&self) -> &Bundle {
+        self.0.as_ref().expect("taken by drop only")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let bundle = self.0.take();
+        // Where there is no room for them the kernel closes them with the bundle.
+        let fds = bundle.as_ref().and_then(|bundle| bundle.unpack().ok()).unwrap_or_default();
+        drop(bundle);
+        fds.into_iter().for_each(|fd| drop(Open(Some(fd))));
+    }
+}
+
+impl Held {
+    fn new(fd: OwnedFd) -> Held {
+        Held::Open(Open(Some(fd)))
+    }
+}
+
+/// One that is open. Closing the last duplicate of a socket with SO_LINGER (socket(7))
 /// waits for the peer, for as long as the program that set it liked; that happens on a thread of
 /// its own.
 #[derive(Debug)]
-struct Held(Option<OwnedFd>);
+struct Open(Option<OwnedFd>);
 
-impl Held {
+impl Open {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_ref().expect("taken by drop only").as_fd()
     }
 }
 
-impl Drop for Held {
+impl Drop for Open {
     fn drop(&mut self) {
         let Some(fd) = self.0.take() else { return };
         if matches!(rustix::net::sockopt::socket_linger(&fd), Ok(Some(time)) if !time.is_zero()) {
@@ -83,7 +138,7 @@ enum After {
     Quit,
 }
 
-/// What the process could do for itself; goes into [`Status`].
+/// What the process could do for itself; goes into [`KeeperStatus`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Protection {
     /// mlockall worked.
@@ -97,6 +152,10 @@ pub struct Server {
     listener: OwnedFd,
     clients: Vec<Client>,
     store: Store<Held>,
+    /// How many descriptors those of each group take.
+    groups: BTreeMap<Select, usize>,
+    /// And all of them.
+    taken: usize,
     limit: usize,
     protection: Protection,
     buffer: Vec<u8>,
@@ -106,21 +165,29 @@ impl Server {
     /// Serves on a listening nonblocking SEQPACKET socket, up to the current RLIMIT_NOFILE.
     pub fn new(listener: OwnedFd, protection: Protection) -> Server {
         let nofile = rustix::process::getrlimit(Resource::Nofile).current;
-        let limit = nofile.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX)).saturating_sub(RESERVED);
+        let nofile = nofile.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        let limit = nofile.saturating_sub(RESERVED + MEANWHILE.min(nofile / 8));
         Server {
             listener,
             clients: Vec::new(),
             store: Store::default(),
+            groups: BTreeMap::new(),
+            taken: 0,
             limit,
             protection,
             buffer: vec![0; MAX_MESSAGE],
         }
     }
 
-    /// Has these from the beginning.
+    /// Has these from the beginning. It cannot fail: whatever they come from is gone.
     #[must_use]
-    pub fn with_entries(mut self, entries: Vec<(String, OwnedFd)>) -> Server {
-        self.store.put(None, entries.into_iter().map(|(name, fd)| (name, Held(Some(fd)))).collect());
+    pub fn with_entries(mut self, parts: Vec<BundlePart>) -> Server {
+        for part in parts {
+            let kept = Rc::new(Kept(Some(part.bundle)));
+            let bundled = |(at, name)| (name, Held::Bundled(Rc::clone(&kept), at));
+            let entries = part.names.into_iter().enumerate().map(bundled).collect();
+            self.change(|store| store.put(None, entries));
+        }
         self
     }
 
@@ -184,11 +251,11 @@ impl Server {
         let received = fdpass::recv_into(self.clients[index].socket.as_fd(), &mut self.buffer);
         let (answer, after) = match received {
             Ok((length, fds)) => {
-                let fds = fds.into_iter().map(|fd| Held(Some(fd))).collect();
+                let fds = fds.into_iter().map(Held::new).collect();
                 match serde_json::from_slice(&self.buffer[..length]) {
-                    Ok(Request::Get { select }) => return self.get(index, Some(&select)),
-                    Ok(Request::Next) => return self.get(index, None),
-                    Ok(Request::Quit) => (Answer::Done { count: self.store.names() }, After::Quit),
+                    Ok(KeeperRequest::Get { select }) => return self.get(index, Some(&select)),
+                    Ok(KeeperRequest::Next) => return self.get(index, None),
+                    Ok(KeeperRequest::Quit) => (KeeperAnswer::Done { count: self.store.names() }, After::Quit),
                     Ok(request) => (self.answer(index, request, fds), After::Keep),
                     Err(e) => (malformed(format!("a message could not be understood: {e}")), After::Keep),
                 }
@@ -201,7 +268,7 @@ impl Server {
             Err(_) => return After::Cut,
         };
         let client = &mut self.clients[index];
-        if matches!(answer, Answer::Refused { .. }) {
+        if matches!(answer, KeeperAnswer::Refused { .. }) {
             client.staged.clear();
         }
         match (send(client, &answer, &[]), after) {
@@ -214,32 +281,41 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, index: usize, request: Request, fds: Vec<Held>) -> Answer {
-        if let Request::Put { names, more, clear } = request {
+    fn answer(&mut self, index: usize, request: KeeperRequest, fds: Vec<Held>) -> KeeperAnswer {
+        if let KeeperRequest::Put { names, more, clear } = request {
             return self.put(index, names, fds, more, clear.as_ref());
         }
         if !fds.is_empty() {
             return malformed("only a put brings descriptors".to_owned());
         }
         match request {
-            Request::List { prefix, after } => {
+            KeeperRequest::List { prefix, after } => {
                 let (names, more) = self.store.list(&prefix, after.as_deref(), MAX_PART);
-                Answer::Names { names, more }
+                KeeperAnswer::Names { names, more }
             }
-            Request::Drop { select } => Answer::Done { count: self.store.remove(&select) },
-            Request::Rename { from, to } => match self.store.rename(&from, &to) {
-                Ok(count) => Answer::Done { count },
-                Err(e @ RenameError::Taken(_)) => Answer::Refused { code: Refusal::Taken, message: e.to_string() },
+            KeeperRequest::Drop { select } => KeeperAnswer::Done { count: self.change(|store| store.remove(&select)) },
+            KeeperRequest::Rename { from, to } => match self.change(|store| store.rename(&from, &to)) {
+                Ok(count) => KeeperAnswer::Done { count },
+                Err(e @ RenameError::Taken(_)) => {
+                    KeeperAnswer::Refused { code: KeeperRefusal::Taken, message: e.to_string() }
+                }
                 Err(e @ RenameError::BadName(_)) => malformed(e.to_string()),
             },
-            Request::Ping => Answer::Status(self.status()),
-            Request::Put { .. } | Request::Get { .. } | Request::Next | Request::Quit => {
+            KeeperRequest::Ping => KeeperAnswer::Status(self.status()),
+            KeeperRequest::Put { .. } | KeeperRequest::Get { .. } | KeeperRequest::Next | KeeperRequest::Quit => {
                 unreachable!("served by the caller")
             }
         }
     }
 
-    fn put(&mut self, index: usize, names: Vec<String>, fds: Vec<Held>, more: bool, clear: Option<&Select>) -> Answer {
+    fn put(
+        &mut self,
+        index: usize,
+        names: Vec<String>,
+        fds: Vec<Held>,
+        more: bool,
+        clear: Option<&Select>,
+    ) -> KeeperAnswer {
         if names.len() != fds.len() {
             return malformed(format!("{} names came with {} descriptors", names.len(), fds.len()));
         }
@@ -247,16 +323,31 @@ impl Server {
             return malformed(e.to_string());
         }
         let staged: usize = self.clients.iter().map(|c| c.staged.len()).sum();
-        if self.store.handles() + staged + fds.len() > self.limit {
+        if self.taken + staged + fds.len() > self.limit {
             return self.full();
         }
         let client = &mut self.clients[index];
         client.staged.extend(names.into_iter().zip(fds));
         if more {
-            return Answer::Done { count: 0 };
+            return KeeperAnswer::Done { count: 0 };
         }
         let entries = std::mem::take(&mut client.staged);
-        Answer::Done { count: self.store.put(clear, entries) }
+        KeeperAnswer::Done { count: self.change(|store| store.put(clear, entries)) }
+    }
+
+    /// Changes what is held, and bundles it anew where that has changed.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Store<Held>) -> T) -> T {
+        let result = change(&mut self.store);
+        let changed: BTreeSet<Select> = self.store.take_changed().iter().map(|name| group(name)).collect();
+        for group in changed {
+            let before = self.groups.remove(&group).unwrap_or(0);
+            let now = bundle(&mut self.store, &group);
+            self.taken = self.taken + now - before;
+            if now > 0 {
+                self.groups.insert(group, now);
+            }
+        }
+        result
     }
 
     /// Sends a first part (of `select`) or the next one.
@@ -267,9 +358,17 @@ impl Server {
         }
         let part: Vec<Entry<Held>> = client.outgoing.drain(..client.outgoing.len().min(MAX_PART)).collect();
         let names = part.iter().map(|(name, _)| name.to_string()).collect();
-        let fds: Vec<BorrowedFd<'_>> = part.iter().map(|(_, held)| held.as_fd()).collect();
-        let answer = Answer::Fds { names, more: !client.outgoing.is_empty() };
-        match send(client, &answer, &fds) {
+        let answer = KeeperAnswer::Fds { names, more: !client.outgoing.is_empty() };
+        let sent = match Opened::of(&part) {
+            Ok(opened) => send(client, &answer, &opened.fds()),
+            Err(error) => {
+                say!("what is held cannot be opened for a client: {error}");
+                client.outgoing.clear();
+                let full = self.full();
+                send(&self.clients[index], &full, &[])
+            }
+        };
+        match sent {
             Ok(()) => After::Keep,
             Err(e) => {
                 say!("a client does not take its descriptors and was cut off: {e}");
@@ -278,17 +377,14 @@ impl Server {
         }
     }
 
-    fn full(&self) -> Answer {
-        let message = format!(
-            "keeper holds {} descriptors, limit {} (its RLIMIT_NOFILE less {RESERVED})",
-            self.store.handles(),
-            self.limit
-        );
-        Answer::Refused { code: Refusal::Full, message }
+    fn full(&self) -> KeeperAnswer {
+        let message =
+            format!("keeper holds {} descriptors, limit {} (by its RLIMIT_NOFILE)", self.store.handles(), self.limit);
+        KeeperAnswer::Refused { code: KeeperRefusal::Full, message }
     }
 
-    fn status(&self) -> Status {
-        Status {
+    fn status(&self) -> KeeperStatus {
+        KeeperStatus {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol: PROTOCOL,
@@ -301,11 +397,79 @@ impl Server {
     }
 }
 
-fn malformed(message: String) -> Answer {
-    Answer::Refused { code: Refusal::Malformed, message }
+/// Held ones, as open as a call needs them.
+struct Opened<'a> {
+    entries: &'a [Entry<Held>],
+    /// Of bundles: what each message has, by the address of the bundle and the message's number.
+    messages: BTreeMap<(*const Kept, usize), Vec<OwnedFd>>,
 }
 
-fn send(client: &Client, answer: &Answer, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+impl<'a> Opened<'a> {
+    fn of(entries: &'a [Entry<Held>]) -> io::Result<Opened<'a>> {
+        let mut messages = BTreeMap::new();
+        for (_, held) in entries {
+            if let Held::Bundled(kept, at) = &**held
+                && let btree_map::Entry::Vacant(free) = messages.entry((Rc::as_ptr(kept), at / MAX_PART))
+            {
+                free.insert(kept.bundle().message(at / MAX_PART)?);
+            }
+        }
+        Ok(Opened { entries, messages })
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.entries
+            .iter()
+            .map(|(_, held)| match &**held {
+                Held::Open(open) => open.as_fd(),
+                Held::Bundled(kept, at) => self.messages[&(Rc::as_ptr(kept), at / MAX_PART)][at % MAX_PART].as_fd(),
+            })
+            .collect()
+    }
+}
+
+/// Bundles what a group has, if that is worth it. Returns how many descriptors it takes then.
+fn bundle(store: &mut Store<Held>, group: &Select) -> usize {
+    let entries = store.snapshot(group);
+    if let Some((_, first)) = entries.first()
+        && let Held::Bundled(kept, 0) = &**first
+    {
+        let same = |(_, held): &Entry<Held>| matches!(&**held, Held::Bundled(other, _) if Rc::ptr_eq(kept, other));
+        if kept.bundle().count() == entries.len() && entries.iter().all(same) {
+            return kept.bundle().takes();
+        }
+    }
+    let bundled = entries.len() >= WORTH_A_BUNDLE;
+    if !bundled && entries.iter().all(|(_, held)| matches!(**held, Held::Open(_))) {
+        return entries.len();
+    }
+    let made = Opened::of(&entries).and_then(|opened| {
+        let names = entries.iter().map(|(name, _)| name.to_string());
+        if bundled {
+            let kept = Rc::new(Kept(Some(Bundle::pack(&opened.fds())?)));
+            return Ok(names.enumerate().map(|(at, name)| (name, Held::Bundled(Rc::clone(&kept), at))).collect());
+        }
+        let open = opened.fds().into_iter().map(|fd| fd.try_clone_to_owned().map(Held::new));
+        names.zip(open).map(|(name, held)| Ok((name, held?))).collect::<io::Result<Vec<_>>>()
+    });
+    match made {
+        Ok(made) => {
+            store.put(None, made);
+            store.take_changed();
+            if bundled { entries.len().div_ceil(MAX_PART) } else { entries.len() }
+        }
+        Err(error) => {
+            say!("{group:?} is not bundled: {error}");
+            entries.len()
+        }
+    }
+}
+
+fn malformed(message: String) -> KeeperAnswer {
+    KeeperAnswer::Refused { code: KeeperRefusal::Malformed, message }
+}
+
+fn send(client: &Client, answer: &KeeperAnswer, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(answer).expect("answers are plain data");
     fdpass::send(client.socket.as_fd(), &bytes, fds)
 }

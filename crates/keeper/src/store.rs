@@ -3,8 +3,8 @@
 //!
 //! A handle is shared: it lives until the name is dropped and the last snapshot taken of it is.
 
-use crate::protocol::{BadName, Select, check_name};
-use std::collections::BTreeMap;
+use crate::protocol::{BadHandleName, Select, check_name};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ pub enum RenameError {
     Taken(String),
     /// The new name is not one.
     #[error(transparent)]
-    BadName(#[from] BadName),
+    BadName(#[from] BadHandleName),
 }
 
 /// Handles under names.
@@ -27,11 +27,12 @@ pub enum RenameError {
 pub struct Store<H> {
     names: BTreeMap<Rc<str>, Vec<Rc<H>>>,
     handles: usize,
+    changed: BTreeSet<Rc<str>>,
 }
 
 impl<H> Default for Store<H> {
     fn default() -> Self {
-        Store { names: BTreeMap::new(), handles: 0 }
+        Store { names: BTreeMap::new(), handles: 0, changed: BTreeSet::new() }
     }
 }
 
@@ -39,6 +40,11 @@ impl<H> Store<H> {
     /// Names in use.
     pub fn names(&self) -> usize {
         self.names.len()
+    }
+
+    /// Names of which something has changed since the last call: what they hold, or that they are.
+    pub fn take_changed(&mut self) -> BTreeSet<Rc<str>> {
+        std::mem::take(&mut self.changed)
     }
 
     /// Handles held.
@@ -59,6 +65,7 @@ impl<H> Store<H> {
         let count = new.len();
         for (name, handles) in new {
             self.handles += handles.len();
+            self.changed.insert(Rc::clone(&name));
             if let Some(old) = self.names.insert(name, handles) {
                 self.handles -= old.len();
             }
@@ -95,6 +102,7 @@ impl<H> Store<H> {
     /// Lets go of everything selected. Returns how many names that were.
     pub fn remove(&mut self, select: &Select) -> usize {
         let names: Vec<Rc<str>> = self.range(select).map(|(name, _)| name.clone()).collect();
+        self.changed.extend(names.iter().cloned());
         for name in &names {
             let handles = self.names.remove(name).expect("the name was found a moment ago");
             self.handles -= handles.len();
@@ -120,6 +128,7 @@ impl<H> Store<H> {
         }
         let mut moved = Vec::with_capacity(renamed.len());
         for (old, new) in renamed {
+            self.changed.extend([Rc::clone(&old), Rc::clone(&new)]);
             moved.push((new, self.names.remove(&old).expect("the name was found a moment ago")));
         }
         let count = moved.len();

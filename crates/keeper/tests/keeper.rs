@@ -3,7 +3,7 @@
 mod home;
 
 use home::{BINARY, Home, SOON, kill};
-use kip_keeper::protocol::{Answer, MAX_MESSAGE, MAX_PART, Refusal, Request, Select};
+use kip_keeper::protocol::{KeeperAnswer, KeeperRefusal, KeeperRequest, MAX_MESSAGE, MAX_PART, Select};
 use kip_keeper::resident::RunError;
 use kip_keeper::run_directory::RunDirectory;
 use kip_keeper::{Keeper, KeeperError, Presence, StartError};
@@ -24,18 +24,18 @@ impl Home {
     }
 }
 
-fn ask(socket: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>]) -> Answer {
+fn ask(socket: &OwnedFd, request: &KeeperRequest, fds: &[BorrowedFd<'_>]) -> KeeperAnswer {
     fdpass::send(socket.as_fd(), &serde_json::to_vec(request).unwrap(), fds).unwrap();
     hear(socket)
 }
 
-fn hear(socket: &OwnedFd) -> Answer {
+fn hear(socket: &OwnedFd) -> KeeperAnswer {
     let (bytes, _) = fdpass::recv(socket.as_fd(), MAX_MESSAGE).unwrap();
     serde_json::from_slice(&bytes).unwrap()
 }
 
-fn put(names: &[&str], more: bool) -> Request {
-    Request::Put { names: names.iter().map(|n| (*n).to_owned()).collect(), more, clear: None }
+fn put(names: &[&str], more: bool) -> KeeperRequest {
+    KeeperRequest::Put { names: names.iter().map(|n| (*n).to_owned()).collect(), more, clear: None }
 }
 
 /// Waits for the condition; fails when it does not come true.
@@ -220,7 +220,7 @@ fn a_client_that_dies_in_the_middle_changes_nothing() {
     let keeper = home.keeper();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let dying = home.raw();
-    assert_eq!(ask(&dying, &put(&["half/1", "half/2"], true), &[writer.as_fd(); 2]), Answer::Done { count: 0 });
+    assert_eq!(ask(&dying, &put(&["half/1", "half/2"], true), &[writer.as_fd(); 2]), KeeperAnswer::Done { count: 0 });
     assert_eq!(keeper.list("").unwrap(), []);
     // And another one that dies with its message in the socket, unread by the keeper or not.
     let other = home.raw();
@@ -239,8 +239,8 @@ fn malformed_messages_are_refused_and_do_no_harm() {
     keeper.put("kept", &[null.as_fd()]).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let socket = home.raw();
-    let refused = |answer: Answer| {
-        assert!(matches!(answer, Answer::Refused { code: Refusal::Malformed, .. }), "{answer:?}");
+    let refused = |answer: KeeperAnswer| {
+        assert!(matches!(answer, KeeperAnswer::Refused { code: KeeperRefusal::Malformed, .. }), "{answer:?}");
     };
     let garbage: [&[u8]; 6] =
         [b"\0", b"\xff\xfe", b"{", b"{\"op\":\"explode\"}", b"{\"op\":\"put\",\"names\":7}", &vec![b'['; MAX_MESSAGE]];
@@ -252,14 +252,14 @@ fn malformed_messages_are_refused_and_do_no_harm() {
     refused(hear(&socket));
     refused(ask(&socket, &put(&["one", "two"], false), &[writer.as_fd()]));
     refused(ask(&socket, &put(&["bad name"], false), &[writer.as_fd()]));
-    refused(ask(&socket, &Request::Ping, &[writer.as_fd()]));
-    refused(ask(&socket, &Request::Rename { from: "k".to_owned(), to: "\n".to_owned() }, &[]));
+    refused(ask(&socket, &KeeperRequest::Ping, &[writer.as_fd()]));
+    refused(ask(&socket, &KeeperRequest::Rename { from: "k".to_owned(), to: "\n".to_owned() }, &[]));
     // A refusal in the middle of a put undoes what was staged.
     ask(&socket, &put(&["staged"], true), &[writer.as_fd()]);
     refused(ask(&socket, &put(&["bad name"], false), &[writer.as_fd()]));
     // A next without a get is the end of nothing.
-    assert_eq!(ask(&socket, &Request::Next, &[]), Answer::Fds { names: vec![], more: false });
-    assert_eq!(ask(&socket, &put(&[], false), &[]), Answer::Done { count: 0 });
+    assert_eq!(ask(&socket, &KeeperRequest::Next, &[]), KeeperAnswer::Fds { names: vec![], more: false });
+    assert_eq!(ask(&socket, &put(&[], false), &[]), KeeperAnswer::Done { count: 0 });
 
     assert_eq!(keeper.list("").unwrap(), [("kept".to_owned(), 1)]);
     drop(writer);
@@ -271,7 +271,7 @@ fn a_client_that_does_not_read_is_cut_off() {
     let home = Home::new();
     let keeper = home.keeper();
     let socket = home.raw();
-    let ping = serde_json::to_vec(&Request::Ping).unwrap();
+    let ping = serde_json::to_vec(&KeeperRequest::Ping).unwrap();
     let sent = (0..1_000_000).take_while(|_| fdpass::send(socket.as_fd(), &ping, &[]).is_ok()).count();
     assert!(sent < 1_000_000, "it was never cut off");
     assert!(keeper.ping().is_ok());
@@ -282,7 +282,7 @@ fn too_many_clients_are_cut_off_and_the_others_served() {
     let home = Home::new();
     let keeper = home.keeper();
     let crowd: Vec<OwnedFd> = (0..50).map(|_| home.raw()).collect();
-    let ping = serde_json::to_vec(&Request::Ping).unwrap();
+    let ping = serde_json::to_vec(&KeeperRequest::Ping).unwrap();
     let served = |socket: &OwnedFd| {
         fdpass::send(socket.as_fd(), &ping, &[]).is_ok() && fdpass::recv(socket.as_fd(), MAX_MESSAGE).is_ok()
     };
@@ -309,7 +309,7 @@ fn a_full_keeper_says_so_and_keeps_what_it_has() {
     }
     assert_eq!((keeper.list("a/").unwrap().len(), keeper.list("b/").unwrap().len()), (limit, 0));
     assert!(home.raw().as_fd().try_clone_to_owned().is_ok());
-    assert!(matches!(ask(&home.raw(), &Request::Ping, &[]), Answer::Status(_)), "still accepts clients");
+    assert!(matches!(ask(&home.raw(), &KeeperRequest::Ping, &[]), KeeperAnswer::Status(_)), "still accepts clients");
     assert!(keeper.drop_name("a/0").unwrap());
     keeper.put("b/0", &[null.as_fd()]).unwrap();
 }
@@ -455,9 +455,13 @@ fn a_snapshot_is_of_one_moment() {
     keeper.put_many((0..300).map(|i| (format!("a/{i:03}"), null.as_fd()))).unwrap();
     let slow = home.raw();
     let select = Select::Prefix("a/".to_owned());
-    let Answer::Fds { names, more: true } = ask(&slow, &Request::Get { select }, &[]) else { panic!("a first part") };
+    let KeeperAnswer::Fds { names, more: true } = ask(&slow, &KeeperRequest::Get { select }, &[]) else {
+        panic!("a first part")
+    };
     keeper.drop_prefix("a/").unwrap();
-    let Answer::Fds { names: rest, more: false } = ask(&slow, &Request::Next, &[]) else { panic!("a last part") };
+    let KeeperAnswer::Fds { names: rest, more: false } = ask(&slow, &KeeperRequest::Next, &[]) else {
+        panic!("a last part")
+    };
     assert_eq!(names.len() + rest.len(), 300);
 }
 

@@ -25,7 +25,7 @@ mod tests;
 
 pub use file::Rotation;
 pub use reader::{FOLLOW_POLL, From, LogReader, ReadError};
-pub use record::{LogLine, Stream};
+pub use record::{LogRecord, Stream};
 
 use file::LogFile;
 use record::encode;
@@ -100,6 +100,7 @@ struct Adding {
 enum Command {
     Add(Box<Adding>, SyncSender<Result<(), LogError>>),
     Flush(String, SyncSender<Result<(), LogError>>),
+    Remark(String, String, SyncSender<Result<(), LogError>>),
     Remove(String, SyncSender<Result<(), LogError>>),
     Stop,
 }
@@ -160,6 +161,14 @@ impl LogPump {
     /// [`LogError::Unknown`], [`LogError::Ended`].
     pub fn flush(&self, name: &str) -> Result<(), LogError> {
         self.call(|reply| Command::Flush(name.to_owned(), reply))
+    }
+
+    /// Flushes, and writes a line of Kip's own about the proc.
+    ///
+    /// # Errors
+    /// As [`LogPump::flush`].
+    pub fn remark(&self, name: &str, text: &str) -> Result<(), LogError> {
+        self.call(|reply| Command::Remark(name.to_owned(), text.replace('\n', " "), reply))
     }
 
     /// Flushes and lets go of the proc.
@@ -320,6 +329,7 @@ impl Pump {
             let _ = match command {
                 Command::Add(adding, reply) => reply.send(self.add(*adding)),
                 Command::Flush(name, reply) => reply.send(self.flush(&name).map(|_| ())),
+                Command::Remark(name, text, reply) => reply.send(self.remark(&name, &text)),
                 Command::Remove(name, reply) => reply.send(self.remove(&name)),
                 Command::Stop => return false,
             };
@@ -376,6 +386,16 @@ impl Pump {
             }
         }
         Ok(id)
+    }
+
+    fn remark(&mut self, name: &str, text: &str) -> Result<(), LogError> {
+        let id = self.flush(name)?;
+        let mut record = Vec::new();
+        encode(&mut record, now_ms(), Stream::Kip, true, text.as_bytes());
+        if let Some(proc) = self.procs.get_mut(&id) {
+            proc.file.append(&record);
+        }
+        Ok(())
     }
 
     fn remove(&mut self, name: &str) -> Result<(), LogError> {

@@ -4,7 +4,7 @@
 //! A reader holds its files open, so rotation cannot take them away under it. It keeps its place at
 //! the end of a whole record, because the writer may cut off a torn one.
 
-use super::record::{LogLine, MAX_FILES, MAX_RECORD, Stream, file_name, parse};
+use super::record::{LogRecord, MAX_FILES, MAX_RECORD, Stream, file_name, parse};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -38,8 +38,8 @@ pub enum From {
     Since(u64),
 }
 
-fn remark(at_ms: u64, text: String) -> LogLine {
-    LogLine { at_ms, stream: Stream::Kip, complete: true, text: text.into_bytes() }
+fn remark(at_ms: u64, text: String) -> LogRecord {
+    LogRecord { at_ms, stream: Stream::Kip, complete: true, text: text.into_bytes() }
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl LogReader {
     ///
     /// # Errors
     /// [`ReadError`].
-    pub fn next_lines(&mut self) -> Result<Vec<LogLine>, ReadError> {
+    pub fn next_lines(&mut self) -> Result<Vec<LogRecord>, ReadError> {
         loop {
             let mut lines = self.read_part()?;
             if !lines.is_empty() {
@@ -140,7 +140,7 @@ impl LogReader {
     }
 
     /// The whole records at the current place; none at the end of what there is of the first part.
-    fn read_part(&mut self) -> Result<Vec<LogLine>, ReadError> {
+    fn read_part(&mut self) -> Result<Vec<LogRecord>, ReadError> {
         let Some(part) = self.parts.front() else { return Ok(Vec::new()) };
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut filled = 0;

@@ -13,7 +13,7 @@ pub enum Stream {
     Stdout,
     /// The program's standard error.
     Stderr,
-    /// Kip itself, about the log.
+    /// Kip itself, about the log or the program.
     Kip,
 }
 
@@ -31,7 +31,7 @@ impl Stream {
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogLine {
+pub struct LogRecord {
     /// When it was read from the program, milliseconds since the epoch.
     pub at_ms: u64,
     /// Where it comes from.
@@ -56,7 +56,7 @@ pub(crate) fn encode(batch: &mut Vec<u8>, at_ms: u64, stream: Stream, complete: 
 }
 
 /// Understands a record without its newline.
-pub(crate) fn parse(record: &[u8]) -> Option<LogLine> {
+pub(crate) fn parse(record: &[u8]) -> Option<LogRecord> {
     let digits = record.iter().position(|b| *b == b' ')?;
     let at_ms = std::str::from_utf8(&record[..digits]).ok()?.parse().ok()?;
     let [b' ', letter, b' ', text @ ..] = &record[digits..] else { return None };
@@ -68,5 +68,5 @@ pub(crate) fn parse(record: &[u8]) -> Option<LogLine> {
         b'k' => (Stream::Kip, true),
         _ => return None,
     };
-    Some(LogLine { at_ms, stream, complete, text: text.to_owned() })
+    Some(LogRecord { at_ms, stream, complete, text: text.to_owned() })
 }

@@ -29,7 +29,7 @@ impl Scratch {
         LogReader::open(&self.logs(), from).unwrap()
     }
 
-    fn all(&self) -> Vec<LogLine> {
+    fn all(&self) -> Vec<LogRecord> {
         rest(&mut self.reader(From::Start))
     }
 
@@ -67,7 +67,7 @@ impl Pipes {
     }
 }
 
-fn rest(reader: &mut LogReader) -> Vec<LogLine> {
+fn rest(reader: &mut LogReader) -> Vec<LogRecord> {
     let mut all = Vec::new();
     loop {
         match reader.next_lines().unwrap() {
@@ -78,7 +78,7 @@ fn rest(reader: &mut LogReader) -> Vec<LogLine> {
 }
 
 /// The bytes a program wrote to one stream.
-fn joined(lines: &[LogLine], stream: Stream) -> Vec<u8> {
+fn joined(lines: &[LogRecord], stream: Stream) -> Vec<u8> {
     let mut bytes = Vec::new();
     for line in lines.iter().filter(|l| l.stream == stream) {
         bytes.extend_from_slice(&line.text);

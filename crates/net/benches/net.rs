@@ -59,8 +59,15 @@ fn measure() {
             port: p,
         });
         timed(&mut publish, || {
-            nat.publish(Published { slot: *slot, network: Some(network.clone()), ports: ports.to_vec(), alone: false })
-                .unwrap()
+            nat.publish(Published {
+                slot: *slot,
+                network: Some(network.clone()),
+                ports: ports.to_vec(),
+                egress: None,
+                alone: false,
+                held: false,
+            })
+            .unwrap()
         });
     }
     let mut all = vec![];

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Instances on one machine.
 pub const INSTANCES: u8 = 16;
@@ -120,6 +120,17 @@ impl Addresses {
             v6: Ipv6Addr::new(0xfd6b, 0x6970, 0, u16::from(instance.0), 0, 0, 0, slot.0),
             mac: [0x02, 0x6b, 0x70, instance.0, high, low],
         }
+    }
+
+    /// The slot of that instance that has this address; none if it is no slot's.
+    pub fn slot_of(instance: Instance, address: IpAddr) -> Option<Slot> {
+        let number = match address {
+            IpAddr::V4(v4) => u16::from_be_bytes([v4.octets()[2].checked_sub(8 * instance.0)?, v4.octets()[3]]),
+            IpAddr::V6(v6) => v6.segments()[7],
+        };
+        let slot = Slot::new(number).ok()?;
+        let own = Addresses::of(instance, slot);
+        (address == own.v4 || address == own.v6).then_some(slot)
     }
 }
 

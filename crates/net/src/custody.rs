@@ -44,7 +44,7 @@ const LOCKED_RECEIVE_BUFFER: i32 = 2;
 /// What a socket is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Kind {
+pub enum SocketKind {
     /// A TCP listener.
     Listener {
         /// Where.
@@ -90,7 +90,7 @@ pub struct Seen {
 pub struct SavedOptions {
     /// What it is.
     #[serde(flatten)]
-    pub kind: Kind,
+    pub kind: SocketKind,
     /// What it had to offer.
     pub seen: Seen,
     reuse_addr: i32,
@@ -105,7 +105,7 @@ pub struct SavedOptions {
 
 /// A socket in custody.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct HeldSocket {
     /// The duplicate. Every clone must be dropped before the program runs again, or its close would
     /// not be one.
     pub fd: Arc<OwnedFd>,
@@ -129,12 +129,12 @@ pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError
     let wrong = |doing| move |source| CustodyError { doing, socket: "to be held".to_owned(), source };
     let kind = kind_of(fd).map_err(wrong("learn the kind"))?;
     let get = |option| sock::get_int(fd, option).map_err(wrong("read options"));
-    let tcp = |option| if matches!(kind, Kind::Stream { .. }) { get(option) } else { Ok(0) };
+    let tcp = |option| if matches!(kind, SocketKind::Stream { .. }) { get(option) } else { Ok(0) };
     Ok(SavedOptions {
         kind,
         seen: seen(fd, &kind).map_err(wrong("read the queue"))?,
         reuse_addr: get(IntOption::ReuseAddr)?,
-        defer_accept_s: if matches!(kind, Kind::Listener { .. }) { get(IntOption::DeferAccept)? } else { 0 },
+        defer_accept_s: if matches!(kind, SocketKind::Listener { .. }) { get(IntOption::DeferAccept)? } else { 0 },
         receive_buffer: get(IntOption::RcvBuf)?,
         buffer_lock: get(IntOption::BufLock)?,
         keepalive: get(IntOption::KeepAlive)?,
@@ -148,7 +148,7 @@ pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError
 /// know of.
 pub fn inotify(queued: u32) -> SavedOptions {
     SavedOptions {
-        kind: Kind::Inotify,
+        kind: SocketKind::Inotify,
         seen: Seen { queued, ..Seen::default() },
         reuse_addr: 0,
         defer_accept_s: 0,
@@ -168,9 +168,9 @@ pub fn queued_events(inotify: BorrowedFd<'_>) -> io::Result<u32> {
 
 /// Makes a socket fit for custody: out of repair without a sound, its address reusable as before,
 /// room for the clients that come.
-pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
+pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<HeldSocket, CustodyError> {
     fit(fd.as_fd(), saved)?;
-    Ok(Held { fd: Arc::new(fd), saved: *saved })
+    Ok(HeldSocket { fd: Arc::new(fd), saved: *saved })
 }
 
 /// Puts every option back. To be called before the program runs again; the duplicate is dropped
@@ -178,53 +178,53 @@ pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
 pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
     let set = Setter { fd, saved };
     match saved.kind {
-        Kind::Listener { backlog, .. } => {
+        SocketKind::Listener { backlog, .. } => {
             set.int("set the deferred accept", IntOption::DeferAccept, saved.defer_accept_s)?;
             set.listen(backlog.min(i32::MAX as u32) as i32)?;
         }
-        Kind::Udp { .. } => set.buffer_back()?,
-        Kind::Stream { .. } => {
+        SocketKind::Udp { .. } => set.buffer_back()?,
+        SocketKind::Stream { .. } => {
             set.buffer_back()?;
             set.int("set the keepalive times", IntOption::KeepIdle, saved.keep_idle_s)?;
             set.int("set the keepalive times", IntOption::KeepInterval, saved.keep_interval_s)?;
             set.int("set the keepalive times", IntOption::KeepCount, saved.keep_count)?;
             set.int("set the keepalive", IntOption::KeepAlive, saved.keepalive)?;
         }
-        Kind::Inotify => return Ok(()),
-        Kind::Other => {}
+        SocketKind::Inotify => return Ok(()),
+        SocketKind::Other => {}
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
 }
 
 /// Lets a listener announce connections only once they have brought something: their data, or their
 /// end.
-pub(crate) fn defer_accept(held: &Held) -> io::Result<()> {
+pub(crate) fn defer_accept(held: &HeldSocket) -> io::Result<()> {
     sock::set_int(held.fd.as_fd(), IntOption::DeferAccept, DEFER_ACCEPT_S.max(held.saved.defer_accept_s))
 }
 
 /// Whether nothing will ever come of a socket that the program has not seen: a TCP socket that had
 /// no peer when it was frozen, and has none still. A poll would find it ready for ever.
-pub(crate) fn is_dead(held: &Held) -> bool {
+pub(crate) fn is_dead(held: &HeldSocket) -> bool {
     let closed = || sock::tcp_info(held.fd.as_fd()).is_ok_and(|info| info.state == STATE_CLOSED);
-    held.saved.kind == Kind::Other && !held.saved.seen.full && closed()
+    held.saved.kind == SocketKind::Other && !held.saved.seen.full && closed()
 }
 
 /// What a socket has to offer now.
 ///
 /// # Errors
 /// Those of getsockopt(2) and ioctl(2).
-pub fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
+pub fn seen(fd: BorrowedFd<'_>, kind: &SocketKind) -> io::Result<Seen> {
     match kind {
-        Kind::Listener { .. } => Ok(Seen { queued: sock::tcp_info(fd)?.accept_queue, ..Seen::default() }),
-        Kind::Stream { .. } => {
+        SocketKind::Listener { .. } => Ok(Seen { queued: sock::tcp_info(fd)?.accept_queue, ..Seen::default() }),
+        SocketKind::Stream { .. } => {
             let state = sock::tcp_info(fd)?.state;
             let ended = [STATE_CLOSED, STATE_CLOSE_WAIT, STATE_LAST_ACK, STATE_CLOSING].contains(&state);
             Ok(Seen { queued: sock::unread_bytes(fd)?, ended, full: !writable(fd)? })
         }
-        Kind::Udp { .. } => Ok(Seen { queued: sock::receive_memory(fd)?, ..Seen::default() }),
-        Kind::Inotify => Ok(Seen { queued: queued_events(fd)?, ..Seen::default() }),
+        SocketKind::Udp { .. } => Ok(Seen { queued: sock::receive_memory(fd)?, ..Seen::default() }),
+        SocketKind::Inotify => Ok(Seen { queued: queued_events(fd)?, ..Seen::default() }),
         // Nothing can be written before its connection is there.
-        Kind::Other => Ok(Seen { full: is_connecting(fd)?, ..Seen::default() }),
+        SocketKind::Other => Ok(Seen { full: is_connecting(fd)?, ..Seen::default() }),
     }
 }
 
@@ -235,19 +235,19 @@ fn is_connecting(fd: BorrowedFd<'_>) -> io::Result<bool> {
 fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
     let set = Setter { fd, saved };
     match saved.kind {
-        Kind::Listener { backlog, .. } => set.listen(BACKLOG.max(backlog.min(i32::MAX as u32) as i32))?,
-        Kind::Udp { .. } => set.buffer_up()?,
-        Kind::Stream { .. } => {
+        SocketKind::Listener { backlog, .. } => set.listen(BACKLOG.max(backlog.min(i32::MAX as u32) as i32))?,
+        SocketKind::Udp { .. } => set.buffer_up()?,
+        SocketKind::Stream { .. } => {
             set.out_of_repair()?;
             set.buffer_up()?;
             set.int("set the keepalive times", IntOption::KeepIdle, KEEPALIVE_S)?;
             set.int("set the keepalive times", IntOption::KeepInterval, KEEPALIVE_S)?;
             set.int("set the keepalive", IntOption::KeepAlive, 1)?;
         }
-        Kind::Inotify => return Ok(()),
+        SocketKind::Inotify => return Ok(()),
         // A socket that was connected, and has been closed by both sides or reset, may have bytes
         // that the program has not read yet.
-        Kind::Other => set.out_of_repair()?,
+        SocketKind::Other => set.out_of_repair()?,
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
 }
@@ -262,26 +262,26 @@ fn is_inet(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok([2, 10].contains(&sock::get_int(fd, IntOption::Domain)?))
 }
 
-fn kind_of(fd: BorrowedFd<'_>) -> io::Result<Kind> {
+fn kind_of(fd: BorrowedFd<'_>) -> io::Result<SocketKind> {
     let is = |option, value| Ok::<_, io::Error>(sock::get_int(fd, option)? == value);
     let inet = is_inet(fd)?;
     let local = || getsockname(fd).ok().and_then(|a| SocketAddr::try_from(a).ok());
     let peer = || getpeername(fd).ok().flatten().and_then(|a| SocketAddr::try_from(a).ok());
     if !inet {
-        return Ok(Kind::Other);
+        return Ok(SocketKind::Other);
     }
     if is(IntOption::Protocol, 17)? {
-        return Ok(local().map_or(Kind::Other, |local| Kind::Udp { local }));
+        return Ok(local().map_or(SocketKind::Other, |local| SocketKind::Udp { local }));
     }
     if !is_tcp(fd)? {
-        return Ok(Kind::Other);
+        return Ok(SocketKind::Other);
     }
     let info = sock::tcp_info(fd)?;
     Ok(match (info.state, local(), peer()) {
-        (STATE_LISTEN, Some(local), _) => Kind::Listener { local, backlog: info.backlog },
-        (STATE_CLOSED, ..) => Kind::Other,
-        (_, Some(local), Some(peer)) => Kind::Stream { local, peer },
-        _ => Kind::Other,
+        (STATE_LISTEN, Some(local), _) => SocketKind::Listener { local, backlog: info.backlog },
+        (STATE_CLOSED, ..) => SocketKind::Other,
+        (_, Some(local), Some(peer)) => SocketKind::Stream { local, peer },
+        _ => SocketKind::Other,
     })
 }
 
@@ -332,14 +332,14 @@ impl Setter<'_> {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for SocketKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Listener { local, .. } => write!(f, "tcp {local}"),
-            Kind::Stream { local, peer } => write!(f, "tcp {local} from {peer}"),
-            Kind::Udp { local } => write!(f, "udp {local}"),
-            Kind::Inotify => f.write_str("watched files"),
-            Kind::Other => f.write_str("of another kind"),
+            SocketKind::Listener { local, .. } => write!(f, "tcp {local}"),
+            SocketKind::Stream { local, peer } => write!(f, "tcp {local} from {peer}"),
+            SocketKind::Udp { local } => write!(f, "udp {local}"),
+            SocketKind::Inotify => f.write_str("watched files"),
+            SocketKind::Other => f.write_str("of another kind"),
         }
     }
 }

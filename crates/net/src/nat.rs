@@ -15,6 +15,8 @@
 //! * A proc reaches no link-local address and no address where clouds tell machines their secrets
 //!   ([`NEVER`](ruleset)), but for DNS.
 //! * A proc cannot send from an address that is not its own.
+//! * A proc with limited egress begins no connection but to declared ports of its network and to
+//!   what its [`Allowed`] name, its host and its own published ports included.
 //! * A proc that is published alone reaches nothing but itself and is reached by the host only, by
 //!   its own address.
 //!
@@ -23,10 +25,12 @@
 //! outside the table are the interfaces' groups, by which the rules know networks; they are read
 //! back, so that a network keeps its number across restarts.
 
+mod allowed;
 mod conntrack;
 mod elements;
 mod forwarding;
 mod nfnetlink;
+mod refused;
 mod ruleset;
 
 use crate::addr::{Addresses, Instance, Slot};
@@ -36,12 +40,14 @@ use conntrack::Flow;
 use elements::{Change, Element};
 use forwarding::Defaults;
 pub use forwarding::ForwardingError;
+use kip_types::api::PortView;
 use kip_types::spec::addresses_meet;
-use kip_types::{Protocol, Realm};
+use kip_types::{Protocol, Realm, Spec};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
 use nfnetlink::Connection;
 use parking_lot::Mutex;
+pub use refused::Refused;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -62,6 +68,13 @@ pub struct Forward {
     pub port: u16,
 }
 
+impl Forward {
+    /// A proc's port as the rules have it.
+    pub fn of(view: &PortView) -> Forward {
+        Forward { proto: view.proto, host_port: view.host_port, host_addr: view.only_at(), port: view.port }
+    }
+}
+
 /// Procs that dial each other's declared ports.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Network {
@@ -69,6 +82,18 @@ pub struct Network {
     pub realm: Realm,
     /// Its name there.
     pub name: String,
+}
+
+/// What a proc whose egress is limited may call: it is judged by where it sends to, before any
+/// translation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Allowed {
+    /// First and last address, of one family.
+    pub addresses: (IpAddr, IpAddr),
+    /// First and last port; none for all.
+    pub ports: Option<(u16, u16)>,
+    /// The only protocol; none for all, and, without ports, for those that have no ports.
+    pub proto: Option<Protocol>,
 }
 
 /// A proc as the rules see it.
@@ -80,8 +105,19 @@ pub struct Published {
     pub network: Option<Network>,
     /// Its ports. May be empty, but a proc that is not published at all belongs to no network.
     pub ports: Vec<Forward>,
+    /// All that it may call outside its network; none: everything that no proc is refused.
+    pub egress: Option<Vec<Allowed>>,
     /// The proc reaches nothing but itself, and its ports lead to it for the host only.
     pub alone: bool,
+    /// New flows to it wait: their first packets are dropped, and clients send them again.
+    pub held: bool,
+}
+
+impl Network {
+    /// The network that a proc is in.
+    pub fn of(spec: &Spec) -> Option<Network> {
+        spec.network.as_ref().map(|name| Network { realm: spec.realm.clone(), name: name.clone() })
+    }
 }
 
 impl Published {
@@ -223,25 +259,78 @@ impl Nat {
     /// Publishes a proc, in place of what it had published before. Its link must exist
     /// ([`crate::NetPool::take`]). Costs about 0.1 ms, with UDP ports 15 ms.
     pub fn publish(&self, published: Published) -> Result<(), NatError> {
-        let mut state = self.state.lock();
-        let slot = published.slot;
-        refuse_clashes(state.published.values(), &published)?;
-        let group = published.group(self.instance, &mut state.networks);
-        set_group(&mut state.rtnl, self.instance, slot, group)?;
-        let old = state.elements_of(self.instance, slot);
-        let new = ruleset::elements(self.instance, published.known_network().map(|_| group), &published);
-        self.replace(&mut state, old, new)?;
-        let ours = Addresses::of(self.instance, slot);
-        let udp = published.ports.iter().filter(|f| f.proto == Protocol::Udp);
-        let udp: Vec<_> = udp.filter_map(|f| Some((f.host_port?, f.host_addr))).collect();
-        state.published.insert(slot, published);
+        self.publish_all(vec![published])
+    }
+
+    /// The same for several procs in one transaction: a host port can pass from one to another
+    /// without a moment in which it leads to neither. TCP flows that are there stay where they are.
+    pub fn publish_all(&self, all: Vec<Published>) -> Result<(), NatError> {
+        self.publish_in(&mut self.state.lock(), all)
+    }
+
+    fn publish_in(&self, state: &mut NatState, all: Vec<Published>) -> Result<(), NatError> {
+        let (mut old, mut new, mut udp) = (Vec::new(), Vec::new(), Vec::new());
+        for published in &all {
+            let slot = published.slot;
+            let others = state.published.values().filter(|other| !all.iter().any(|one| one.slot == other.slot));
+            refuse_clashes(others.chain(&all), published)?;
+            let group = published.group(self.instance, &mut state.networks);
+            set_group(&mut state.rtnl, self.instance, slot, group)?;
+            old.extend(state.elements_of(self.instance, slot));
+            new.extend(ruleset::elements(self.instance, published.known_network().map(|_| group), published));
+            let ours = Addresses::of(self.instance, slot);
+            let of_it = published.ports.iter().filter(|f| f.proto == Protocol::Udp);
+            udp.extend(of_it.filter_map(|f| Some((f.host_port?, f.host_addr, ours))));
+        }
+        self.replace(state, old, new)?;
+        state.published.extend(all.into_iter().map(|published| (published.slot, published)));
         if !udp.is_empty() {
             // At another address the port may be another proc's.
-            let now_ours =
-                |f: &Flow| udp.iter().any(|(port, at)| *port == f.port && addresses_meet(*at, Some(f.sent_to)));
-            forget(&mut state.nft, |f| now_ours(f) && f.leads_to != ours.v4 && f.leads_to != ours.v6);
+            let strays = |f: &Flow| {
+                let mut owners =
+                    udp.iter().filter(|(port, at, _)| *port == f.port && addresses_meet(*at, Some(f.sent_to)));
+                owners.any(|(_, _, ours)| f.leads_to != ours.v4 && f.leads_to != ours.v6)
+            };
+            forget(&mut state.nft, strays);
         }
         Ok(())
+    }
+
+    /// Lets a published proc call other addresses than before. For one whose egress is not limited,
+    /// or that is not published, nothing changes.
+    pub fn allow(&self, slot: Slot, allowed: Vec<Allowed>) -> Result<(), NatError> {
+        let mut state = self.state.lock();
+        let old = state.elements_of(self.instance, slot);
+        let Some(published) = state.published.get_mut(&slot).filter(|p| p.egress.is_some()) else { return Ok(()) };
+        let before = published.egress.replace(allowed);
+        let new = state.elements_of(self.instance, slot);
+        let done = self.replace(&mut state, old, new);
+        if done.is_err()
+            && let Some(published) = state.published.get_mut(&slot)
+        {
+            published.egress = before;
+        }
+        done
+    }
+
+    /// Has new flows to a published proc wait, or lets them through again. One that is not
+    /// published is fine.
+    pub fn hold(&self, slot: Slot, held: bool) -> Result<(), NatError> {
+        // One lock for both: what is published in between would be undone.
+        let mut state = self.state.lock();
+        let Some(published) = state.published.get(&slot).cloned() else { return Ok(()) };
+        self.publish_in(&mut state, vec![Published { held, ..published }])
+    }
+
+    /// What procs whose egress is limited were refused since the last call, at most some thousands.
+    pub fn take_refused(&self) -> Result<Vec<Refused>, NatError> {
+        let mut state = self.state.lock();
+        if state.over || state.published.values().all(|p| p.egress.is_none()) {
+            return Ok(Vec::new());
+        }
+        let table = self.instance.table();
+        let taken = refused::take(&mut state.nft, &table, self.instance);
+        taken.map_err(|source| NatError::Elements { table, source })
     }
 
     /// Ends the publication of these procs, and with it the flows that lead to them. Those that are
@@ -314,8 +403,9 @@ impl Nat {
     /// A program that flushed the machine's whole rule set removed ours with it: then all of ours
     /// is put back.
     fn replace(&self, state: &mut NatState, old: Vec<Element>, new: Vec<Element>) -> Result<(), NatError> {
-        let removed = old.iter().filter(|e| !new.contains(e)).cloned().map(Change::Remove);
-        let added = new.iter().filter(|e| !old.contains(e)).cloned().map(Change::Add);
+        let (before, after): (BTreeSet<&Element>, BTreeSet<&Element>) = (old.iter().collect(), new.iter().collect());
+        let removed = before.difference(&after).map(|element| Change::Remove((*element).clone()));
+        let added = after.difference(&before).map(|element| Change::Add((*element).clone()));
         let changes: Vec<_> = removed.chain(added).collect();
         if changes.is_empty() {
             return Ok(());
@@ -332,6 +422,8 @@ impl Nat {
                     .filter(|e| !old.contains(e))
                     .collect();
                 all.extend(new);
+                all.sort_unstable();
+                all.dedup();
                 self.nft(&ruleset::full(self.instance, &all))
             }
             Err(source) => Err(NatError::Elements { table, source }),

@@ -11,7 +11,7 @@
 //! here. A crash leaves nothing: sockets that no process holds are gone.
 
 use crate::addr::Addresses;
-use crate::custody::{BACKLOG, Kind, SavedOptions};
+use crate::custody::{BACKLOG, SavedOptions, SocketKind};
 use kip_sys::netns::enter_net;
 use kip_sys::sock::{self, IntOption};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -134,7 +134,7 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Resul
         move |source: io::Error| RenewalError { socket, doing, source }
     };
     let made = match saved.kind {
-        Kind::Stream { .. } => reset_connection(recipe).map_err(failed("a connection that was reset"))?,
+        SocketKind::Stream { .. } => reset_connection(recipe).map_err(failed("a connection that was reset"))?,
         _ => open(recipe).map_err(failed("socket(2)"))?,
     };
     let fd = made.as_fd();
@@ -157,11 +157,11 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Resul
         rustix::net::bind(fd, &local).map_err(|e| failed("bind(2)")(e.into()))
     };
     match saved.kind {
-        Kind::Listener { local, .. } => {
+        SocketKind::Listener { local, .. } => {
             bind(local)?;
             rustix::net::listen(fd, BACKLOG).map_err(|e| failed("listen(2)")(e.into()))?;
         }
-        Kind::Udp { local } => {
+        SocketKind::Udp { local } => {
             if local.port() != 0 {
                 bind(local)?;
             }
@@ -170,7 +170,7 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Resul
                 let _ = rustix::net::connect(fd, &peer);
             }
         }
-        Kind::Stream { .. } | Kind::Inotify | Kind::Other => {}
+        SocketKind::Stream { .. } | SocketKind::Inotify | SocketKind::Other => {}
     }
     let owner =
         |id: u32| id.checked_sub(place.ids.0).filter(|inside| *inside < 1 << 16).map(|inside| place.ids.1 + inside);

@@ -6,14 +6,15 @@
 //! lasts as long as a process holds the descriptor.
 
 use crate::diag::{Diag, SocketInfo, TcpState};
-use kip_types::Protocol;
+use kip_types::api::{Code, Refusal};
+use kip_types::{ProcName, Protocol, chain};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Ports are chosen from here, below the usual ephemeral range (32768 to 60999), so that outgoing
 /// connections do not take them meanwhile.
@@ -21,6 +22,9 @@ const CHOICE: std::ops::RangeInclusive<u16> = 20_000..=32_767;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// The port of the discard protocol (RFC 863): any port does for a look at an address.
+const DISCARD: u16 = 9;
 
 /// At which addresses of the host a port is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +64,9 @@ pub enum ReserveError {
     /// The address is another machine's.
     #[error("this machine has no address {0}")]
     NoAddress(IpAddr),
+    /// The address is that of all machines of a network.
+    #[error("{0} is the broadcast address of one of this machine's networks, at which no port can be published")]
+    Broadcast(IpAddr),
     /// None is left.
     #[error("no {proto} port from {} to {} is free", CHOICE.start(), CHOICE.end())]
     NoneLeft {
@@ -79,8 +86,23 @@ pub enum ReserveError {
     },
 }
 
+impl ReserveError {
+    /// Which proc has a port that `name` asked for, if one has, and what to do.
+    pub fn refusal(&self, name: &ProcName, owner: Option<ProcName>, proto: Protocol, port: u16) -> Refusal {
+        let by = owner.map_or_else(|| chain(self), |owner| format!("{proto} port {port} is taken by proc {owner}"));
+        let of_address = matches!(self, ReserveError::NoAddress(_) | ReserveError::Broadcast(_));
+        let other = if of_address { "address" } else { "host port" };
+        Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another {other}"))
+    }
+}
+
 /// Reserves a port, or one of the choice if none is given.
 pub fn reserve(proto: Protocol, at: At, port: Option<u16>) -> Result<Reservation, ReserveError> {
+    if let At::Only(addr) = at
+        && is_broadcast(addr)
+    {
+        return Err(ReserveError::Broadcast(addr));
+    }
     let failed = |port, e| match (e, at) {
         (Errno::ADDRNOTAVAIL, At::Only(addr)) => ReserveError::NoAddress(addr),
         _ => ReserveError::Failed { port, proto, source: e.into() },
@@ -107,6 +129,14 @@ pub fn reserve(proto: Protocol, at: At, port: Option<u16>) -> Result<Reservation
         }
     }
     Err(ReserveError::NoneLeft { proto })
+}
+
+/// The port of a socket that is bound at this address and no other, or without one at all, if it is
+/// the one that is wanted.
+pub fn port_at(socket: impl AsFd, only_at: Option<IpAddr>, wanted: Option<u16>) -> Option<u16> {
+    let bound = SocketAddr::try_from(getsockname(socket).ok()?).ok()?;
+    let addr = Some(bound.ip().to_canonical()).filter(|addr| !addr.is_unspecified());
+    (addr == only_at && wanted.is_none_or(|port| port == bound.port())).then(|| bound.port())
 }
 
 /// The process that has a port at other addresses than `these`, and so would keep it from being
@@ -176,6 +206,18 @@ fn bind_to(proto: Protocol, at: At, port: u16, again: bool) -> Result<Reservatio
     Ok(Reservation { fd, port, proto })
 }
 
+/// Whether the kernel takes an address for a network's broadcast address, to which bind(2) binds
+/// as to any other. A UDP socket is connected to one only if it may broadcast (ip(7)); nothing is
+/// sent.
+fn is_broadcast(addr: IpAddr) -> bool {
+    let Ok(socket) = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)) else { return false };
+    let refused = |e: io::Error| e.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+    addr.is_ipv4()
+        && socket.connect((addr, DISCARD)).is_err_and(refused)
+        // A route may prohibit it all the same.
+        && socket.set_broadcast(true).and_then(|()| socket.connect((addr, DISCARD))).is_ok()
+}
+
 fn ephemeral_range() -> std::ops::RangeInclusive<u16> {
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut numbers = text.split_whitespace().filter_map(|n| n.parse().ok());
@@ -242,6 +284,18 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_is_at_one_address_or_at_all() {
+        let (one, other): (IpAddr, IpAddr) = ("127.0.0.1".parse().unwrap(), "127.0.0.2".parse().unwrap());
+        for at in [At::All, At::Only(one)] {
+            let Reservation { fd, port, .. } = reserve(Protocol::Tcp, at, None).unwrap();
+            let found = [None, Some(one), Some(other)].map(|addr| port_at(&fd, addr, Some(port)));
+            let all = at == At::All;
+            assert_eq!(found, [all.then_some(port), (!all).then_some(port), None], "{at:?}");
+            assert_eq!([None, Some(one)].map(|addr| port_at(&fd, addr, Some(port ^ 1))), [None, None], "{at:?}");
+        }
+    }
+
+    #[test]
     fn who_listens_again_has_the_port_to_itself() {
         let reservation = reserve(Protocol::Tcp, At::All, None).unwrap();
         let port = reservation.port;
@@ -267,6 +321,8 @@ mod tests {
         assert!(matches!(reserve(Protocol::Tcp, At::All, Some(port)), Err(ReserveError::Taken { .. })));
         let second = reserve(Protocol::Tcp, At::Only(other), Some(port)).unwrap();
         assert_eq!(second.port, port);
+        let error = reserve(Protocol::Tcp, At::Only(IpAddr::from([127, 255, 255, 255])), None).unwrap_err().to_string();
+        assert!(error.starts_with("127.255.255.255 is the broadcast address"), "{error}");
         // Of TEST-NET-2, which no machine has.
         for absent in ["198.51.100.255", "2001:db8:5:ffff::ffff"].map(|a| a.parse().unwrap()) {
             let error = reserve(Protocol::Udp, At::Only(absent), None).unwrap_err().to_string();

@@ -19,7 +19,7 @@
 //! crash everything is added again, and whatever arrived meanwhile is found because it is more than
 //! was seen.
 
-use crate::custody::{self, Held, Kind};
+use crate::custody::{self, HeldSocket, SocketKind};
 use crate::diag::Diag;
 use kip_types::WakeOn;
 use parking_lot::Mutex;
@@ -78,7 +78,7 @@ pub struct WakeEvent<K> {
     /// Which proc.
     pub key: K,
     /// Which socket.
-    pub socket: Kind,
+    pub socket: SocketKind,
     /// Why.
     pub trigger: Trigger,
 }
@@ -92,7 +92,7 @@ impl<K> fmt::Display for WakeEvent<K> {
 /// Watching failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing}")]
-pub struct WakeError {
+pub struct WatchError {
     doing: &'static str,
     #[source]
     source: io::Error,
@@ -120,7 +120,7 @@ struct Proc {
 
 struct Watched<K> {
     key: K,
-    held: Held,
+    held: HeldSocket,
     wake_on: WakeOn,
 }
 
@@ -133,8 +133,8 @@ struct Recheck {
 
 impl<K: Clone + Eq + Hash> WakePoll<K> {
     /// An empty watch.
-    pub fn new() -> Result<WakePoll<K>, WakeError> {
-        let wrong = |e: rustix::io::Errno| WakeError { doing: "make the watch", source: e.into() };
+    pub fn new() -> Result<WakePoll<K>, WatchError> {
+        let wrong = |e: rustix::io::Errno| WatchError { doing: "make the watch", source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(wrong)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(wrong)?;
@@ -145,9 +145,9 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
 
     /// Watches a socket of a proc. `wake_on` matters for listeners only. The duplicate is kept
     /// until [`Self::remove`].
-    pub fn add(&self, key: K, held: Held, wake_on: WakeOn) -> Result<(), WakeError> {
-        if wake_on == WakeOn::Data && matches!(held.saved.kind, Kind::Listener { .. }) {
-            custody::defer_accept(&held).map_err(|source| WakeError { doing: "defer connections", source })?;
+    pub fn add(&self, key: K, held: HeldSocket, wake_on: WakeOn) -> Result<(), WatchError> {
+        if wake_on == WakeOn::Data && matches!(held.saved.kind, SocketKind::Listener { .. }) {
+            custody::defer_accept(&held).map_err(|source| WatchError { doing: "defer connections", source })?;
         }
         if custody::is_dead(&held) {
             return Ok(());
@@ -157,7 +157,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         inner.next += 1;
         let data = epoll::EventData::new_u64(token);
         epoll::add(&self.epoll, held.fd.as_fd(), data, interest(&held))
-            .map_err(|e| WakeError { doing: "watch a socket", source: e.into() })?;
+            .map_err(|e| WatchError { doing: "watch a socket", source: e.into() })?;
         inner.procs.entry(key.clone()).or_default().tokens.push(token);
         inner.watched.insert(token, Watched { key, held, wake_on });
         Ok(())
@@ -180,7 +180,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
     }
 
     /// Watches again a proc whose wake came to nothing. What is there already is reported again.
-    pub fn rearm(&self, key: &K) -> Result<(), WakeError> {
+    pub fn rearm(&self, key: &K) -> Result<(), WatchError> {
         let mut inner = self.inner.lock();
         let Some(proc) = inner.procs.get_mut(key) else { return Ok(()) };
         proc.fired = false;
@@ -188,7 +188,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
             let Some(watched) = inner.watched.get(&token) else { continue };
             let data = epoll::EventData::new_u64(token);
             epoll::modify(&self.epoll, watched.held.fd.as_fd(), data, interest(&watched.held))
-                .map_err(|e| WakeError { doing: "watch a socket again", source: e.into() })?;
+                .map_err(|e| WatchError { doing: "watch a socket again", source: e.into() })?;
         }
         Ok(())
     }
@@ -205,14 +205,14 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
 
     /// Waits until procs have to be woken, at most this long (for ever if None), and names them.
     /// May return none earlier.
-    pub fn wait(&self, patience: Option<Duration>) -> Result<Vec<WakeEvent<K>>, WakeError> {
+    pub fn wait(&self, patience: Option<Duration>) -> Result<Vec<WakeEvent<K>>, WatchError> {
         let mut events = Vec::with_capacity(BATCH);
         let patience = patience
             .map(|p| Timespec { tv_sec: p.as_secs().min(i64::MAX as u64) as i64, tv_nsec: p.subsec_nanos().into() });
         let buffer = rustix::buffer::spare_capacity(&mut events);
         match epoll::wait(&self.epoll, buffer, patience.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(WakeError { doing: "wait for events", source: e.into() }),
+            Err(e) => return Err(WatchError { doing: "wait for events", source: e.into() }),
         }
         let mut inner = self.inner.lock();
         let mut found = Vec::new();
@@ -232,7 +232,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
     }
 
     /// Arms the timer for the earliest recheck, or disarms it when nothing is pending.
-    fn set_timer(&self, inner: &Inner<K>) -> Result<(), WakeError> {
+    fn set_timer(&self, inner: &Inner<K>) -> Result<(), WatchError> {
         let earliest = inner.rechecks.values().map(|r| r.at).min();
         let value = match earliest {
             None => Timespec { tv_sec: 0, tv_nsec: 0 },
@@ -244,7 +244,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)
             .map(drop)
-            .map_err(|e| WakeError { doing: "set the timer", source: e.into() })
+            .map_err(|e| WatchError { doing: "set the timer", source: e.into() })
     }
 }
 
@@ -285,20 +285,20 @@ impl<K> Watched<K> {
         };
         let more = now.queued > saved.seen.queued;
         match saved.kind {
-            Kind::Listener { .. } if !more => {
+            SocketKind::Listener { .. } if !more => {
                 *recheck = None;
                 None
             }
-            Kind::Listener { .. } if self.wake_on == WakeOn::Connect => Some(Trigger::Connection),
-            Kind::Listener { .. } if now.queued > custody::BACKLOG as u32 / 4 * 3 => Some(Trigger::BacklogFull),
-            Kind::Listener { local, .. } => data_at(local, self.held.fd.as_fd(), recheck),
-            Kind::Udp { .. } => more.then_some(Trigger::Datagram),
-            Kind::Stream { .. } if more => Some(Trigger::Data),
-            Kind::Stream { .. } if now.ended && !saved.seen.ended => Some(Trigger::Closed),
-            Kind::Stream { .. } => (saved.seen.full && !now.full).then_some(Trigger::Writable),
-            Kind::Inotify => more.then_some(Trigger::Changed),
-            Kind::Other if saved.seen.full => (!now.full).then_some(Trigger::Writable),
-            Kind::Other => Some(Trigger::Data),
+            SocketKind::Listener { .. } if self.wake_on == WakeOn::Connect => Some(Trigger::Connection),
+            SocketKind::Listener { .. } if now.queued > custody::BACKLOG as u32 / 4 * 3 => Some(Trigger::BacklogFull),
+            SocketKind::Listener { local, .. } => data_at(local, self.held.fd.as_fd(), recheck),
+            SocketKind::Udp { .. } => more.then_some(Trigger::Datagram),
+            SocketKind::Stream { .. } if more => Some(Trigger::Data),
+            SocketKind::Stream { .. } if now.ended && !saved.seen.ended => Some(Trigger::Closed),
+            SocketKind::Stream { .. } => (saved.seen.full && !now.full).then_some(Trigger::Writable),
+            SocketKind::Inotify => more.then_some(Trigger::Changed),
+            SocketKind::Other if saved.seen.full => (!now.full).then_some(Trigger::Writable),
+            SocketKind::Other => Some(Trigger::Data),
         }
     }
 }
@@ -327,7 +327,7 @@ fn data_at(local: SocketAddr, fd: BorrowedFd<'_>, recheck: &mut Option<Recheck>)
     }
 }
 
-fn interest(held: &Held) -> epoll::EventFlags {
+fn interest(held: &HeldSocket) -> epoll::EventFlags {
     use epoll::EventFlags as E;
     let common = E::IN | E::ET | E::RDHUP;
     if held.saved.seen.full { common | E::OUT } else { common }
@@ -344,7 +344,7 @@ mod tests {
         let plane = WakePoll::new().unwrap();
         let watch = |fd: std::os::fd::OwnedFd| {
             let saved = custody::snapshot_options(fd.as_fd()).unwrap();
-            plane.add(7, Held { fd: Arc::new(fd), saved }, WakeOn::Connect).unwrap();
+            plane.add(7, HeldSocket { fd: Arc::new(fd), saved }, WakeOn::Connect).unwrap();
         };
         let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
         watch(rustix::net::socket(family, kind, None).unwrap());

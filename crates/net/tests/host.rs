@@ -69,7 +69,15 @@ fn in_and_out() {
     let udp_port = reserve(Protocol::Udp, At::All, None).unwrap();
     let ports =
         [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: Some(r.port), host_addr: None, port: 80 });
-    nat.publish(Published { slot: ns.slot, network: None, ports: ports.to_vec(), alone: false }).unwrap();
+    nat.publish(Published {
+        slot: ns.slot,
+        network: None,
+        ports: ports.to_vec(),
+        egress: None,
+        alone: false,
+        held: false,
+    })
+    .unwrap();
     for host in ["127.0.0.1", "[::1]"] {
         assert!(tcp(&format!("{host}:{}", tcp_port.port), LONG).unwrap().starts_with("a "), "{host}");
         assert!(udp(&format!("{host}:{}", udp_port.port), LONG).unwrap().starts_with("a "), "{host}");

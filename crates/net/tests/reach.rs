@@ -18,7 +18,7 @@ fn both(host_port: u16) -> Vec<Forward> {
 /// A proc of that network.
 fn of(network: &str, slot: Slot, ports: Vec<Forward>) -> Published {
     let network = Network { realm: Realm::default(), name: network.to_owned() };
-    Published { slot, network: Some(network), ports, alone: false }
+    Published { slot, network: Some(network), ports, egress: None, alone: false, held: false }
 }
 
 /// By both protocols the server `name` answers, and sees the caller as `seen` if that is given.
@@ -194,7 +194,8 @@ fn every_pair_of_procs() {
             let ports = [Protocol::Tcp, Protocol::Udp].map(forward).to_vec();
             let realm = Realm::default();
             let of = network.map(|name| Network { realm, name: name.to_owned() });
-            nat.publish(Published { slot: ns.slot, network: of, ports, alone: false }).unwrap();
+            nat.publish(Published { slot: ns.slot, network: of, ports, egress: None, alone: false, held: false })
+                .unwrap();
             One { number, network, at, ns }
         };
         let all: Vec<One> = (1..).zip(kinds).map(make).collect();

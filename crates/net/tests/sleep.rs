@@ -4,7 +4,7 @@
 mod lab;
 
 use kip_net::activity::{Activity, activity_between};
-use kip_net::custody::{self, Held, Kind, SavedOptions};
+use kip_net::custody::{self, HeldSocket, SavedOptions, SocketKind};
 use kip_net::diag::Diag;
 use kip_net::wake::{Trigger, WakePoll};
 use kip_net::{NetNs, NetPool};
@@ -36,7 +36,7 @@ fn freeze(socket: &impl AsFd) -> SavedOptions {
     custody::snapshot_options(socket.as_fd()).unwrap()
 }
 
-fn hold(socket: &impl AsFd, saved: &SavedOptions) -> Held {
+fn hold(socket: &impl AsFd, saved: &SavedOptions) -> HeldSocket {
     custody::hold(duplicate(socket), saved).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn a_listener_takes_two_hundred_at_once() {
         let ns = pool.take(slot(1)).unwrap();
         let server = listener(&ns, 80, 5);
         let saved = freeze(&server);
-        assert!(matches!(saved.kind, Kind::Listener { backlog: 5, .. }), "{saved:?}");
+        assert!(matches!(saved.kind, SocketKind::Listener { backlog: 5, .. }), "{saved:?}");
         let text = serde_json::to_string(&saved).unwrap();
         assert_eq!(serde_json::from_str::<SavedOptions>(&text).unwrap(), saved);
         let held = hold(&server, &saved);
@@ -184,7 +184,7 @@ fn bytes_of_a_connection_that_is_over_are_read_after_a_dump() {
             }
             eventually("it is over", || sock::tcp_info(stream.as_fd()).unwrap().state == 7);
             let saved = freeze(&stream);
-            assert_eq!(saved.kind, Kind::Other, "{how}");
+            assert_eq!(saved.kind, SocketKind::Other, "{how}");
             sock::enter_tcp_repair(stream.as_fd()).unwrap();
             assert_eq!(stream.read(&mut [0; 9]).unwrap_err().raw_os_error(), Some(1), "in repair");
             let held = hold(&stream, &saved);
@@ -210,7 +210,7 @@ fn a_connection_that_is_being_made_wakes_when_it_is_there() {
         let begun = rustix::net::connect(&made, &SocketAddr::from((ns.v4, 80)));
         assert_eq!(begun, Err(rustix::io::Errno::INPROGRESS));
         let saved = freeze(&made);
-        assert!(saved.seen.full && saved.kind == Kind::Other, "{saved:?}");
+        assert!(saved.seen.full && saved.kind == SocketKind::Other, "{saved:?}");
         sock::enter_tcp_repair(made.as_fd()).unwrap();
         let watch = WakePoll::new().unwrap();
         watch.add(3, hold(&made, &saved), WakeOn::Connect).unwrap();

@@ -17,7 +17,7 @@
 use crate::survey::{SummaryError, Survey};
 use crate::{Archive, HeadFailure};
 use futures_util::StreamExt as _;
-use kip_archive::gc::{Busy, Candidates, Collection, CollectionError, GRACE_MS, Mark, Object, Stored, plan};
+use kip_archive::gc::{Busy, Candidates, Collection, CollectionError, DatedObject, GRACE_MS, Mark, Object, plan};
 use kip_archive::head::Head;
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
@@ -26,6 +26,7 @@ use kip_sys::fault;
 use kip_types::api::{CollectRequest, CollectView, UnusedView};
 use kip_types::chain;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Objects that are deleted at once.
@@ -222,7 +223,7 @@ impl Archive {
         }
         let packs: BTreeSet<PackId> = gone.iter().filter_map(pack_of).collect();
         if !packs.is_empty() {
-            self.index.lock().retain(|pack| !packs.contains(pack));
+            Arc::make_mut(&mut self.index.lock()).retain(|pack| !packs.contains(pack));
             self.save_index();
         }
         failed.map_or(Ok(gone), |e| Err(e.into()))
@@ -248,7 +249,7 @@ impl Archive {
         let gone: BTreeSet<&Object> = deleted.iter().collect();
         CollectView {
             dry_run: request.dry_run,
-            used: survey.stored.iter().filter(|Stored { object, .. }| live.contains(object)).count() as u64,
+            used: survey.stored.iter().filter(|DatedObject { object, .. }| live.contains(object)).count() as u64,
             waiting: candidates.objects().filter(|object| !gone.contains(object)).map(unused).collect(),
             deleted: deleted.iter().map(unused).collect(),
         }

@@ -7,6 +7,7 @@
 //! stays on the local disk as long as the generation does. Nothing here is durable.
 
 use crate::Archive;
+use crate::blocking;
 use crate::errors::DemandError;
 use crate::filling::{BEHIND, Filling};
 use kip_archive::pack::BlockRef;
@@ -88,8 +89,7 @@ impl Archive {
         let key = (found.dev(), found.ino());
         let account = self.account_of(directory);
         let mut open = self.fetched.lock();
-        // Those whose files are gone, or whose numbers are another's by now.
-        open.retain(|key, filling| is_at(&filling.path, *key));
+        self.let_go(&mut open);
         let remote = RemoteFile::open(directory, file)?;
         let loaded = self.table_of(directory, file)?;
         let filling = open.entry(key).or_insert_with(|| Arc::new(Filling::new(path, remote, loaded, account)));
@@ -104,8 +104,19 @@ impl Archive {
     }
 
     /// Forgets those whose files are gone.
-    pub(crate) fn forget_gone(&self) {
-        self.fetched.lock().retain(|key, filling| is_at(&filling.path, *key));
+    pub fn forget_gone(&self) {
+        self.let_go(&mut self.fetched.lock());
+    }
+
+    /// Forgets those whose files are gone, or whose numbers are another's by now. Closing the last
+    /// descriptor of a deleted file frees its blocks on the disk, which can take half a second; the
+    /// caller does not wait for that.
+    fn let_go(&self, open: &mut HashMap<(u64, u64), Arc<Filling>>) {
+        let gone: Vec<_> = open.extract_if(|key, filling| !is_at(&filling.path, *key)).collect();
+        gone.iter().for_each(|(_, filling)| filling.end());
+        if !gone.is_empty() {
+            self.runtime.spawn_blocking(move || drop(gone));
+        }
     }
 
     /// Makes known what fills a file that is there under its path.
@@ -210,7 +221,7 @@ impl Archive {
             Ok(lost)
         };
         if !here.is_empty() {
-            away.extend(tokio::task::spawn_blocking(take).await.expect("opening does not panic")?);
+            away.extend(blocking(take).await?);
         }
         Ok(away)
     }
@@ -236,7 +247,7 @@ impl Archive {
             }
             Ok(())
         };
-        tokio::task::spawn_blocking(put).await.expect("opening does not panic")
+        blocking(put).await
     }
 
     /// Fetches pages of a generation: those of `which`, as number of the file, first page and
@@ -307,7 +318,7 @@ impl Archive {
             Ok((archive, all))
         };
         self.runtime.spawn(async move {
-            match tokio::task::spawn_blocking(begin).await.expect("reading a page map does not panic") {
+            match blocking(begin).await {
                 Ok((archive, all)) => {
                     all.into_iter().for_each(|(filling, blocks)| archive.spawn_fill(filling, blocks));
                 }

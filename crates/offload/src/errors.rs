@@ -2,10 +2,10 @@
 
 use crate::processor::Lacking;
 use crate::{HeadFailure, engine};
-use kip_archive::files::restore::RestoreError;
+use kip_archive::files::restore::TreeRestoreError;
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_snapshot::SnapshotError;
 use kip_store::GetError;
 use std::io;
@@ -24,7 +24,7 @@ pub enum FetchError {
         proc: ProcId,
         front: FrontRef,
         #[source]
-        source: OpenError,
+        source: UnsealError,
     },
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -38,7 +38,7 @@ pub enum FetchError {
     Restore {
         path: PathBuf,
         #[source]
-        source: Box<RestoreError>,
+        source: Box<TreeRestoreError>,
     },
     #[error("{path}")]
     Io {
@@ -79,7 +79,7 @@ pub enum DemandError {
     Open {
         object: String,
         #[source]
-        source: OpenError,
+        source: UnsealError,
     },
     #[error(transparent)]
     Front(Box<FetchError>),

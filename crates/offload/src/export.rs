@@ -16,7 +16,7 @@ use crate::find::{StoredGeneration, absolute};
 use crate::read_front::FrontReadError;
 use kip_archive::head::{Head, HeadRefused, HeadSealError};
 use kip_archive::pack::{PackReader, PackRef};
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_store::GetError;
 use kip_sys::publish::publish;
 use kip_types::api::{CarriedView, Refusal};
@@ -61,7 +61,7 @@ pub enum ExportError {
     Open {
         object: String,
         #[source]
-        source: OpenError,
+        source: UnsealError,
     },
     #[error("{object}: {what}")]
     Damaged { object: String, what: String },
@@ -159,7 +159,7 @@ impl Archive {
         tar.begin(&format!("{proc}/front"), size).map_err(at)?;
         let whole = self.runtime.block_on(self.whole_front(proc, front, |bytes| tar.push(bytes))).map_err(of_front)?;
         if whole.bytes != size {
-            return Err(of_front(OpenError::Truncated { at: size }.into()));
+            return Err(of_front(UnsealError::Truncated { at: size }.into()));
         }
         tar.end().map_err(at)?;
         let packs: BTreeSet<PackRef> = whole.blocks().map(|block| block.pack).collect();

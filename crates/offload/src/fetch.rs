@@ -6,11 +6,11 @@ use crate::errors::FetchError;
 use crate::filling::Filling;
 use crate::processor;
 use crate::stream::{FrontStream, remote_name};
-use kip_archive::front::read::Event;
-use kip_archive::front::{Manifest, Sets};
+use kip_archive::front::read::FrontEvent;
+use kip_archive::front::{FrontManifest, Sets};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
-use kip_archive::table::{Home, PageTable, Remote, RemoteRun, Space};
+use kip_archive::table::{Home, PageTable, RemotePages, RemoteRun, Space};
 use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_snapshot::{Contents, Part};
@@ -34,7 +34,7 @@ struct Coming<'a> {
     path: PathBuf,
     archive: &'a Archive,
     account: Arc<Account>,
-    manifest: Option<Manifest>,
+    manifest: Option<FrontManifest>,
     sets: Sets,
     /// Where all memory lies, and what fills it: none if there is none.
     map: PageMap,
@@ -54,16 +54,16 @@ impl Coming<'_> {
         move |source| FetchError::Io { path: path.clone(), source }
     }
 
-    fn take(&mut self, event: Event) -> Result<(), FetchError> {
+    fn take(&mut self, event: FrontEvent) -> Result<(), FetchError> {
         match event {
-            Event::Manifest(manifest) => {
+            FrontEvent::Manifest(manifest) => {
                 self.archive.check_engine(&manifest.engine)?;
                 processor::check(&manifest.cpu_features)?;
                 self.manifest = Some(*manifest);
             }
-            Event::Sets(sets) => self.sets = sets,
-            Event::PageTable(table) => self.table(table)?,
-            Event::Metadata { name, bytes, .. } => {
+            FrontEvent::Sets(sets) => self.sets = sets,
+            FrontEvent::PageTable(table) => self.table(table)?,
+            FrontEvent::Metadata { name, bytes, .. } => {
                 self.spare.remove(&name);
                 let open = OpenOptions::new().append(true).create(true).open(self.growing.join(&name));
                 open.and_then(|mut file| file.write_all(&bytes)).map_err(self.io_at(&name))?;
@@ -71,8 +71,8 @@ impl Coming<'_> {
                 *size += bytes.len() as u64;
                 sum.update(&bytes);
             }
-            Event::Files(_) => {}
-            Event::EagerPages { .. } | Event::Eager | Event::SetPages { .. } | Event::End => {
+            FrontEvent::Files(_) => {}
+            FrontEvent::EagerPages { .. } | FrontEvent::Eager | FrontEvent::SetPages { .. } | FrontEvent::End => {
                 unreachable!("pages come last")
             }
         }
@@ -90,7 +90,7 @@ impl Coming<'_> {
         fs::write(self.growing.join(&saved), table.save(&self.archive.realm)).map_err(self.io_at(&saved))?;
         let number = self.map.file(&self.name);
         self.map.files[number as usize].remote = Some(pages);
-        let remote = Remote::new(&table, number);
+        let remote = RemotePages::new(&table, number);
         let zeros = remote.runs().filter(|of| of.run.home == Home::Zeros).map(|of| (of.first, of.run.pages));
         file.begin_with_zeros(zeros).map_err(self.io_at(&self.name))?;
         for RemoteRun { first, space, run } in remote.runs() {
@@ -190,7 +190,9 @@ impl Archive {
         };
         let mut next = || self.runtime.block_on(stream.next());
         let mut event = next()?;
-        while let Some(early) = event.take_if(|event| !matches!(event, Event::EagerPages { .. } | Event::Eager)) {
+        while let Some(early) =
+            event.take_if(|event| !matches!(event, FrontEvent::EagerPages { .. } | FrontEvent::Eager))
+        {
             coming.take(early)?;
             event = next()?;
         }
@@ -198,7 +200,7 @@ impl Archive {
         fault::reach("fetch-begun");
         let io_at = |source| FetchError::Io { path: path.join(remote_name(front.generation)), source };
         let pages_come = || -> Result<(), FetchError> {
-            while let Some(Event::EagerPages { space, pages }) = event {
+            while let Some(FrontEvent::EagerPages { space, pages }) = event {
                 let filling = filling.as_ref().expect("pages of which no table speaks are refused");
                 filling.put_pages(space, &pages).map_err(io_at)?;
                 event = next()?;

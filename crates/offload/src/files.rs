@@ -12,14 +12,14 @@
 //! crash leaves a staging directory, or some of the roots, which [`Archive::restore_files`]
 //! replaces when it is called again.
 
-use crate::Archive;
 use crate::errors::FetchError;
 use crate::stream::FrontStream;
-use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
+use crate::{Archive, PROCS};
+use kip_archive::files::restore::{IdShift, Rules, TreeLimits, restore};
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::{Files, Node, Tree};
 use kip_archive::files::walk::{self, Seen, Walk, WalkError};
-use kip_archive::front::Manifest;
+use kip_archive::front::FrontManifest;
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
@@ -44,7 +44,9 @@ const ROOTS: [(&str, &str, bool); 5] = [
     ("pins-usr", "pins/usr", false),
 ];
 /// What a proc's files may be at most.
-const MOST: Limits = Limits { bytes: 64 << 30, entries: 4 << 20 };
+const MOST: TreeLimits = TreeLimits { bytes: 64 << 30, entries: 4 << 20 };
+/// What is known of the page files of a proc, in its directory.
+pub(crate) const KNOWN: &str = "archive-known";
 /// What is known of them, in the proc's directory; the root's name follows.
 const SEEN: &str = "archive-seen-";
 const STAGING: &str = "files.new";
@@ -69,7 +71,7 @@ pub struct Own {
 /// Its files cannot be archived.
 #[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub enum FilesError {
+pub enum ArchiveFilesError {
     #[error("{path} of its own files cannot be archived")]
     Walk {
         path: PathBuf,
@@ -107,7 +109,11 @@ fn below<'a>(root: &str, inside: &'a [PathBuf]) -> Vec<&'a Path> {
 
 impl Own {
     /// Packs what is not stored already; unchanged files are not read.
-    pub(crate) fn pack(&self, archive: &Archive, packing: &mut Packing<'_>) -> Result<(Files, KnownFiles), FilesError> {
+    pub(crate) fn pack(
+        &self,
+        archive: &Archive,
+        packing: &mut Packing<'_>,
+    ) -> Result<(Files, KnownFiles), ArchiveFilesError> {
         let mut files = Files::default();
         let mut known = KnownFiles::default();
         for (name, path, own) in ROOTS {
@@ -123,7 +129,7 @@ impl Own {
             let cache = self.dir.join(format!("{SEEN}{name}"));
             let seen = fs::read(&cache).ok().and_then(|bytes| Seen::load(&bytes, &archive.realm)).unwrap_or_default();
             let done = walk::archive(&root, &walk, &seen, packing);
-            let done = done.map_err(|source| FilesError::Walk { path: path.into(), source: Box::new(source) });
+            let done = done.map_err(|source| ArchiveFilesError::Walk { path: path.into(), source: Box::new(source) });
             let done = self.unless_woke(done)?;
             known.0.push((cache, done.seen));
             files.roots.insert(name.to_owned(), done.tree);
@@ -132,21 +138,32 @@ impl Own {
         // knows what it has written.
         let place = self.place.path();
         let synced = fs::File::open(place).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
-        synced.map_err(|source| FilesError::Sync { path: place.to_owned(), source })?;
+        synced.map_err(|source| ArchiveFilesError::Sync { path: place.to_owned(), source })?;
         self.unless_woke(Ok(()))?;
         let entries = files.roots.values().map(|tree| tree.entries.len() as u64).sum();
         for (what, found, most) in
             [("bytes", files.roots.values().map(extents).sum(), MOST.bytes), ("names", entries, MOST.entries)]
         {
             if found > most {
-                return Err(FilesError::TooMuch { what, found, most });
+                return Err(ArchiveFilesError::TooMuch { what, found, most });
             }
         }
         Ok((files, known))
     }
 
-    fn unless_woke<T>(&self, done: Result<T, FilesError>) -> Result<T, FilesError> {
-        if self.woke.load(Ordering::SeqCst) { Err(FilesError::Woke) } else { done }
+    fn unless_woke<T>(&self, done: Result<T, ArchiveFilesError>) -> Result<T, ArchiveFilesError> {
+        if self.woke.load(Ordering::SeqCst) { Err(ArchiveFilesError::Woke) } else { done }
+    }
+}
+
+/// Forgets what is known of the page files of a proc, whose directory is `dir`: they are gone, or
+/// what is known is wrong.
+pub fn forget_page_files(dir: &Path) {
+    let known = dir.join(KNOWN);
+    if let Err(error) = fs::remove_file(&known)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %known.display(), %error, "what is known of page files cannot be forgotten");
     }
 }
 
@@ -181,16 +198,19 @@ impl Archive {
     }
 
     /// What a stored generation is. Blocking; not on a thread of the runtime.
-    pub fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
+    pub fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<FrontManifest, FetchError> {
         self.runtime.block_on(self.first_of(proc, front, FrontStream::manifest))
     }
 
     /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers
     /// to it. `dir`: of the proc whose generation is damaged.
     pub fn distrust(&self, dir: &Path) {
+        self.distrusted.fetch_add(1, Ordering::SeqCst);
         *self.index.lock() = Default::default();
-        self.known.lock().clear();
         self.save_index();
+        // Which other generations have what is damaged is not known.
+        let procs = fs::read_dir(self.directory.with_file_name(PROCS)).into_iter().flatten().flatten();
+        procs.map(|proc| proc.path()).chain([dir.to_owned()]).for_each(|dir| forget_page_files(&dir));
         for (name, ..) in ROOTS {
             // It may never have been there.
             let _ = fs::remove_file(dir.join(format!("{SEEN}{name}")));

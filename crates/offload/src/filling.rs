@@ -10,7 +10,7 @@ use kip_archive::keys::Keyring;
 use kip_archive::memory::left_out;
 use kip_archive::names::ObjectName;
 use kip_archive::pack::{BlockRef, PackReader};
-use kip_archive::table::{Home, PageTable, Remote, RemoteRun, Space};
+use kip_archive::table::{Home, PageTable, RemotePages, RemoteRun, Space};
 use kip_snapshot::pages::{PAGE, PageMap};
 use kip_snapshot::remote::RemoteFile;
 use parking_lot::{Mutex, MutexGuard};
@@ -143,16 +143,28 @@ impl Drop for Waits<'_> {
 }
 
 impl Drop for Filling {
-    /// It is known by now what was of use.
     fn drop(&mut self) {
-        let (mut streams, rush) = {
+        self.end();
+    }
+}
+
+impl Filling {
+    /// Notes in the proc's account what was of use: that is known when the file is gone.
+    pub(crate) fn end(&self) {
+        // Others may still wait, which the rush counts.
+        let (mut streams, whole) = {
             let mut state = self.state();
-            (std::mem::take(&mut state.streams), std::mem::take(&mut state.rush))
+            (std::mem::take(&mut state.streams), state.rush.whole.take())
         };
-        streams.end(&mut self.account.benefit(), |place| self.was_needed(place));
-        if let Some(bytes) = rush.whole {
+        // All marks in one read: a file has thousands of runs.
+        let pages = self.file.needed(0, self.file.pages()).unwrap_or_default();
+        let is_needed =
+            |run: BlockRun| pages[run.first as usize..].iter().take(run.pages as usize).any(|needed| *needed);
+        let was_needed = |place: u32| !pages.is_empty() && self.runs_of(self.in_memory[place as usize]).any(is_needed);
+        streams.end(&mut self.account.benefit(), was_needed);
+        if let Some(bytes) = whole {
             let places = 0..self.in_memory.len() as u32;
-            let needed = places.filter(|place| self.was_needed(*place)).count();
+            let needed = places.filter(|place| was_needed(*place)).count();
             let one_by_one = self.account.miss().unwrap_or_default() * u32::try_from(needed).unwrap_or(u32::MAX);
             if one_by_one < transfer(bytes) {
                 self.account.needs_all(None);
@@ -163,7 +175,7 @@ impl Drop for Filling {
 
 impl Filling {
     pub(crate) fn new(path: PathBuf, file: RemoteFile, table: PageTable, account: Arc<Account>) -> Filling {
-        let remote = Remote::new(&table, 0);
+        let remote = RemotePages::new(&table, 0);
         let places = remote.runs().map(RunPlace::of).collect();
         let in_front = remote.runs().filter(|of| of.run.home == Home::Front);
         let in_front = in_front.map(|of| (of.first, of.run.pages)).collect();
@@ -416,8 +428,8 @@ impl Filling {
 
     /// Whether a fault needed something of a block, by its place in memory.
     fn was_needed(&self, place: u32) -> bool {
-        let block = self.in_memory[place as usize];
-        self.runs_of(block).any(|run| self.file.needed(run.first, run.pages).unwrap_or(false))
+        let needed = |run: BlockRun| self.file.needed(run.first, run.pages).is_ok_and(|pages| pages.contains(&true));
+        self.runs_of(self.in_memory[place as usize]).any(needed)
     }
 
     /// Puts the pages of a block where they belong.

@@ -76,6 +76,11 @@ fn place(head: &Head, front: FrontRef) -> SnapshotPlace {
     }
 }
 
+/// The name of a proc here, where it may have another one since it was archived, or in the store.
+fn name_of<'a>(head: &'a Result<Head, HeadFailure>, local: Option<&'a Local>) -> Option<&'a ProcName> {
+    local.map(|one| &one.name).or_else(|| head.as_ref().ok().map(|head| &head.name))
+}
+
 pub(crate) fn unknown(which: &SnapshotName) -> Refusal {
     Refusal::new(
         Code::Unknown,
@@ -99,8 +104,7 @@ impl Archive {
         let survey = self.survey(&self.store).await?;
         let ids: HashMap<ProcId, &Local> = local.iter().filter_map(|one| Some((one.id()?, one))).collect();
         let wanted = |proc: &ProcId, head: &Result<Head, HeadFailure>| {
-            let name = head.as_ref().map_or_else(|_| ids.get(proc).map(|one| &one.name), |head| Some(&head.name));
-            only.is_none() || name == only
+            only.is_none() || name_of(head, ids.get(proc).copied()) == only
         };
         let mut asked = BTreeSet::new();
         for (proc, head) in survey.heads.iter().filter(|(proc, head)| wanted(proc, head)) {
@@ -158,7 +162,7 @@ impl Archive {
         generations.extend(local.into_iter().flat_map(local_views));
         let bytes = |pack: &PackId| survey.bytes.get(&Object::Pack(*pack)).copied().unwrap_or(0);
         SnapshotsView {
-            name: head.as_ref().map_or_else(|_| local.map(|one| one.name.clone()), |head| Some(head.name.clone())),
+            name: name_of(head, local).cloned(),
             proc: Some(proc.to_string()),
             state: head.as_ref().map_or(SnapshotState::Unreadable, |head| self.state_of(head)),
             owner: head.as_ref().ok().map(|head| head.owner.id.to_string()),

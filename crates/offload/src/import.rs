@@ -10,13 +10,13 @@ use crate::find::{Local, absolute};
 use crate::upload::{UploadError, store_pack};
 use crate::{Archive, HeadFailure};
 use bytes::Bytes;
-use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::read::{FrontEvent, FrontReader};
 use kip_archive::gc::GRACE_MS;
 use kip_archive::head::{Head, HeadError, HeadState};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{Finished, PACK_MAX, PackReader, PackRef};
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_store::{CheckSwapsError, Failure, PutError};
 use kip_types::ProcName;
 use kip_types::api::{CarriedView, Code, ImportRequest, Refusal};
@@ -49,7 +49,7 @@ pub enum ImportError {
         path: PathBuf,
         entry: String,
         #[source]
-        source: OpenError,
+        source: UnsealError,
     },
     #[error("{path}: its head")]
     SealedHead {
@@ -116,7 +116,7 @@ impl<'a> Export<'a> {
         Ok(bytes)
     }
 
-    fn opened(&self, entry: &str) -> impl FnOnce(OpenError) -> ImportError + use<> {
+    fn opened(&self, entry: &str) -> impl FnOnce(UnsealError) -> ImportError + use<> {
         let (path, entry) = (self.path.clone(), entry.to_owned());
         move |source| ImportError::Open { path, entry, source }
     }
@@ -249,8 +249,8 @@ impl Archive {
             total += count as u64;
             for event in reader.push(&piece[..count]).map_err(export.opened("front"))? {
                 match event {
-                    Event::PageTable(table) => packs.extend(table.packs()),
-                    Event::Files(files) => packs.extend(files.packs()),
+                    FrontEvent::PageTable(table) => packs.extend(table.packs()),
+                    FrontEvent::Files(files) => packs.extend(files.packs()),
                     _ => {}
                 }
             }

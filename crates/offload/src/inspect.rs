@@ -7,13 +7,13 @@
 
 use crate::stream::origin_of;
 use crate::{Archive, DemandError, FetchError};
-use kip_archive::front::read::Event;
+use kip_archive::front::read::FrontEvent;
 use kip_archive::ids::ProcId;
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::pack::{BlockRef, PackReader};
-use kip_archive::table::{Found, Home, PageTable, Remote, RemoteRun, Space};
+use kip_archive::table::{Found, Home, PageTable, RemotePages, RemoteRun, Space};
 use kip_criu_images::inspect::is_wanted;
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::pages::{PAGE, PageFile};
 use kip_store::GetError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub type Wanted = BTreeSet<(u32, u64)>;
 
 /// A generation as it lies in the store.
 #[derive(Debug, Default)]
-pub struct Stored {
+pub struct StoredImages {
     /// CRIU's images.
     pub images: Images,
     /// Where each page is.
@@ -46,7 +46,7 @@ pub enum InspectError {
     #[error(transparent)]
     Get(#[from] GetError),
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     #[error(transparent)]
     Page(#[from] DemandError),
     #[error("store {store} does not answer")]
@@ -60,8 +60,8 @@ impl Archive {
         &self,
         proc: ProcId,
         front: FrontRef,
-        wanted: impl Fn(&Images) -> Result<Wanted, ImageError>,
-    ) -> Result<Stored, InspectError> {
+        wanted: impl Fn(&Images) -> Result<Wanted, CheckpointImageError>,
+    ) -> Result<StoredImages, InspectError> {
         self.answered(self.read_stored(proc, front, wanted))
     }
 
@@ -69,7 +69,7 @@ impl Archive {
     /// thread of the runtime.
     pub fn remote_page(&self, directory: &Path, file: &PageFile, page: u32) -> Result<Vec<u8>, InspectError> {
         let table = self.table_of(directory, file)?;
-        let remote = Remote::new(&table, 0);
+        let remote = RemotePages::new(&table, 0);
         let mut runs = remote.runs();
         match runs.find(|of| (of.first..of.first + of.run.pages).contains(&page)) {
             Some(RemoteRun { first, space, run }) => match run.home {
@@ -98,27 +98,27 @@ impl Archive {
         &self,
         proc: ProcId,
         front: FrontRef,
-        wanted: impl Fn(&Images) -> Result<Wanted, ImageError>,
-    ) -> Result<Stored, InspectError> {
-        let mut stored = Stored::default();
+        wanted: impl Fn(&Images) -> Result<Wanted, CheckpointImageError>,
+    ) -> Result<StoredImages, InspectError> {
+        let mut stored = StoredImages::default();
         let mut stream = self.front_to_inspect(proc, front).await?;
         let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut pages: Option<Wanted> = None;
         while let Some(event) = stream.next().await? {
             let came = match event {
-                Event::PageTable(table) => {
+                FrontEvent::PageTable(table) => {
                     stored.table = table;
                     continue;
                 }
-                Event::Metadata { name, bytes, .. } => {
+                FrontEvent::Metadata { name, bytes, .. } => {
                     if is_wanted(&name) {
                         files.entry(name).or_default().extend_from_slice(&bytes);
                     }
                     continue;
                 }
-                Event::Manifest(_) | Event::Sets(_) | Event::Files(_) => continue,
-                Event::EagerPages { space, pages } | Event::SetPages { space, pages } => Some((space, pages)),
-                Event::Eager | Event::End => None,
+                FrontEvent::Manifest(_) | FrontEvent::Sets(_) | FrontEvent::Files(_) => continue,
+                FrontEvent::EagerPages { space, pages } | FrontEvent::SetPages { space, pages } => Some((space, pages)),
+                FrontEvent::Eager | FrontEvent::End => None,
             };
             // Images are complete.
             let wanted = match &mut pages {
@@ -159,7 +159,7 @@ impl Archive {
     ) -> Result<Vec<u8>, InspectError> {
         let mut stream = self.front_to_inspect(proc, front).await?;
         while let Some(event) = stream.next().await? {
-            if let Event::EagerPages { space, pages } | Event::SetPages { space, pages } = event
+            if let FrontEvent::EagerPages { space, pages } | FrontEvent::SetPages { space, pages } = event
                 && space == of
                 && let Some((_, bytes)) = pages.into_iter().find(|(at, _)| *at == address)
             {
@@ -193,7 +193,7 @@ impl Archive {
     }
 }
 
-impl Stored {
+impl StoredImages {
     /// Whether a page that is wanted is still to come with the front.
     fn awaits(&self, wanted: &Wanted) -> bool {
         wanted.iter().any(|(pid, address)| {

@@ -9,11 +9,10 @@
 //! happen ([`Archive::hold_keys`], [`HeldKeys::still_open`]).
 
 use crate::stream::origin_of;
-use crate::{ASIDE, Archive, DemandError, ENDED, ID};
+use crate::{ASIDE, Archive, DemandError, ENDED, ID, PROCS};
 use kip_archive::ids::KeyId;
-use kip_archive::index::Index;
 use kip_archive::keys::{KeyFact, KeyFileError, Keyring, NoKey, Wrap, WrapError};
-use kip_archive::table::{Home, Remote, RemoteRun};
+use kip_archive::table::{Home, RemotePages, RemoteRun};
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::remote::RemoteFile;
 use kip_types::Realm;
@@ -129,7 +128,7 @@ impl Archive {
         let mut keys = BTreeSet::new();
         for file in PageMap::load(directory)?.files.iter().filter(|file| file.remote.is_some()) {
             let (remote, table) = (RemoteFile::open(directory, file)?, self.table_of(directory, file)?);
-            for RemoteRun { first, run, .. } in Remote::new(&table, 0).runs() {
+            for RemoteRun { first, run, .. } in RemotePages::new(&table, 0).runs() {
                 let here = remote.here(first, run.pages);
                 let here = here.map_err(|source| DemandError::Io { path: directory.join(&file.name), source })?;
                 if here.iter().all(|here| *here) {
@@ -234,8 +233,7 @@ impl ChangingKeys {
             cache.forget(|_| true);
         }
         if before.current() != now.current() {
-            *archive.index.lock() = Index::default();
-            archive.known.lock().clear();
+            *archive.index.lock() = Arc::default();
             archive.save_index();
         }
     }
@@ -247,7 +245,7 @@ impl Archive {
         if !self.index.lock().is_empty() {
             return Ok(false);
         }
-        let procs = self.directory.with_file_name("procs");
+        let procs = self.directory.with_file_name(PROCS);
         let at = |path: &Path| {
             let path = path.to_owned();
             move |e| (path, e)

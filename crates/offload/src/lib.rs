@@ -45,17 +45,17 @@ pub mod verify;
 
 pub use demand::Fetched;
 pub use errors::{DemandError, FetchError};
-pub use files::Own;
-pub use inspect::Stored;
+pub use files::{Own, forget_page_files};
+pub use inspect::StoredImages;
 pub use keys::{KeyChangeError, KeyLength, with_wrap};
 pub use read_front::Whole;
 pub use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};
-use kip_archive::head::{Head, HeadError, HeadRefused, HeadSealError, HeadState, KEPT, Owner};
+use kip_archive::head::{Head, HeadError, HeadOwner, HeadRefused, HeadSealError, HeadState, KEPT};
 use kip_archive::head::{Outcome, Swap};
 use kip_archive::ids::{BadId, OwnerId, PackId, ProcId};
-use kip_archive::index::{Index, Known};
+use kip_archive::index::Index;
 use kip_archive::keys::{KeyFileError, Keyring, NoKey};
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::seal;
@@ -67,11 +67,19 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Runs `work` on a thread that may wait.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("blocking work does not panic")
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(e) => match e.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends, and with it whatever waits for this.
+            Err(_) => std::future::pending().await,
+        },
+    }
 }
 
 /// In a proc's directory: what of it is in the store.
@@ -86,6 +94,8 @@ const ENDED: &str = "archive-ended-";
 /// The same of what it was when nothing of that could be woken any more.
 pub const ASIDE: &str = "archive-aside-";
 const INDEX: &str = "index";
+/// Beside the directory of the archive: those of procs.
+const PROCS: &str = "procs";
 /// A proc is not kept longer than this by a store that does not answer.
 const RETIRED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -140,7 +150,7 @@ impl HeadFailure {
     /// The head was sealed by a key that is destroyed: it, and what it leads to, cannot be read
     /// here.
     pub fn is_of_destroyed_key(&self) -> bool {
-        matches!(self, HeadFailure::Head(HeadError::Open(seal::OpenError::Key(NoKey::Destroyed { .. }))))
+        matches!(self, HeadFailure::Head(HeadError::Open(seal::UnsealError::Key(NoKey::Destroyed { .. }))))
     }
 }
 
@@ -171,9 +181,10 @@ pub struct Archive {
     /// The store is known to compare and swap.
     fit: tokio::sync::OnceCell<()>,
     /// What is stored in the realm, as far as this directory knows: a cache.
-    index: Mutex<Index>,
-    /// The same of each proc's page files.
-    known: Mutex<HashMap<ProcId, Known>>,
+    index: Mutex<Arc<Index>>,
+    /// How often what is known of what is stored was found wrong: an upload that began before the
+    /// last time adds nothing to it.
+    distrusted: AtomicU64,
     /// Heads as this directory left them, so that what follows needs no request to know them: a
     /// cache.
     heads: Mutex<HashMap<ProcId, (Head, Version)>>,
@@ -241,8 +252,8 @@ impl Archive {
             directory,
             runtime: tokio::runtime::Handle::current(),
             fit: tokio::sync::OnceCell::new(),
-            index: Mutex::new(index.unwrap_or_default()),
-            known: Mutex::default(),
+            index: Mutex::new(Arc::new(index.unwrap_or_default())),
+            distrusted: AtomicU64::new(0),
             heads: Mutex::default(),
             fetched: demand::Open::default(),
             accounts: account::Accounts::default(),
@@ -422,8 +433,8 @@ impl Archive {
         Err(HeadFailure::Contended(proc))
     }
 
-    fn owner_in(&self, head: &Head) -> Owner {
-        Owner { id: self.owner, epoch: head.owner.epoch }
+    fn owner_in(&self, head: &Head) -> HeadOwner {
+        HeadOwner { id: self.owner, epoch: head.owner.epoch }
     }
 
     /// Makes a front the newest of its proc, which stays this directory's: it may have woken

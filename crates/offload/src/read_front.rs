@@ -1,14 +1,15 @@
 //! A front from the store, all of it, without keeping its pages.
 
+use crate::blocking;
 use crate::{Archive, FetchError};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
-use kip_archive::front::read::{Event, FrontReader};
-use kip_archive::front::{Manifest, Sets};
+use kip_archive::front::read::{FrontEvent, FrontReader};
+use kip_archive::front::{FrontManifest, Sets};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::BlockRef;
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_archive::table::PageTable;
 use kip_store::GetError;
 use kip_types::api::SectionView;
@@ -17,7 +18,7 @@ use std::collections::BTreeSet;
 /// What a whole front says.
 #[derive(Default)]
 pub(crate) struct WholeFront {
-    pub(crate) manifest: Option<Manifest>,
+    pub(crate) manifest: Option<FrontManifest>,
     pub(crate) sets: Sets,
     pub(crate) table: PageTable,
     pub(crate) files: Files,
@@ -30,7 +31,7 @@ pub(crate) struct WholeFront {
 /// What has to be known of a generation before its proc is taken over.
 pub struct Whole {
     /// What its manifest says.
-    pub manifest: Manifest,
+    pub manifest: FrontManifest,
     /// The keys that all of it takes.
     pub keys: BTreeSet<KeyId>,
     /// Bytes that the store holds for it.
@@ -44,7 +45,7 @@ pub enum FrontReadError {
     #[error(transparent)]
     Get(#[from] GetError),
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] UnsealError),
 }
 
 impl WholeFront {
@@ -53,28 +54,28 @@ impl WholeFront {
         self.table.blocks.iter().chain(self.files.roots.values().flat_map(|tree| &tree.blocks))
     }
 
-    fn take(&mut self, event: Event) -> &'static str {
+    fn take(&mut self, event: FrontEvent) -> &'static str {
         match event {
-            Event::Manifest(manifest) => {
+            FrontEvent::Manifest(manifest) => {
                 self.manifest = Some(*manifest);
                 "manifest"
             }
-            Event::Sets(sets) => {
+            FrontEvent::Sets(sets) => {
                 self.sets = sets;
                 "sets"
             }
-            Event::PageTable(table) => {
+            FrontEvent::PageTable(table) => {
                 self.table = table;
                 "page table"
             }
-            Event::Files(files) => {
+            FrontEvent::Files(files) => {
                 self.files = files;
                 "files"
             }
-            Event::Metadata { .. } => "metadata",
-            Event::EagerPages { .. } | Event::Eager => "eager pages",
-            Event::SetPages { .. } => "set pages",
-            Event::End => "end",
+            FrontEvent::Metadata { .. } => "metadata",
+            FrontEvent::EagerPages { .. } | FrontEvent::Eager => "eager pages",
+            FrontEvent::SetPages { .. } => "set pages",
+            FrontEvent::End => "end",
         }
     }
 
@@ -99,7 +100,7 @@ impl Archive {
         if let Some(cache) = self.cache.clone() {
             let object = self.front_key(proc, front);
             let keep = move || cache.keep_whole(object.as_str(), &came);
-            tokio::task::spawn_blocking(keep).await.expect("writing does not panic");
+            blocking(keep).await;
         }
         let sealed: u64 = whole.blocks().map(|block| u64::from(block.sealed)).sum();
         let stored_bytes = whole.bytes + sealed;

@@ -92,7 +92,7 @@ fn timers(body: &Body) -> Vec<SnapshotTimer> {
     let ms = |ns: i64| (ns.max(0) / 1_000_000) as u64;
     let mut dues = body.clocks.dues.clone();
     dues.sort_by_key(|due| due.at_ns);
-    let view = |due: kip_checkpoint::clocks::Due| SnapshotTimer {
+    let view = |due: kip_clocks::Due| SnapshotTimer {
         kind: source_word(due.source).to_owned(),
         due_ms: ms(due.at_ns.saturating_sub(body.clocks.frozen_ns)),
         every_ms: due.every_ns.map(ms),

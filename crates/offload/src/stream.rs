@@ -12,11 +12,11 @@ use crate::filling::Filling;
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
-use kip_archive::front::Manifest;
-use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::FrontManifest;
+use kip_archive::front::read::{FrontEvent, FrontReader};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_store::{GetError, Object};
 use kip_types::Generation;
 use std::collections::BTreeSet;
@@ -54,7 +54,7 @@ pub(crate) struct FrontStream {
 
 impl FrontStream {
     /// What came next; `None` at its end.
-    pub(crate) async fn next(&mut self) -> Result<Option<Event>, FetchError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<FrontEvent>, FetchError> {
         loop {
             let mut rest = &self.rest[..];
             let event = self.reader.next(&mut rest);
@@ -74,9 +74,9 @@ impl FrontStream {
     }
 
     /// What the generation is, which comes first.
-    pub(crate) async fn manifest(&mut self) -> Result<Manifest, FetchError> {
+    pub(crate) async fn manifest(&mut self) -> Result<FrontManifest, FetchError> {
         match self.next().await? {
-            Some(Event::Manifest(manifest)) => Ok(*manifest),
+            Some(FrontEvent::Manifest(manifest)) => Ok(*manifest),
             _ => unreachable!("a front that can be opened begins with its manifest"),
         }
     }
@@ -85,7 +85,7 @@ impl FrontStream {
     pub(crate) async fn files(&mut self) -> Result<Files, FetchError> {
         loop {
             match self.next().await? {
-                Some(Event::Files(files)) => return Ok(files),
+                Some(FrontEvent::Files(files)) => return Ok(files),
                 Some(_) => {}
                 None => unreachable!("a front that is whole lists files"),
             }
@@ -93,7 +93,7 @@ impl FrontStream {
     }
 
     /// What cannot be opened is the cache's damage if it came from there.
-    fn opened<T>(&self, result: Result<T, OpenError>) -> Result<T, FetchError> {
+    fn opened<T>(&self, result: Result<T, UnsealError>) -> Result<T, FetchError> {
         let (proc, front) = (self.proc, self.front);
         if let (Err(_), Some(cache), Source::Here(_)) = (&result, &self.cache, &self.source) {
             cache.damaged(&self.object, &(0..u64::MAX));
@@ -135,7 +135,7 @@ impl FrontStream {
         loop {
             let event = self.next().await?;
             let ended = event.is_none();
-            if let Some(Event::SetPages { space, pages } | Event::EagerPages { space, pages }) = event {
+            if let Some(FrontEvent::SetPages { space, pages } | FrontEvent::EagerPages { space, pages }) = event {
                 let put = filling.put_pages(space, &pages);
                 put.map_err(|source| FetchError::Io { path: filling.path.clone(), source })?;
             }

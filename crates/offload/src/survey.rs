@@ -5,13 +5,13 @@
 
 use crate::{Archive, HeadFailure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use kip_archive::front::{Manifest, SUMMARY, read};
-use kip_archive::gc::{Object, Stored};
+use kip_archive::front::{FrontManifest, SUMMARY, read};
+use kip_archive::gc::{DatedObject, Object};
 use kip_archive::head::{Head, HeadError};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::keys::NoKey;
 use kip_archive::names::{FrontRef, ObjectName};
-use kip_archive::seal::OpenError;
+use kip_archive::seal::UnsealError;
 use kip_store::{Failure, GetError, Key, ReadReferenceError, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::UNIX_EPOCH;
@@ -24,7 +24,7 @@ const FORMAT_AT: usize = 8;
 /// One look at a realm's part of the store. A head is at least as new as the listing.
 pub(crate) struct Survey {
     /// What can be deleted, and when it was written.
-    pub(crate) stored: Vec<Stored>,
+    pub(crate) stored: Vec<DatedObject>,
     /// Bytes of each.
     pub(crate) bytes: HashMap<Object, u64>,
     /// The fronts that were listed, by proc.
@@ -35,7 +35,7 @@ pub(crate) struct Survey {
 
 /// The beginning of a front.
 pub(crate) struct Summary {
-    pub(crate) manifest: Manifest,
+    pub(crate) manifest: FrontManifest,
     pub(crate) format: u32,
 }
 
@@ -46,20 +46,20 @@ pub enum SummaryError {
     #[error(transparent)]
     Get(#[from] GetError),
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] UnsealError),
 }
 
 impl SummaryError {
     /// Whether it can never be read, for its key was destroyed.
     pub(crate) fn is_destroyed(&self) -> bool {
-        matches!(self, SummaryError::Open(OpenError::Key(NoKey::Destroyed { .. })))
+        matches!(self, SummaryError::Open(UnsealError::Key(NoKey::Destroyed { .. })))
     }
 }
 
 impl HeadFailure {
     /// Whether it can never be read, for its key was destroyed.
     pub(crate) fn is_destroyed(&self) -> bool {
-        matches!(self, HeadFailure::Head(HeadError::Open(OpenError::Key(NoKey::Destroyed { .. }))))
+        matches!(self, HeadFailure::Head(HeadError::Open(UnsealError::Key(NoKey::Destroyed { .. }))))
     }
 }
 
@@ -77,7 +77,7 @@ impl Archive {
             }
             let Some(object) = Object::of(&self.realm, &name) else { continue };
             let since = found.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
-            stored.push(Stored { object, written_ms: since.as_millis() as u64 });
+            stored.push(DatedObject { object, written_ms: since.as_millis() as u64 });
             bytes.insert(object, found.size);
             if let Object::Front(proc, front) = object {
                 procs.insert(proc);
@@ -120,7 +120,7 @@ impl Archive {
                 return Ok(Summary { manifest, format: format.into() });
             }
             if end == size {
-                return Err(OpenError::Truncated { at: size }.into());
+                return Err(UnsealError::Truncated { at: size }.into());
             }
             end = (end * 4).min(size);
         }

@@ -1,6 +1,6 @@
 use crate::*;
 use kip_sandbox::quota::OwnFilesPlace;
-use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
+use kip_snapshot::pages::{Expected, PAGE, PageMap, ProcessPages, Run, WorkingSet};
 use kip_snapshot::{Contents, Manifest};
 use kip_types::Generation;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(crate) fn generation(dir: &Path, number: u64) -> PathBuf {
     let expected =
         |page: u64| Expected { address: page * PAGE as u64, confirmed: 2, held_back: page.is_multiple_of(2) };
     let set = WorkingSet { kind: "tcp 80".into(), turn: 3, pages: vec![expected(5001), expected(17), expected(303)] };
-    map.processes.insert(2, Process { runs, sets: vec![set] });
+    map.processes.insert(2, ProcessPages { runs, sets: vec![set] });
     kip_snapshot::carry::write_sets(&mut map, &growing).unwrap();
     let contents = Contents { engine: "criu 4.2.1".into(), body: serde_json::json!({"sockets": [7]}), pages: map };
     kip_snapshot::seal(&growing, Generation(number), contents).unwrap().path
@@ -138,7 +138,7 @@ fn the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again() {
     overtaken.woke.store(true, std::sync::atomic::Ordering::SeqCst);
     let path = kip_snapshot::path_of(&data, Generation(3));
     let refused = archive.store(proc, &name, &path, serde_json::json!({}), &overtaken).unwrap_err();
-    assert!(matches!(refused, upload::UploadError::Files(files::FilesError::Woke)), "{refused}");
+    assert!(matches!(refused, upload::UploadError::Files(files::ArchiveFilesError::Woke)), "{refused}");
     assert_eq!(runtime.block_on(archive.head(proc)).unwrap().unwrap().0.current, Some(second.front));
 }
 

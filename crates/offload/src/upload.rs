@@ -1,25 +1,26 @@
 //! A generation directory into objects.
 
+use crate::blocking;
 use crate::collect::CollectError;
-use crate::files::{FilesError, Own};
+use crate::files::{ArchiveFilesError, KNOWN, Own};
 use crate::{Archive, DemandError, HeadFailure, processor};
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
-use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::read::{FrontEvent, FrontReader};
 use kip_archive::front::write::{FrontError, FrontWriter};
-use kip_archive::front::{Manifest, MetadataFile, Sizes, read, sets_of};
+use kip_archive::front::{FrontManifest, MetadataFile, Sizes, read, sets_of};
 use kip_archive::gc::{GRACE_MS, Writing};
 use kip_archive::ids::{KeyId, PackId, ProcId};
-use kip_archive::index::FileKey;
+use kip_archive::index::{FileKey, Known};
 use kip_archive::keys::{Keyring, NoKey};
 use kip_archive::memory::{self, Areas, MemoryError, Pages};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, Finished, PackReader};
 use kip_archive::packing::{PackError, Packing};
 use kip_archive::seal;
-use kip_archive::table::{Remote, Space};
-use kip_checkpoint::clocks::Clocks;
+use kip_archive::table::{RemotePages, Space};
 use kip_checkpoint::plan::{self, PlanError, Wish};
+use kip_clocks::Clocks;
 use kip_criu_images::Images;
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
@@ -33,6 +34,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::task::JoinSet;
 
 /// A process with as many pages, 8 MiB, is small.
@@ -66,7 +68,7 @@ pub enum UploadError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Files(#[from] FilesError),
+    Files(#[from] ArchiveFilesError),
     #[error(transparent)]
     Pack(#[from] PackError),
     #[error(transparent)]
@@ -89,7 +91,7 @@ pub enum UploadError {
     Damaged {
         object: String,
         #[source]
-        source: seal::OpenError,
+        source: seal::UnsealError,
     },
     #[error(transparent)]
     Head(#[from] HeadFailure),
@@ -116,7 +118,7 @@ impl UploadError {
     pub fn is_of_destroyed_key(&self) -> bool {
         match self {
             UploadError::Head(e) => e.is_of_destroyed_key(),
-            UploadError::Damaged { source, .. } => matches!(source, seal::OpenError::Key(NoKey::Destroyed { .. })),
+            UploadError::Damaged { source, .. } => matches!(source, seal::UnsealError::Key(NoKey::Destroyed { .. })),
             _ => false,
         }
     }
@@ -278,9 +280,12 @@ impl Archive {
         let number = map.files.iter().position(|file| file.remote.is_some());
         let table = number.map(|number| self.table_of(directory, &map.files[number])).transpose()?;
         let here = |page: u32| number.is_some_and(|number| files[number].has(page));
-        let remote = number.zip(table.as_ref()).map(|(number, table)| Remote::new(table, number as u32).with(&here));
-        let index = self.index.lock().clone();
-        let known = self.known.lock().get(&proc).cloned().unwrap_or_default();
+        let remote =
+            number.zip(table.as_ref()).map(|(number, table)| RemotePages::new(table, number as u32).with(&here));
+        let distrusted = self.distrusted.load(Ordering::SeqCst);
+        let index = Arc::clone(&self.index.lock());
+        let known_file = own.dir.join(KNOWN);
+        let known = fs::read(&known_file).ok().and_then(|bytes| Known::load(&bytes, &self.realm)).unwrap_or_default();
         let usable = |pack: &PackId| writing.may_use(pack);
         let mut uploads = JoinSet::new();
         // One that stores much would else put all others out of the cache.
@@ -294,7 +299,7 @@ impl Archive {
                 let bytes = store_pack(store, key.clone(), keys, finished).await?;
                 if let Some(cache) = cache {
                     let keep = move || cache.keep(key.as_str(), 0, &bytes);
-                    tokio::task::spawn_blocking(keep).await.expect("keeping does not panic");
+                    blocking(keep).await;
                 }
                 Ok::<_, UploadError>(())
             };
@@ -317,7 +322,7 @@ impl Archive {
         let page_files: BTreeSet<&str> = map.files.iter().map(|file| file.name.as_str()).collect();
         let metadata: Vec<&kip_snapshot::Part> =
             local.parts.iter().filter(|part| part.name != PAGES && !page_files.contains(part.name.as_str())).collect();
-        let manifest = Manifest {
+        let manifest = FrontManifest {
             generation: local.generation,
             parent,
             frozen_at_ms: sealed_at_ms(directory),
@@ -345,9 +350,14 @@ impl Archive {
         front.pages_of(&archived, &mut pages)?;
         let (front, bytes) = (front.front(), front.end()?);
         // What was stored with another key than that of the moment is not used again.
-        if ring.current() == self.keys().current() {
-            self.index.lock().merge(&packed.added);
-            self.known.lock().insert(proc, archived.known);
+        let trusted = self.distrusted.load(Ordering::SeqCst) == distrusted;
+        if trusted && ring.current() == self.keys().current() {
+            drop(index);
+            Arc::make_mut(&mut self.index.lock()).merge(&packed.added);
+            // A cache.
+            if let Err(error) = fs::write(&known_file, archived.known.save(&self.realm)) {
+                tracing::debug!(path = %known_file.display(), %error, "what is known of page files is not remembered");
+            }
             known_files.keep(self);
             self.save_index();
         }
@@ -373,9 +383,9 @@ impl Archive {
             held_bytes += bytes.len() as u64;
             for event in reader.push(&bytes).map_err(&damaged)? {
                 match event {
-                    Event::Manifest(manifest) => keys.extend(manifest.packs.iter().map(|pack| pack.key)),
-                    Event::PageTable(table) => held_bytes += sealed(&table.blocks),
-                    Event::Files(files) => {
+                    FrontEvent::Manifest(manifest) => keys.extend(manifest.packs.iter().map(|pack| pack.key)),
+                    FrontEvent::PageTable(table) => held_bytes += sealed(&table.blocks),
+                    FrontEvent::Files(files) => {
                         held_bytes += files.roots.values().map(|tree| sealed(&tree.blocks)).sum::<u64>()
                     }
                     _ => {}

@@ -11,7 +11,7 @@ mod programs;
 
 use kip_pager::Server;
 use kip_pager::proc::{Proc, Sets, Way};
-use kip_pager::{History, Predictor, Record};
+use kip_pager::{History, Predictor, SetRecord};
 use kip_stop::stop;
 use programs::{GET, Holder, Program};
 use std::collections::HashSet;
@@ -131,7 +131,7 @@ fn judge(name: &str, touched: &[Vec<u64>]) {
                 missed += pages.len() - hits;
                 useless += predicted.len() - hits;
             }
-            history.push(Record { touched: pages.clone(), ..Record::default() });
+            history.push(SetRecord { touched: pages.clone(), ..SetRecord::default() });
         }
         let per = |count: usize| count as f64 / wakes;
         println!(

@@ -6,7 +6,8 @@ mod inspect;
 pub use inspect::PeekedPage;
 
 use crate::protocol::{
-    Answer, Event, Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
+    Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, PagerAnswer, PagerEvent, PagerRequest, PagerStatus,
+    Purpose, Rebuilt, Woken,
 };
 use crate::slots;
 use kip_keeper::resident::{self, RunError};
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The name of its files.
@@ -78,6 +80,8 @@ pub struct Pager {
     dir: PathBuf,
     place: RunDirectory,
     rousing: Mutex<Option<OwnedFd>>,
+    /// The process that answered last; 0 before that.
+    answered: AtomicU32,
 }
 
 impl Pager {
@@ -91,6 +95,7 @@ impl Pager {
             dir: dir.into(),
             place: RunDirectory::open(dir, KIND)?,
             rousing: Mutex::default(),
+            answered: AtomicU32::new(0),
         })
     }
 
@@ -99,14 +104,14 @@ impl Pager {
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn ensure(&self) -> Result<(Status, OwnedFd, bool), PagerError> {
+    pub fn ensure(&self) -> Result<(PagerStatus, OwnedFd, bool), PagerError> {
         let mut started = false;
         loop {
-            match self.call(&Request::Ping) {
-                Ok(Answer::Status(status)) if status.protocol != PROTOCOL => {
+            match self.call(&PagerRequest::Ping) {
+                Ok(PagerAnswer::Status(status)) if status.protocol != PROTOCOL => {
                     return Err(PagerError::Protocol { pid: status.pid, theirs: status.protocol });
                 }
-                Ok(Answer::Status(status)) => {
+                Ok(PagerAnswer::Status(status)) => {
                     return Ok((status, pidfd_open(status.pid).map_err(PagerError::Gone)?, started));
                 }
                 Ok(other) => return Err(unexpected(&other)),
@@ -128,8 +133,8 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; the other is as it was.
     pub fn supersede(&self, any: bool) -> Result<Option<u32>, PagerError> {
-        let Status { pid, protocol } = match self.call(&Request::Ping) {
-            Ok(Answer::Status(status)) => status,
+        let PagerStatus { pid, protocol } = match self.call(&PagerRequest::Ping) {
+            Ok(PagerAnswer::Status(status)) => status,
             Ok(other) => return Err(unexpected(&other)),
             Err(PagerError::Gone(_)) => return Ok(None),
             Err(e) => return Err(e),
@@ -153,13 +158,27 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn pid(&self) -> Result<u32, PagerError> {
-        match self.call(&Request::Ping)? {
-            Answer::Status(status) => Ok(status.pid),
+        match self.call(&PagerRequest::Ping)? {
+            PagerAnswer::Status(status) => Ok(status.pid),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(OwnedFd, Answer)> {
+    /// The process that serves, without a question to it if it is the one that answered last: it
+    /// may be busy, or stopped.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn known_pid(&self) -> Result<u32, PagerError> {
+        let known = self.answered.load(Ordering::Relaxed);
+        let comm = std::fs::read_to_string(format!("/proc/{known}/comm")).unwrap_or_default();
+        let name = self.binary.file_name().unwrap_or_default().as_encoded_bytes();
+        // The kernel keeps 15 bytes of it.
+        let is_it = known != 0 && comm.trim_end().as_bytes() == &name[..name.len().min(15)];
+        if is_it { Ok(known) } else { self.pid() }
+    }
+
+    fn ask(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> io::Result<(OwnedFd, PagerAnswer)> {
         let socket = self.place.connect(ANSWER_TIMEOUT)?;
         let bytes = serde_json::to_vec(request).expect("requests are plain data");
         fdpass::send(socket.as_fd(), &bytes, fds)?;
@@ -168,20 +187,25 @@ impl Pager {
         Ok((socket, answer))
     }
 
-    fn call(&self, request: &Request) -> Result<Answer, PagerError> {
+    fn call(&self, request: &PagerRequest) -> Result<PagerAnswer, PagerError> {
         self.call_with(request, &[])
     }
 
-    fn call_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, PagerError> {
+    fn call_with(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> Result<PagerAnswer, PagerError> {
         match self.ask(request, fds).map_err(PagerError::Gone)? {
-            (_, Answer::Refused { message }) => Err(PagerError::Refused(message)),
-            (_, answer) => Ok(answer),
+            (_, PagerAnswer::Refused { message }) => Err(PagerError::Refused(message)),
+            (_, answer) => {
+                if let PagerAnswer::Status(status) = &answer {
+                    self.answered.store(status.pid, Ordering::Relaxed);
+                }
+                Ok(answer)
+            }
         }
     }
 
-    fn done(&self, request: &Request) -> Result<(), PagerError> {
+    fn done(&self, request: &PagerRequest) -> Result<(), PagerError> {
         match self.call(request)? {
-            Answer::Done => Ok(()),
+            PagerAnswer::Done => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
@@ -191,7 +215,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn budget(&self, bytes: usize) -> Result<(), PagerError> {
-        self.done(&Request::Budget { bytes })
+        self.done(&PagerRequest::Budget { bytes })
     }
 
     /// Takes a proc's memory out. `watch` are the descriptors of the order, at most
@@ -201,8 +225,8 @@ impl Pager {
     /// See [`PagerError`]; its processes run on. After `Gone` it is not known what was done: ask
     /// the next pager.
     pub fn hibernate(&self, order: Order, watch: &[BorrowedFd<'_>]) -> Result<Hibernated, PagerError> {
-        match self.call_with(&Request::Hibernate(order), watch)? {
-            Answer::Hibernated(done) => Ok(done),
+        match self.call_with(&PagerRequest::Hibernate(order), watch)? {
+            PagerAnswer::Hibernated(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
     }
@@ -212,8 +236,8 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn wake(&self, name: &str, purpose: Purpose) -> Result<Woken, PagerError> {
-        match self.call(&Request::Wake { name: name.into(), purpose })? {
-            Answer::Woken(done) => Ok(done),
+        match self.call(&PagerRequest::Wake { name: name.into(), purpose })? {
+            PagerAnswer::Woken(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
     }
@@ -224,8 +248,8 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; its processes must be killed then.
     pub fn inflate(&self, rebuilt: Rebuilt, uffds: &[BorrowedFd<'_>]) -> Result<Woken, PagerError> {
-        match self.call_with(&Request::Inflate(rebuilt), uffds)? {
-            Answer::Woken(done) => Ok(done),
+        match self.call_with(&PagerRequest::Inflate(rebuilt), uffds)? {
+            PagerAnswer::Woken(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
     }
@@ -236,7 +260,7 @@ impl Pager {
     /// See [`PagerError`].
     pub fn rouse(&self, name: &str, purpose: Purpose) -> Result<(), PagerError> {
         let bytes =
-            serde_json::to_vec(&Request::Rouse { name: name.into(), purpose }).expect("requests are plain data");
+            serde_json::to_vec(&PagerRequest::Rouse { name: name.into(), purpose }).expect("requests are plain data");
         let mut connection = self.rousing.lock();
         let sent = connection.as_ref().is_some_and(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
         if !sent {
@@ -252,7 +276,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; nothing is lost.
     pub fn restore(&self, name: &str) -> Result<(), PagerError> {
-        self.done(&Request::Restore { name: name.into() })
+        self.done(&PagerRequest::Restore { name: name.into() })
     }
 
     /// Makes a proc ready for being parked. Tells whether anything of it may be out.
@@ -260,8 +284,8 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; nothing is lost.
     pub fn prepare_parking(&self, name: &str) -> Result<bool, PagerError> {
-        match self.call(&Request::PrepareParking { name: name.into() })? {
-            Answer::ParkingPrepared { known } => Ok(known),
+        match self.call(&PagerRequest::PrepareParking { name: name.into() })? {
+            PagerAnswer::ParkingPrepared { known } => Ok(known),
             other => Err(unexpected(&other)),
         }
     }
@@ -271,7 +295,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; nothing is lost.
     pub fn account(&self, name: &str, file: &Path) -> Result<(), PagerError> {
-        self.done(&Request::Account { name: name.into(), file: file.into() })
+        self.done(&PagerRequest::Account { name: name.into(), file: file.into() })
     }
 
     /// The proc's processes have ended.
@@ -279,7 +303,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn forget(&self, name: &str) -> Result<(), PagerError> {
-        self.done(&Request::Forget { name: name.into() })
+        self.done(&PagerRequest::Forget { name: name.into() })
     }
 
     /// Takes up what a dead pager served.
@@ -287,7 +311,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; its processes wait at missing pages.
     pub fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), PagerError> {
-        self.done(&Request::Adopt { name: name.into(), number, directory: directory.into() })
+        self.done(&PagerRequest::Adopt { name: name.into(), number, directory: directory.into() })
     }
 
     /// What the pager has of a proc.
@@ -295,8 +319,8 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn inspect(&self, name: &str) -> Result<MemoryStatus, PagerError> {
-        match self.call(&Request::Inspect { name: name.into() })? {
-            Answer::MemoryStatus(status) => Ok(status),
+        match self.call(&PagerRequest::Inspect { name: name.into() })? {
+            PagerAnswer::MemoryStatus(status) => Ok(status),
             other => Err(unexpected(&other)),
         }
     }
@@ -306,7 +330,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn mirror(&self) -> Result<(), PagerError> {
-        self.done(&Request::Mirror)
+        self.done(&PagerRequest::Mirror)
     }
 
     /// What happens from now on.
@@ -314,9 +338,9 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn follow(&self) -> Result<Events, PagerError> {
-        let (socket, answer) = self.ask(&Request::Follow, &[]).map_err(PagerError::Gone)?;
+        let (socket, answer) = self.ask(&PagerRequest::Follow, &[]).map_err(PagerError::Gone)?;
         match answer {
-            Answer::Done => {
+            PagerAnswer::Done => {
                 let never =
                     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, None);
                 never.map_err(|e| PagerError::Gone(e.into()))?;
@@ -332,14 +356,14 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn quit(&self) -> Result<(), PagerError> {
-        match self.done(&Request::Quit) {
+        match self.done(&PagerRequest::Quit) {
             Err(PagerError::Gone(_)) => Ok(()),
             other => other,
         }
     }
 }
 
-fn unexpected(answer: &Answer) -> PagerError {
+fn unexpected(answer: &PagerAnswer) -> PagerError {
     PagerError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an answer of the wrong kind: {answer:?}")))
 }
 
@@ -352,7 +376,7 @@ impl Events {
     ///
     /// # Errors
     /// The pager has ended.
-    pub fn next(&self) -> io::Result<Event> {
+    pub fn next(&self) -> io::Result<PagerEvent> {
         let (bytes, _) = fdpass::recv(self.0.as_fd(), MAX_MESSAGE)?;
         Ok(serde_json::from_slice(&bytes)?)
     }

@@ -4,7 +4,7 @@
 //! New memory is filled beside the old and then moved over it in one call, so the process is whole
 //! at every moment. What it can notice is that the file's name is gone from its maps there.
 
-use crate::space::{Kind, Mapping, mappings};
+use crate::space::{Mapping, SpaceKind, mappings};
 use crate::swap::PAGE;
 use kip_stop::call;
 use kip_sys::inject::Hand;
@@ -19,7 +19,7 @@ const GAP: u64 = 16 * PAGE as u64;
 /// The written ranges of file mappings, with their protection.
 fn written(mappings: &[Mapping], regions: &[Region]) -> Vec<(Range<u64>, u64)> {
     let mut found: Vec<(Range<u64>, u64)> = Vec::new();
-    for mapping in mappings.iter().filter(|m| m.kind == Kind::File && m.protection & 1 != 0) {
+    for mapping in mappings.iter().filter(|m| m.kind == SpaceKind::File && m.protection & 1 != 0) {
         let first = found.len();
         let private = |states: States| !states.has(States::FILE) && !states.has(States::GUARD);
         for range in within(&mapping.range, regions).filter(|(_, s)| private(*s)).map(|(range, _)| range) {

@@ -20,10 +20,10 @@ use crate::convert::within;
 use crate::fault;
 use crate::memory::{Memory, Since};
 use crate::mend::{mend, put_back};
-use crate::set::{Expectation, Histories, Record};
+use crate::set::{Expectation, Histories, SetRecord};
 use crate::slots::{Change, Runs};
-use crate::space::{Kind, Mapping, Reason, mappings};
-use crate::stored::{Keep, NEEDED_TOGETHER, Page as SetPage, Sets, Stored};
+use crate::space::{Mapping, Reason, SpaceKind, mappings};
+use crate::stored::{Keep, NEEDED_TOGETHER, Page as SetPage, Sets, StoredSet};
 use crate::swap::{Aligned, PAGE};
 use crate::ticking;
 use kip_stop::timers::Timer;
@@ -103,7 +103,7 @@ pub(crate) fn save_all(
     memory: &Memory,
     histories: &mut Histories,
     how: How<'_>,
-) -> io::Result<(Saved, Option<Stored>)> {
+) -> io::Result<(Saved, Option<StoredSet>)> {
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
         report: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO | pagemap::guards(),
@@ -232,8 +232,8 @@ fn register(
         let there = || within(&mapping.range, regions);
         let bytes = || there().map(|(range, _)| range.end - range.start).sum::<u64>();
         match mapping.kind {
-            Kind::Left(reason) => *report.left.entry(reason).or_default() += bytes(),
-            Kind::Anonymous => {
+            SpaceKind::Left(reason) => *report.left.entry(reason).or_default() += bytes(),
+            SpaceKind::Anonymous => {
                 if there().next().is_none() && state.map.runs().inside(&mapping.range).is_empty() {
                     continue;
                 }
@@ -259,7 +259,7 @@ fn register(
                     }
                 }
             }
-            Kind::File | Kind::Kernel => {}
+            SpaceKind::File | SpaceKind::Kernel => {}
         }
     }
     Ok((segments, pages))
@@ -271,7 +271,7 @@ fn clean_files<'a>(
     regions: &'a [Region],
     report: &mut Deflated,
 ) -> impl Iterator<Item = Range<u64>> + use<'a> {
-    let files = maps.iter().filter(|m| m.kind == Kind::File);
+    let files = maps.iter().filter(|m| m.kind == SpaceKind::File);
     let clean = files.filter(|m| {
         let mut there = within(&m.range, regions).peekable();
         there.peek().is_some() && there.all(|(_, states)| states.has(States::FILE))
@@ -309,7 +309,7 @@ impl Collected {
     }
 
     /// Those that have bytes, which are all that are no zeros.
-    fn keep(self, how: Keep<'_>) -> io::Result<Option<Stored>> {
+    fn keep(self, how: Keep<'_>) -> io::Result<Option<StoredSet>> {
         let mut have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].2.is_some()).collect();
         have.chunks_mut(NEEDED_TOGETHER).for_each(|block| block.sort_unstable_by_key(|index| self.pages[*index].0));
         let mut bytes = Aligned::new(have.len() * PAGE);
@@ -320,7 +320,7 @@ impl Collected {
             let (address, kinds, slot) = self.pages[index];
             Some(SetPage { address, slot: slot?, kinds })
         };
-        Stored::keep(have.into_iter().filter_map(page).collect(), self.kinds, bytes, how)
+        StoredSet::keep(have.into_iter().filter_map(page).collect(), self.kinds, bytes, how)
     }
 }
 
@@ -342,7 +342,7 @@ fn save(
     how: &How<'_>,
     stay: &BTreeSet<u64>,
     report: &mut Deflated,
-) -> io::Result<Option<Stored>> {
+) -> io::Result<Option<StoredSet>> {
     let mut state = memory.state();
     if let Some(record) = record(&state.since, pages) {
         histories.push(&state.since.kind, record);
@@ -397,9 +397,9 @@ fn save(
         tracing::warn!(space = memory.id, %error, "a working set cannot be kept");
         None
     });
-    report.set_pages = stored.as_ref().map_or(0, Stored::len);
-    report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
-    report.kept_bytes = stored.as_ref().map_or(0, Stored::kept);
+    report.set_pages = stored.as_ref().map_or(0, StoredSet::len);
+    report.set_bytes = stored.as_ref().map_or(0, StoredSet::memory);
+    report.kept_bytes = stored.as_ref().map_or(0, StoredSet::kept);
     (state.armed, state.ticking) = (None, None);
     state.read_ahead = false;
     state.at_hand = HashMap::new();
@@ -415,7 +415,7 @@ fn save(
 pub(crate) fn learn(pid: u32, since: &Since, histories: &mut Histories) -> io::Result<()> {
     let filter = Filter { any: States::PRESENT, report: States::PRESENT | States::WRITTEN, ..Filter::default() };
     let regions = pagemap::of(pid, pagemap::WHOLE, filter)?;
-    let anonymous = mappings(pid)?.into_iter().filter(|mapping| mapping.kind == Kind::Anonymous);
+    let anonymous = mappings(pid)?.into_iter().filter(|mapping| mapping.kind == SpaceKind::Anonymous);
     let mut pages = Vec::new();
     for (range, states) in anonymous.flat_map(|mapping| within(&mapping.range, &regions).collect::<Vec<_>>()) {
         let written = states.has(States::WRITTEN);
@@ -428,7 +428,7 @@ pub(crate) fn learn(pid: u32, since: &Since, histories: &mut Histories) -> io::R
 }
 
 /// What came back since the last sleep; none if there was none.
-fn record(since: &Since, pages: &[Page]) -> Option<Record> {
+fn record(since: &Since, pages: &[Page]) -> Option<SetRecord> {
     if since.faults.is_empty() && since.set.is_empty() {
         return None;
     }
@@ -450,7 +450,7 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
     // Those that came along count whether or not the program wrote to them.
     let along = since.ahead.iter().filter(|page| there.contains(page) && !since.faults.contains(page)).count();
     let missed = (since.faults.len() - since.probed.min(since.faults.len()) + along, since.set.len());
-    Some(Record { touched, waited, written, came_along, from_set, missed })
+    Some(SetRecord { touched, waited, written, came_along, from_set, missed })
 }
 
 fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {
@@ -638,7 +638,7 @@ mod tests {
 
     #[test]
     fn what_is_ours_is_cut_out_of_what_it_was_joined_to() {
-        let map = |range: Range<u64>| Mapping { range, protection: 3, kind: Kind::Anonymous };
+        let map = |range: Range<u64>| Mapping { range, protection: 3, kind: SpaceKind::Anonymous };
         let ranges = |maps: Vec<Mapping>| maps.into_iter().map(|m| m.range).collect::<Vec<_>>();
         let maps = vec![map(0..10), map(20..40), map(50..60)];
         assert_eq!(ranges(without(maps.clone(), &(20..25))), [0..10, 25..40, 50..60]);

@@ -57,5 +57,5 @@ mod ticking;
 
 pub use memory::{Bell, SpaceId};
 pub use serve::Server;
-pub use set::{History, Predictor, Record};
+pub use set::{History, Predictor, SetRecord};
 pub use slots::Change;

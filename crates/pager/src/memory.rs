@@ -17,11 +17,11 @@ use crate::ahead::Streams;
 use crate::resuming::Resuming;
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
-use crate::stored::Stored;
+use crate::stored::StoredSet;
 use crate::swap::{Aligned, PAGE, PARKED};
 use crate::ticking::{Ticking, Touched};
 use kip_sys::pagemap;
-use kip_sys::uffd::{self, CopyMode, Event, Features};
+use kip_sys::uffd::{self, CopyMode, FaultEvent, Features};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -51,7 +51,7 @@ const ZERO_AHEAD: usize = 32;
 /// After this, pages that were held back are no longer at hand.
 const AT_HAND: Duration = Duration::from_secs(2);
 
-/// A page that a thread waits for, as [`Event::Fault`] has it.
+/// A page that a thread waits for, as [`FaultEvent::Fault`] has it.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     address: u64,
@@ -123,7 +123,7 @@ pub struct MemoryState {
     /// Pages of a parked snapshot, for slots from [`PARKED`] on.
     pub parked: Option<Arc<dyn PageSource>>,
     /// What the first fault installs.
-    pub armed: Option<Stored>,
+    pub armed: Option<StoredSet>,
     /// Rings at the first fault.
     pub bell: Option<Bell>,
     /// Its process, while that goes on into its calls after a stop.
@@ -342,21 +342,25 @@ impl Memory {
             }
             for (index, event) in events.into_iter().enumerate() {
                 match event {
-                    Event::Fault { address, protected: true, .. } => {
+                    FaultEvent::Fault { address, protected: true, .. } => {
                         uffd::write_protect(self.uffd.as_fd(), address..address + PAGE64, false)?;
                         uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
                     }
-                    Event::Fault { address, write, thread, .. } => {
+                    FaultEvent::Fault { address, write, thread, .. } => {
                         failed = self.fault_or_again(&mut state, Fault { address, write, thread }).err().or(failed);
                     }
-                    Event::Fork(uffd) => {
+                    FaultEvent::Fork(uffd) => {
                         if let Err(error) = birth(&state, uffd) {
                             tracing::error!(space = self.id, %error, "a forked child is not looked after");
                             continue;
                         }
                     }
-                    Event::Remap { from, to, length } => state.map.event(index, &Change::Move { from, to, length })?,
-                    Event::Remove(range) | Event::Unmap(range) => state.map.event(index, &Change::Clear(range))?,
+                    FaultEvent::Remap { from, to, length } => {
+                        state.map.event(index, &Change::Move { from, to, length })?
+                    }
+                    FaultEvent::Remove(range) | FaultEvent::Unmap(range) => {
+                        state.map.event(index, &Change::Clear(range))?
+                    }
                 }
                 state.map.done(index);
             }

@@ -27,7 +27,7 @@ use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
 pub use crate::stored::Sets;
-use crate::stored::Stored;
+use crate::stored::StoredSet;
 use crate::swap::{PAGE, Swap};
 use crate::ticking::Ticking;
 use kip_stop::limits::{self, Lifted};
@@ -168,7 +168,7 @@ struct Known {
     id: SpaceId,
     histories: Histories,
     /// What its first fault is to install.
-    set: Option<Stored>,
+    set: Option<StoredSet>,
 }
 
 /// One proc.

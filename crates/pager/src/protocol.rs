@@ -2,12 +2,12 @@
 //! `DIR/run/pager.sock`.
 //!
 //! A connection carries one request and its answer at a time; several connections are served at
-//! once. One that asked to [`Request::Follow`] gets [`Event`]s from then on.
+//! once. One that asked to [`PagerRequest::Follow`] gets [`PagerEvent`]s from then on.
 //!
-//! For good, in every protocol, stay as they are: [`Request::Ping`] with its [`Status`], and
-//! [`Request::Quit`] with [`Answer::Done`]: by these a daemon of any other version puts its own
-//! pager in place ([`crate::client::Pager::supersede`]). What is out passes from one to the other
-//! by the slot maps, whose form has a number of its own.
+//! For good, in every protocol, stay as they are: [`PagerRequest::Ping`] with its [`PagerStatus`],
+//! and [`PagerRequest::Quit`] with [`PagerAnswer::Done`]: by these a daemon of any other version
+//! puts its own pager in place ([`crate::client::Pager::supersede`]). What is out passes from one
+//! to the other by the slot maps, whose form has a number of its own.
 
 use crate::deflate::Deflated;
 pub use kip_stop::timers::Timer;
@@ -33,10 +33,10 @@ pub struct Order {
     pub directory: PathBuf,
     /// The cgroup.procs file that lists its processes.
     pub processes: PathBuf,
-    /// Told again with [`Event::Woke`], so that an old one is known as such.
+    /// Told again with [`PagerEvent::Woke`], so that an old one is known as such.
     pub turn: u64,
-    /// Its threads stand still until [`Request::Wake`]; otherwise the first that gets what it waits
-    /// for wakes it.
+    /// Its threads stand still until [`PagerRequest::Wake`]; otherwise the first that gets what it
+    /// waits for wakes it.
     pub hold: bool,
     /// Pages that one tick of a program that ticks in place may bring back; 0 for a program that
     /// does not tick.
@@ -107,8 +107,8 @@ pub enum Survey {
 /// What the daemon asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
-pub enum Request {
-    /// Asks for the pager's [`Status`].
+pub enum PagerRequest {
+    /// Asks for the pager's [`PagerStatus`].
     Ping,
     /// How many bytes all working sets may take in memory; beyond that they are on disk.
     Budget {
@@ -124,7 +124,8 @@ pub enum Request {
         /// What for.
         purpose: Purpose,
     },
-    /// Wakes a held proc, without an answer: [`Event::Woke`] tells when it runs. The fastest way.
+    /// Wakes a held proc, without an answer: [`PagerEvent::Woke`] tells when it runs. The fastest
+    /// way.
     Rouse {
         /// The proc.
         name: String,
@@ -168,8 +169,8 @@ pub enum Request {
         /// The file, made anew.
         file: PathBuf,
     },
-    /// Writes what missing pages hold, as [`Request::Account`], into the file that comes with it.
-    /// Changes nothing.
+    /// Writes what missing pages hold, as [`PagerRequest::Account`], into the file that comes with
+    /// it. Changes nothing.
     Chart {
         /// The proc.
         name: String,
@@ -201,14 +202,21 @@ pub enum Request {
 
 /// The pager that serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct PagerStatus {
     /// Its process id.
     pub pid: u32,
     /// Its [`PROTOCOL`].
     pub protocol: u32,
 }
 
-/// A finished [`Request::Hibernate`].
+impl PagerStatus {
+    /// The status of this process.
+    pub fn own() -> PagerStatus {
+        PagerStatus { pid: std::process::id(), protocol: PROTOCOL }
+    }
+}
+
+/// A finished [`PagerRequest::Hibernate`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hibernated {
     /// Its threads stood still so long, microseconds.
@@ -269,7 +277,7 @@ pub struct MemoryStatus {
     pub set_bytes: u64,
 }
 
-/// A finished [`Request::Wake`].
+/// A finished [`PagerRequest::Wake`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Woken {
     /// Installing took so long, microseconds.
@@ -286,27 +294,27 @@ pub struct Woken {
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "lowercase")]
-pub enum Answer {
-    /// To [`Request::Ping`].
-    Status(Status),
-    /// To [`Request::Hibernate`].
+pub enum PagerAnswer {
+    /// To [`PagerRequest::Ping`].
+    Status(PagerStatus),
+    /// To [`PagerRequest::Hibernate`].
     Hibernated(Hibernated),
-    /// To [`Request::Wake`] and [`Request::Inflate`].
+    /// To [`PagerRequest::Wake`] and [`PagerRequest::Inflate`].
     Woken(Woken),
-    /// To [`Request::Survey`].
+    /// To [`PagerRequest::Survey`].
     Surveyed {
         /// The timers, if they were asked for.
         timers: Vec<Timer>,
     },
-    /// To [`Request::Inspect`].
+    /// To [`PagerRequest::Inspect`].
     #[serde(rename = "look")]
     MemoryStatus(MemoryStatus),
-    /// To [`Request::Chart`].
+    /// To [`PagerRequest::Chart`].
     Charted {
         /// If not, nothing is out, and the file is empty.
         known: bool,
     },
-    /// To [`Request::Peek`]: of which pages there are only zeros in the file.
+    /// To [`PagerRequest::Peek`]: of which pages there are only zeros in the file.
     Peeked {
         /// Those that come from a store: place in the request, file in `parked` of the proc's
         /// directory, page.
@@ -314,7 +322,7 @@ pub enum Answer {
         /// Those that cannot be read: place in the request, and why.
         unread: Vec<(u32, String)>,
     },
-    /// To [`Request::PrepareParking`]: whether the proc is known.
+    /// To [`PagerRequest::PrepareParking`]: whether the proc is known.
     #[serde(rename = "settled")]
     ParkingPrepared {
         /// If not, nothing is out.
@@ -332,7 +340,7 @@ pub enum Answer {
 /// What happens by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
-pub enum Event {
+pub enum PagerEvent {
     /// A proc has touched what was out, or was roused.
     Woke {
         /// The proc.
@@ -378,10 +386,10 @@ mod tests {
     /// Other versions say these as they are written here.
     #[test]
     fn what_every_version_understands_never_changes() {
-        let said = |text: &str| serde_json::from_str::<Request>(text).unwrap();
-        assert_eq!((said(r#"{"do":"ping"}"#), said(r#"{"do":"quit"}"#)), (Request::Ping, Request::Quit));
-        let status = Answer::Status(Status { pid: 7, protocol: 5 });
+        let said = |text: &str| serde_json::from_str::<PagerRequest>(text).unwrap();
+        assert_eq!((said(r#"{"do":"ping"}"#), said(r#"{"do":"quit"}"#)), (PagerRequest::Ping, PagerRequest::Quit));
+        let status = PagerAnswer::Status(PagerStatus { pid: 7, protocol: 5 });
         assert_eq!(serde_json::to_string(&status).unwrap(), r#"{"is":"status","pid":7,"protocol":5}"#);
-        assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#"{"is":"done"}"#);
+        assert_eq!(serde_json::to_string(&PagerAnswer::Done).unwrap(), r#"{"is":"done"}"#);
     }
 }

@@ -14,7 +14,7 @@ mod parking;
 use crate::memory::Bell;
 use crate::proc::{Proc, Sets, Way};
 use crate::protocol::{
-    Answer, Event, Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, Purpose, Request, Status, Woken,
+    Hibernated, MAX_MESSAGE, MemoryStatus, Order, PagerAnswer, PagerEvent, PagerRequest, PagerStatus, Purpose, Woken,
 };
 use crate::serve::Server;
 use crate::set::Predictor;
@@ -52,7 +52,7 @@ pub const DEFAULT_BUDGET: usize = 256 << 20;
 /// What followers are notified of.
 enum News {
     Rung(Rung),
-    Event(Event),
+    Event(PagerEvent),
 }
 
 /// A first fault.
@@ -128,7 +128,7 @@ pub struct Service {
     in_memory: AtomicUsize,
     news: mpsc::Sender<News>,
     /// Pages that are not here and needed.
-    missing: mpsc::Sender<Event>,
+    missing: mpsc::Sender<PagerEvent>,
     /// Swap files in the page cache, and when that began.
     cached: mpsc::Sender<(Instant, Weak<Swap>)>,
 }
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Service {
     }
 }
 
-fn reply(socket: &OwnedFd, answer: &Answer) -> bool {
+fn reply(socket: &OwnedFd, answer: &PagerAnswer) -> bool {
     let bytes = serde_json::to_vec(answer).expect("answers are plain data");
     fdpass::send(socket.as_fd(), &bytes, &[]).is_ok()
 }
@@ -203,72 +203,72 @@ impl Service {
 
     /// Serves one connection; true for quit.
     fn connection(self: &Arc<Service>, socket: OwnedFd) -> bool {
-        let say = |answer: &Answer| reply(&socket, answer);
+        let say = |answer: &PagerAnswer| reply(&socket, answer);
         while let Ok((bytes, fds)) = fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
-            let request: Request = match serde_json::from_slice(&bytes) {
+            let request: PagerRequest = match serde_json::from_slice(&bytes) {
                 Ok(request) => request,
                 Err(e) => {
-                    say(&Answer::Refused { message: format!("not a request: {e}") });
+                    say(&PagerAnswer::Refused { message: format!("not a request: {e}") });
                     return false;
                 }
             };
             // As large as a message may be, and this thread may hold a proc for days.
             drop(bytes);
             let done = match request {
-                Request::Hibernate(order) => {
+                PagerRequest::Hibernate(order) => {
                     // It answers by itself: this thread may have to hold the proc after that, for
                     // which it needs no connection.
                     let (name, mut socket) = (order.name.clone(), Some(socket));
-                    let answer = |done| socket.take().is_some_and(|socket| reply(&socket, &Answer::Hibernated(done)));
+                    let answer = |done| socket.take().is_some_and(|to| reply(&to, &PagerAnswer::Hibernated(done)));
                     if let Err(message) = self.hibernate(order, fds, answer) {
                         tracing::warn!(proc = name, message, "not hibernated");
                         if let Some(socket) = socket {
-                            reply(&socket, &Answer::Refused { message });
+                            reply(&socket, &PagerAnswer::Refused { message });
                         }
                     }
                     return false;
                 }
-                Request::Follow => {
-                    if say(&Answer::Done) {
+                PagerRequest::Follow => {
+                    if say(&PagerAnswer::Done) {
                         self.followers.lock().push(socket);
                     }
                     return false;
                 }
-                Request::Quit => {
+                PagerRequest::Quit => {
                     self.come_to_rest();
-                    say(&Answer::Done);
+                    say(&PagerAnswer::Done);
                     return true;
                 }
-                Request::Ping => Ok(Answer::Status(Status { pid: std::process::id(), protocol: PROTOCOL })),
-                Request::Budget { bytes } => {
+                PagerRequest::Ping => Ok(PagerAnswer::Status(PagerStatus::own())),
+                PagerRequest::Budget { bytes } => {
                     self.budget.store(bytes, Ordering::Relaxed);
-                    Ok(Answer::Done)
+                    Ok(PagerAnswer::Done)
                 }
-                Request::Rouse { name, purpose } => {
+                PagerRequest::Rouse { name, purpose } => {
                     self.rouse(&name, purpose);
                     continue;
                 }
-                Request::Wake { name, purpose } => self.wake(&name, &purpose.set).map(Answer::Woken),
-                Request::Inflate(rebuilt) => self.inflate(rebuilt, fds).map(Answer::Woken),
-                Request::Restore { name } => self.restore(&name).map(|()| Answer::Done),
-                Request::Forget { name } => {
+                PagerRequest::Wake { name, purpose } => self.wake(&name, &purpose.set).map(PagerAnswer::Woken),
+                PagerRequest::Inflate(rebuilt) => self.inflate(rebuilt, fds).map(PagerAnswer::Woken),
+                PagerRequest::Restore { name } => self.restore(&name).map(|()| PagerAnswer::Done),
+                PagerRequest::Forget { name } => {
                     self.forget(&name);
-                    Ok(Answer::Done)
+                    Ok(PagerAnswer::Done)
                 }
-                Request::Adopt { name, number, directory } => {
-                    self.adopt(&name, number, &directory).map(|()| Answer::Done)
+                PagerRequest::Adopt { name, number, directory } => {
+                    self.adopt(&name, number, &directory).map(|()| PagerAnswer::Done)
                 }
-                Request::PrepareParking { name } => {
-                    self.prepare_parking(&name).map(|known| Answer::ParkingPrepared { known })
+                PagerRequest::PrepareParking { name } => {
+                    self.prepare_parking(&name).map(|known| PagerAnswer::ParkingPrepared { known })
                 }
-                Request::Account { name, file } => self.account(&name, &file).map(|()| Answer::Done),
-                Request::Chart { name } => self.chart(&name, fds),
-                Request::Peek(peek) => self.peek(&peek, fds),
-                Request::Survey { name, processes, survey } => self.survey(&name, &processes, survey),
-                Request::Inspect { name } => Ok(Answer::MemoryStatus(self.memory_status(&name))),
-                Request::Mirror => self.mirror().map(|()| Answer::Done),
+                PagerRequest::Account { name, file } => self.account(&name, &file).map(|()| PagerAnswer::Done),
+                PagerRequest::Chart { name } => self.chart(&name, fds),
+                PagerRequest::Peek(peek) => self.peek(&peek, fds),
+                PagerRequest::Survey { name, processes, survey } => self.survey(&name, &processes, survey),
+                PagerRequest::Inspect { name } => Ok(PagerAnswer::MemoryStatus(self.memory_status(&name))),
+                PagerRequest::Mirror => self.mirror().map(|()| PagerAnswer::Done),
             };
-            let answer = done.unwrap_or_else(|message| Answer::Refused { message });
+            let answer = done.unwrap_or_else(|message| PagerAnswer::Refused { message });
             if !say(&answer) {
                 return false;
             }

@@ -25,7 +25,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 /// What came back between two sleeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct SetRecord {
     /// Pages that came by faults, in their order.
     pub touched: Vec<u64>,
     /// Pages of the set that a thread waited for when the set was installed.
@@ -40,7 +40,7 @@ pub struct Record {
     pub missed: (usize, usize),
 }
 
-impl Record {
+impl SetRecord {
     fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         [&self.touched, &self.waited, &self.written, &self.came_along, &self.from_set].into_iter().flatten().copied()
     }
@@ -87,7 +87,7 @@ pub enum Predictor {
 /// The last records of one address space, and what to expect from them.
 #[derive(Debug)]
 pub struct History {
-    records: VecDeque<Record>,
+    records: VecDeque<SetRecord>,
     predictor: Predictor,
     turn: u64,
     /// Pages of the records that were once touched for certain.
@@ -123,7 +123,7 @@ impl History {
 
     /// One that goes on after its process was parked with this set.
     pub fn resumed(predictor: Predictor, set: &WorkingSet) -> Self {
-        let last = Record { from_set: set.pages.iter().map(|page| page.address).collect(), ..Record::default() };
+        let last = SetRecord { from_set: set.pages.iter().map(|page| page.address).collect(), ..SetRecord::default() };
         let placed = |(index, page): (usize, &Expected)| {
             let place = place(index, set.pages.len());
             (page.confirmed > 0).then_some((page.address, Confirmed { place, times: page.confirmed }))
@@ -137,7 +137,7 @@ impl History {
         let Prediction { mut pages, mut held_back } = self.predict();
         // What was touched the last time, and not yet often enough, is at hand.
         let known: HashSet<u64> = pages.iter().copied().collect();
-        for page in self.records.front().into_iter().flat_map(Record::certain) {
+        for page in self.records.front().into_iter().flat_map(SetRecord::certain) {
             if pages.len() < Self::MOST && !known.contains(&page) {
                 pages.push(page);
                 held_back.insert(page);
@@ -159,12 +159,12 @@ impl History {
     }
 
     /// Adds what came back since the last sleep.
-    pub fn push(&mut self, record: Record) {
+    pub fn push(&mut self, record: SetRecord) {
         self.records.push_front(record);
         self.records.truncate(self.depth());
         self.turn += 1;
-        let known: HashSet<u64> = self.records.iter().flat_map(Record::pages).collect();
-        let Record { touched, waited, written, .. } = &self.records[0];
+        let known: HashSet<u64> = self.records.iter().flat_map(SetRecord::pages).collect();
+        let SetRecord { touched, waited, written, .. } = &self.records[0];
         let mut see = |page: u64, place: &dyn Fn(Option<u16>) -> u16| {
             let before = self.confirmed.get(&page);
             let times = before.map_or(0, |known| known.times) + 1;
@@ -187,7 +187,7 @@ impl History {
         };
         let mut seen: HashMap<u64, usize> = HashMap::new();
         let mut order = Vec::new();
-        for page in self.records.iter().flat_map(Record::pages) {
+        for page in self.records.iter().flat_map(SetRecord::pages) {
             let count = seen.entry(page).or_insert(0);
             *count += 1;
             if *count == 1 {
@@ -269,7 +269,7 @@ impl Histories {
     }
 
     /// Adds what came back since a wake of this kind.
-    pub fn push(&mut self, kind: &str, record: Record) {
+    pub fn push(&mut self, kind: &str, record: SetRecord) {
         let known = self.kinds.iter().position(|(known, _)| known == kind).map(|place| self.kinds.remove(place));
         let (kind, mut history) = known.unwrap_or_else(|| (kind.to_owned(), History::new(self.predictor)));
         history.push(record);
@@ -298,7 +298,7 @@ mod tests {
 
     fn history(predictor: Predictor, records: &[&[u64]]) -> Vec<u64> {
         let mut history = History::new(predictor);
-        records.iter().for_each(|r| history.push(Record { touched: pages(r), ..Record::default() }));
+        records.iter().for_each(|r| history.push(SetRecord { touched: pages(r), ..SetRecord::default() }));
         history.predict().pages
     }
 
@@ -308,7 +308,7 @@ mod tests {
         let needs = |page: &&u64| useful.contains(page) && (held_back.contains(page) || !pages.contains(page));
         let touched = useful.iter().filter(needs).copied().collect();
         let from_set = pages.into_iter().filter(|page| !held_back.contains(page)).collect();
-        history.push(Record { touched, from_set, ..Record::default() });
+        history.push(SetRecord { touched, from_set, ..SetRecord::default() });
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
     fn pages_of_no_use_fall_out_and_others_stay() {
         let mut history = History::new(Predictor::LastUse);
         let (useful, useless) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
-        history.push(Record { touched: useful.iter().chain(&useless).copied().collect(), ..Record::default() });
+        history.push(SetRecord { touched: useful.iter().chain(&useless).copied().collect(), ..SetRecord::default() });
         (0..=History::HELD_BACK_ONCE_IN).for_each(|_| used(&mut history, &useful));
         let set = history.predict().pages;
         assert!(useless.iter().all(|p| !set.contains(p)));
@@ -340,7 +340,7 @@ mod tests {
     fn neighbours_that_nobody_touches_fall_out_soon() {
         let mut history = History::new(Predictor::LastUse);
         let (useful, neighbours) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..400).collect::<Vec<_>>()));
-        history.push(Record { touched: useful.clone(), came_along: neighbours.clone(), ..Record::default() });
+        history.push(SetRecord { touched: useful.clone(), came_along: neighbours.clone(), ..SetRecord::default() });
         assert!(neighbours.iter().all(|p| history.predict().held_back.contains(p)));
         used(&mut history, &useful);
         let set = history.predict();
@@ -351,10 +351,10 @@ mod tests {
     #[test]
     fn those_first_that_are_needed_first() {
         let mut history = History::new(Predictor::LastUse);
-        history.push(Record { touched: pages(&[9, 5, 7, 1]), came_along: pages(&[8]), ..Record::default() });
+        history.push(SetRecord { touched: pages(&[9, 5, 7, 1]), came_along: pages(&[8]), ..SetRecord::default() });
         assert_eq!(history.predict().pages, pages(&[9, 5, 7, 1, 8]));
-        let record = Record { waited: pages(&[1]), from_set: pages(&[9, 5, 7]), ..Record::default() };
-        history.push(Record { written: pages(&[3]), ..record });
+        let record = SetRecord { waited: pages(&[1]), from_set: pages(&[9, 5, 7]), ..SetRecord::default() };
+        history.push(SetRecord { written: pages(&[3]), ..record });
         let place = |page: u64| history.predict().pages.iter().position(|p| *p == page * PAGE as u64);
         assert!(place(1) < place(5) && place(5) < place(7), "1 is waited for: it comes sooner");
         let sets = [history.working_set("")];
@@ -366,16 +366,21 @@ mod tests {
     fn a_set_of_another_use_is_held_back_at_once() {
         let mut history = History::new(Predictor::LastUse);
         let (old, new) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
-        history.push(Record { touched: old.clone(), ..Record::default() });
-        history.push(Record { touched: new.clone(), from_set: old.clone(), missed: (50, 50), ..Record::default() });
+        history.push(SetRecord { touched: old.clone(), ..SetRecord::default() });
+        history.push(SetRecord {
+            touched: new.clone(),
+            from_set: old.clone(),
+            missed: (50, 50),
+            ..SetRecord::default()
+        });
         let set = history.predict();
         assert!(old.iter().all(|p| set.held_back.contains(p)));
         assert!(new.iter().all(|p| set.pages.contains(p) && !set.held_back.contains(p)));
-        history.push(Record {
+        history.push(SetRecord {
             touched: old[..4].to_vec(),
             from_set: new.clone(),
             missed: (4, 50),
-            ..Record::default()
+            ..SetRecord::default()
         });
         assert!(history.predict().held_back.len() < 25, "a little that is new says nothing");
     }
@@ -383,7 +388,7 @@ mod tests {
     #[test]
     fn what_is_known_of_a_set_outlives_parking() {
         let mut history = History::new(Predictor::LastUse);
-        history.push(Record { touched: pages(&[1, 2]), came_along: pages(&[3]), ..Record::default() });
+        history.push(SetRecord { touched: pages(&[1, 2]), came_along: pages(&[3]), ..SetRecord::default() });
         let set = history.working_set("tcp 80");
         assert_eq!(set.pages.iter().map(|p| p.confirmed).collect::<Vec<_>>(), [1, 1, 0]);
         let again = History::resumed(Predictor::LastUse, &set);
@@ -396,7 +401,7 @@ mod tests {
     #[test]
     fn what_was_touched_too_rarely_is_at_hand() {
         let mut history = History::new(Predictor::KOfN { k: 2, n: 3 });
-        let touched = |list: &[u64]| Record { touched: pages(list), ..Record::default() };
+        let touched = |list: &[u64]| SetRecord { touched: pages(list), ..SetRecord::default() };
         history.push(touched(&[1, 2]));
         history.push(touched(&[2, 3]));
         let told = |history: &History| -> Vec<(u64, bool)> {
@@ -404,14 +409,14 @@ mod tests {
         };
         assert_eq!(told(&history), [(2, false), (3, true)]);
         let mut again = History::resumed(Predictor::KOfN { k: 2, n: 3 }, &history.working_set(""));
-        again.push(Record { touched: pages(&[3]), from_set: pages(&[2]), ..Record::default() });
+        again.push(SetRecord { touched: pages(&[3]), from_set: pages(&[2]), ..SetRecord::default() });
         assert_eq!(told(&again), [(3, false), (2, false)], "it is learned although it was parked meanwhile");
     }
 
     #[test]
     fn each_kind_of_wake_has_a_set_of_its_own() {
         let mut histories = Histories::new(Predictor::LastUse);
-        let touched = |list: &[u64]| Record { touched: pages(list), ..Record::default() };
+        let touched = |list: &[u64]| SetRecord { touched: pages(list), ..SetRecord::default() };
         histories.push("tcp 80", touched(&[1, 2]));
         histories.push("timer", touched(&[2, 3]));
         let Expectation { kinds, pages: expected } = histories.expect();

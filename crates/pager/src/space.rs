@@ -41,7 +41,7 @@ impl Reason {
 
 /// What can be done with a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpaceKind {
     /// Private memory: taken out.
     Anonymous,
     /// A private mapping of a file: written pages are turned into private memory, others are the
@@ -61,7 +61,7 @@ pub struct Mapping {
     /// PROT_READ, PROT_WRITE and PROT_EXEC as in mmap(2).
     pub protection: u64,
     /// What can be done with it.
-    pub kind: Kind,
+    pub kind: SpaceKind,
 }
 
 /// The mappings of a process, by address.
@@ -80,8 +80,8 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
         for mapping in &mut mappings {
             let flags = flagged.iter().find(|(range, _)| range.start == mapping.range.start).map(|(_, flags)| flags);
             let reason = flags.and_then(|flags| forbidden(flags));
-            if let (Some(reason), Kind::Anonymous | Kind::File) = (reason, mapping.kind) {
-                mapping.kind = Kind::Left(reason);
+            if let (Some(reason), SpaceKind::Anonymous | SpaceKind::File) = (reason, mapping.kind) {
+                mapping.kind = SpaceKind::Left(reason);
             }
         }
     }
@@ -132,13 +132,13 @@ fn mapping(line: &str) -> Option<Mapping> {
     let inode: u64 = fields.nth(2)?.parse().ok()?;
     let path = fields.next().unwrap_or("");
     let kind = match path {
-        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Kind::Kernel,
-        _ if permissions.get(3) == Some(&b's') => Kind::Left(Reason::Shared),
-        _ if path.starts_with("/anon_hugepage") => Kind::Left(Reason::Huge),
+        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => SpaceKind::Kernel,
+        _ if permissions.get(3) == Some(&b's') => SpaceKind::Left(Reason::Shared),
+        _ if path.starts_with("/anon_hugepage") => SpaceKind::Left(Reason::Huge),
         // Writable without readable is as good as readable to the processor, not to us.
-        _ if inode == 0 && protection & 1 == 0 => Kind::Left(Reason::Unreadable),
-        _ if inode == 0 => Kind::Anonymous,
-        _ => Kind::File,
+        _ if inode == 0 && protection & 1 == 0 => SpaceKind::Left(Reason::Unreadable),
+        _ if inode == 0 => SpaceKind::Anonymous,
+        _ => SpaceKind::File,
     };
     Some(Mapping { range, protection, kind })
 }
@@ -161,13 +161,13 @@ mod tests {
         let heap = "5555-5556 rw-p 00000000 00:00 0                          [heap]";
         assert_eq!(
             mapping(&heap.replace("5555-5556", "55550000-55560000")),
-            Some(Mapping { range: 0x5555_0000..0x5556_0000, protection: 3, kind: Kind::Anonymous })
+            Some(Mapping { range: 0x5555_0000..0x5556_0000, protection: 3, kind: SpaceKind::Anonymous })
         );
-        assert_eq!(kind("1000-2000 r-xp 00001000 fe:00 123 /usr/bin/a file"), Kind::File);
-        assert_eq!(kind("1000-2000 rw-s 00001000 00:01 9 /memfd:x (deleted)"), Kind::Left(Reason::Shared));
-        assert_eq!(kind("1000-2000 rw-p 00000000 00:10 9 /anon_hugepage (deleted)"), Kind::Left(Reason::Huge));
-        assert_eq!(kind("1000-2000 ---p 00000000 00:00 0"), Kind::Left(Reason::Unreadable));
-        assert_eq!(kind("1000-2000 r-xp 00000000 00:00 0 [vdso]"), Kind::Kernel);
+        assert_eq!(kind("1000-2000 r-xp 00001000 fe:00 123 /usr/bin/a file"), SpaceKind::File);
+        assert_eq!(kind("1000-2000 rw-s 00001000 00:01 9 /memfd:x (deleted)"), SpaceKind::Left(Reason::Shared));
+        assert_eq!(kind("1000-2000 rw-p 00000000 00:10 9 /anon_hugepage (deleted)"), SpaceKind::Left(Reason::Huge));
+        assert_eq!(kind("1000-2000 ---p 00000000 00:00 0"), SpaceKind::Left(Reason::Unreadable));
+        assert_eq!(kind("1000-2000 r-xp 00000000 00:00 0 [vdso]"), SpaceKind::Kernel);
         assert_eq!(mapping("VmFlags: rd wr mr mw me ac sd"), None);
     }
 
@@ -177,7 +177,9 @@ mod tests {
         let local = 1u8;
         let at = &raw const local as u64;
         let ours = mappings.iter().find(|m| m.range.contains(&at)).unwrap();
-        assert_eq!((ours.kind, ours.protection), (Kind::Anonymous, 3));
-        assert!(mappings.iter().any(|m| m.kind == Kind::File) && mappings.iter().any(|m| m.kind == Kind::Kernel));
+        assert_eq!((ours.kind, ours.protection), (SpaceKind::Anonymous, 3));
+        assert!(
+            mappings.iter().any(|m| m.kind == SpaceKind::File) && mappings.iter().any(|m| m.kind == SpaceKind::Kernel)
+        );
     }
 }

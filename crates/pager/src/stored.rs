@@ -1,9 +1,9 @@
 //! The bytes of a working set while its program sleeps, in blocks of pages that are needed at about
 //! the same time.
 //!
-//! [`Stored`] owns them, each page with the slot that it had: the thread that installs them leaves
-//! out those of which the slot map says otherwise by then. A set is a hint: losing it loses time
-//! only.
+//! [`StoredSet`] owns them, each page with the slot that it had: the thread that installs them
+//! leaves out those of which the slot map says otherwise by then. A set is a hint: losing it loses
+//! time only.
 
 use crate::crew::crew;
 use crate::set::Expectation;
@@ -240,7 +240,7 @@ struct Part {
 
 /// A set with its bytes.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredSet {
     /// Those first that are needed first, by address within each [`NEEDED_TOGETHER`]; those of a
     /// source all by address.
     pages: Vec<Page>,
@@ -257,11 +257,11 @@ pub struct Page {
     pub address: u64,
     /// The slot that it had.
     pub slot: u32,
-    /// Bits of the kinds of wakes that it is installed at: [`Stored::bits`].
+    /// Bits of the kinds of wakes that it is installed at: [`StoredSet::bits`].
     pub kinds: u8,
 }
 
-impl Stored {
+impl StoredSet {
     /// Keeps a set; `bytes` are those of `pages` one behind the other.
     ///
     /// # Errors
@@ -427,7 +427,7 @@ impl Stored {
     }
 
     /// Hands over the pages of some blocks with their bytes, block by block, until `take` says that
-    /// it is enough. The blocks are at most as many as [`Stored::at_once`].
+    /// it is enough. The blocks are at most as many as [`StoredSet::at_once`].
     ///
     /// # Errors
     /// The file system's; `InvalidData`; those of `take`.
@@ -495,7 +495,7 @@ mod tests {
             // Against the order of their addresses.
             let page = |n: u32| Page { address: u64::from(1000 - n) * PAGE as u64, slot: n, kinds: 1 };
             let list: Vec<Page> = (0..count as u32).map(page).collect();
-            let stored = Stored::keep(list.clone(), Vec::new(), bytes, how).unwrap().unwrap();
+            let stored = StoredSet::keep(list.clone(), Vec::new(), bytes, how).unwrap().unwrap();
             let mut buffer = Buffers::default();
             let mut got = Vec::new();
             for start in [3, 1, 0, 2, 4] {
@@ -518,12 +518,12 @@ mod tests {
     }
 
     /// A set of numbered pages on the disk.
-    fn on_disk(path: &Path, count: usize) -> Stored {
+    fn on_disk(path: &Path, count: usize) -> StoredSet {
         let mut bytes = Aligned::new(count * PAGE);
         bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
         let page = |n| Page { address: u64::from(n) * PAGE as u64, slot: n, kinds: 1 };
         let pages = (0..count as u32).map(page).collect();
-        Stored::keep(pages, Vec::new(), bytes, Keep::File(path)).unwrap().unwrap()
+        StoredSet::keep(pages, Vec::new(), bytes, Keep::File(path)).unwrap().unwrap()
     }
 
     #[test]
@@ -587,7 +587,7 @@ mod tests {
         let sets = [set("port", port), set("timer", vec![expected(90, false), expected(3, false)])];
         // What has no slot cannot be missing.
         let slot = |address: u64| (address != 5 * PAGE as u64).then_some((address / PAGE as u64) as u32 + 100);
-        let stored = Stored::coming(&sets, "port", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap();
+        let stored = StoredSet::coming(&sets, "port", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap();
         assert_eq!((stored.len(), stored.blocks()), (38, 2));
         assert_eq!(stored.held_back(), [(90 * PAGE as u64, 190), (7 * PAGE as u64, 107)]);
         let mut got = Vec::new();
@@ -601,14 +601,14 @@ mod tests {
         }
         assert_eq!(got[..32], (8..40).collect::<Vec<u64>>(), "those that are needed first, by address");
         assert_eq!(got[32..], [0, 1, 2, 3, 4, 6]);
-        assert_eq!(Stored::coming(&sets, "new", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap().len(), 39);
+        assert_eq!(StoredSet::coming(&sets, "new", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap().len(), 39);
     }
 
     #[test]
     fn a_kind_that_is_not_known_has_all_bits() {
         let list = vec![Page { address: 0, slot: 0, kinds: 1 }];
         let kinds = vec!["a".into(), "b".into()];
-        let stored = Stored::keep(list, kinds, Aligned::new(PAGE), Keep::Memory).unwrap().unwrap();
+        let stored = StoredSet::keep(list, kinds, Aligned::new(PAGE), Keep::Memory).unwrap().unwrap();
         assert_eq!((stored.bits("a"), stored.bits("b"), stored.bits("c")), (1, 2, u8::MAX));
     }
 }

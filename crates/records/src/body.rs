@@ -2,10 +2,11 @@
 //! the machine to wake.
 
 use kip_checkpoint::Owned;
-use kip_checkpoint::clocks::{Boot, Clocks};
 use kip_checkpoint::terminals::Controlled;
+use kip_clocks::{Boot, Clocks};
 use kip_net::custody::SavedOptions;
 use kip_net::renewal::Recipe;
+use kip_types::suspend::SuspendedBy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,7 +62,7 @@ pub struct Body {
     pub inotify: Vec<SleepingInotify>,
     /// By which word its clock stands; none if it goes on.
     #[serde(default)]
-    pub suspended: Option<String>,
+    pub suspended: Option<SuspendedBy>,
     /// Stopped processes (by id inside) of which their parents have not learned.
     #[serde(default, rename = "untold")]
     pub unreported: Vec<u32>,
@@ -71,6 +72,9 @@ pub struct Body {
     /// Its terminals; none in generations of a Kip that gave it no devpts.
     #[serde(default)]
     pub terminals: Option<SleepingTerminals>,
+    /// File systems in memory; none in generations of a Kip that gave it none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tmpfs: Vec<SleptTmpfs>,
     /// How many threads it has; 0 in generations before format 3, where each has an image file.
     #[serde(default)]
     pub threads: usize,
@@ -117,6 +121,18 @@ pub struct Slept {
     pub owner: Option<(u32, u32)>,
     /// What it had open or mapped in it.
     pub files: Vec<SleptFile>,
+}
+
+/// A file system in memory of a sleeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SleptTmpfs {
+    /// Where its spec has it.
+    pub target: String,
+    /// Where that was: links inside are resolved.
+    pub point: String,
+    /// The file of the generation that has what was in it; none if nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
 }
 
 /// A file of a volume that a sleeper has open or mapped.

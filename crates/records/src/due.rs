@@ -6,7 +6,7 @@
 //! suspended, or memory is short, does such a program park, and then its ticks are gathered
 //! ([`Ticks`]); in a suspended sleep so is whatever waits on CLOCK_MONOTONIC, which stands.
 
-use kip_checkpoint::clocks::{Clocks, Due, Source};
+use kip_clocks::{Clocks, Due, Source};
 use serde::{Deserialize, Serialize};
 
 /// For how many `tick_ms` the ticks of a suspended proc are gathered at first: ten minutes, as a

@@ -1,5 +1,5 @@
-//! The durable record of each proc: the directory `DIR/procs/NAME` with `spec.json`, written once,
-//! and `state.json`, replaced at each step of the lifecycle.
+//! The durable record of each proc: the directory `DIR/procs/NAME` with `spec.json`, replaced by an
+//! update of the proc, and `state.json`, replaced at each step of the lifecycle.
 //!
 //! Owns the two files and the coming and going of the directory; what else lies in it (layers,
 //! snapshots, logs) belongs to others. Never interprets a state.
@@ -11,6 +11,7 @@
 //! | --- | --- |
 //! | [`Records::create`] | `.new-*`, which no client has been told of |
 //! | [`Records::write_state`] | the old state or the new one, and maybe `.state.json.new`, which the next write replaces |
+//! | [`write_spec`] | the old spec or the new one, and maybe `spec.new`, which the next write replaces |
 //! | [`Records::remove`] | the proc, or `.trash-*` |
 
 use kip_types::ProcName;
@@ -355,6 +356,16 @@ pub fn write_state(directory: &Path, state: &impl Serialize, durability: Durabil
         Durability::Fsync => sync_directory(directory),
         Durability::Rename => Ok(()),
     }
+}
+
+/// Replaces the spec of the proc whose directory that is, durably. Only one thread at a time may
+/// write one proc's.
+///
+/// # Errors
+/// As [`Records::write_state`].
+pub fn write_spec(directory: &Path, spec: &impl Serialize) -> Result<(), RecordError> {
+    let path = directory.join(SPEC);
+    replace(&path, &encode(&path, spec)?)
 }
 
 /// Replaces a file beside the record, durably.

@@ -78,6 +78,10 @@ pub struct Record {
     /// It was awake when the daemon was told to park all and end: the next one wakes it.
     #[serde(default)]
     pub wakes_again: bool,
+    /// It is stopped, or about to be, so that another proc can take its place. Until that has
+    /// happened the next daemon starts it again, and its end is not the end its owner waits for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stands_aside: bool,
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub taken_over_by: Option<String>,
@@ -114,6 +118,7 @@ impl Record {
             ready: None,
             checked: Vec::new(),
             wakes_again: false,
+            stands_aside: false,
             taken_over_by: None,
             out_of_memory: false,
             fell_back: None,
@@ -139,14 +144,18 @@ impl Record {
         }
     }
 
-    /// How its program ended, for people; none while it is not known to have.
-    pub fn exit(&self) -> Option<String> {
-        let exit = match &self.state {
-            State::Stopped { exit } | State::Restarting { exit, .. } => (*exit)?,
-            _ => return None,
-        };
+    /// How its program ended; none while the program is not known to have ended.
+    pub fn exit(&self) -> Option<Exit> {
+        match &self.state {
+            State::Stopped { exit } | State::Restarting { exit, .. } => *exit,
+            _ => None,
+        }
+    }
+
+    /// [`Record::exit`] for people.
+    pub fn exit_words(&self) -> Option<String> {
         let why = if self.out_of_memory { ", out of memory" } else { "" };
-        Some(format!("{exit}{why}"))
+        self.exit().map(|exit| format!("{exit}{why}"))
     }
 
     /// The newest complete generation.

@@ -7,7 +7,7 @@
 
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
-use kip_sandbox::launcher::{ExecRequest, Launcher, Namespaces, RestoreRequest, StartRequest, environment};
+use kip_sandbox::launcher::{Launcher, Namespaces, SandboxExec, SandboxRestore, SandboxStart, environment};
 use kip_sandbox::restorer;
 use kip_sandbox::rootfs::{Mounts, RootfsSpec};
 use kip_types::Limits;
@@ -58,12 +58,14 @@ impl Bench {
         let began = now_ns();
         let started = self
             .launcher
-            .start(StartRequest {
+            .start(SandboxStart {
                 command: &self.command,
                 env: &self.env,
                 workdir: None,
                 directories: &[],
+                read_only: false,
                 allow_setuid: false,
+                capabilities: kip_types::spec::capabilities(&[], &[]),
                 ids: None,
                 limits: &[],
                 exec_only: false,
@@ -91,12 +93,12 @@ impl Bench {
         let (out, out_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
         let began = now_ns();
         let Namespaces { user, uts, ipc } = &self.namespaces;
-        let request = RestoreRequest {
+        let request = SandboxRestore {
             mounts,
             user: user.as_fd(),
             net: self.net.as_fd(),
             uts: uts.as_fd(),
-            ipc: ipc.as_fd(),
+            ipc: Some(ipc.as_fd()),
             time: None,
             control: out_in.as_fd(),
             program: program.as_fd(),
@@ -113,13 +115,14 @@ impl Bench {
     fn exec(&self, init: &OwnedFd) -> i64 {
         let (out, out_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
         let began = now_ns();
-        let request = ExecRequest {
+        let request = SandboxExec {
             init: init.as_fd(),
             own_time: false,
             command: &self.command,
             env: &self.env,
             workdir: None,
             allow_setuid: false,
+            capabilities: kip_types::spec::capabilities(&[], &[]),
             ids: None,
             limits: &[],
             cgroup: &self.cgroup,
@@ -237,12 +240,14 @@ fn main() {
 fn start_sleeper(bench: &Bench, mounts: Mounts) -> OwnedFd {
     let (status, status_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
     let null = File::options().write(true).open("/dev/null").expect("open");
-    let request = StartRequest {
+    let request = SandboxStart {
         command: &bench.command,
         env: &bench.env,
         workdir: None,
         directories: &[],
+        read_only: false,
         allow_setuid: false,
+        capabilities: kip_types::spec::capabilities(&[], &[]),
         ids: None,
         limits: &[],
         exec_only: false,

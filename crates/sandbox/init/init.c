@@ -1,7 +1,8 @@
 /* Pid 1 of a sandbox, or the parent of a client's session in it: starts the program, tells how that went, reaps whatever is orphaned, ends with the program.
  *
  *   kip-init WORKDIR IDS COMMAND [ARGUMENT]...  (an empty WORKDIR is "/"; the environment is the program's; IDS are
- *                                                UID,GID[,GROUP]... or nothing: then it runs as root)
+ *                                                UID,GID[,GROUP]... or nothing: then it runs as root; after a slash
+ *                                                may come the capabilities that it can have, the bits as a number)
  *   kip-look WORKDIR IDS COMMAND [ARGUMENT]...  (likewise, but the program is only exec'd and killed before its first instruction:
  *                                                init says how that went and exits)
  *   kip-init --resume PID                       (the program is there, as a child of the process that becomes init)
@@ -24,9 +25,9 @@ typedef unsigned long word;
 enum { SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_ioctl = 16, SYS_madvise = 28, SYS_clone = 56,
        SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_fcntl = 72, SYS_chdir = 80, SYS_ptrace = 101, SYS_setsid = 112,
        SYS_setgroups = 116, SYS_setresuid = 117, SYS_setresgid = 119, SYS_prctl = 157, SYS_exit_group = 231 };
-enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EACCES = 13, ENOTDIR = 20, ENAMETOOLONG = 36 };
+enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EACCES = 13, ENOTDIR = 20, EINVAL = 22, ENAMETOOLONG = 36 };
 enum { CLONE_VM = 0x100, CLONE_VFORK = 0x4000, SIGCHLD = 17, SIG_SETMASK = 2, F_SETFD = 2, FD_CLOEXEC = 1,
-       MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096, GROUPS = 64, PR_SET_DUMPABLE = 4,
+       MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096, GROUPS = 64, PR_SET_DUMPABLE = 4, PR_CAPBSET_DROP = 24,
        PTRACE_TRACEME = 0, TIOCSCTTY = 0x540e };
 
 struct record {
@@ -129,12 +130,32 @@ static int exec_by_path(char **argv, char **envp)
     }
 }
 
+/* Takes capabilities from what the program gets at its execve(2), if its ids say which it can have. */
+static long limit_capabilities(char *ids)
+{
+    word kept = 0;
+    for (; *ids != '/'; ids++)
+        if (!*ids)
+            return 0;
+    for (ids++; *ids >= '0' && *ids <= '9'; ids++)
+        kept = kept * 10 + *ids - '0';
+    for (word bit = 0; bit < 64; bit++) {
+        long error = kept >> bit & 1 ? 0 : call(SYS_prctl, PR_CAPBSET_DROP, bit, 0, 0);
+        /* The kernel knows no more. */
+        if (error == -EINVAL)
+            break;
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
 /* The ids of the program, root's if none are named. Not called for pid 1 itself. */
 static long take_ids(char *ids)
 {
     unsigned numbers[2 + GROUPS];
     int count = 0;
-    if (!*ids)
+    if (!*ids || *ids == '/')
         return 0;
     for (char *c = ids;; c++) {
         unsigned number = 0;
@@ -142,7 +163,7 @@ static long take_ids(char *ids)
             number = number * 10 + *c - '0';
         if (count < 2 + GROUPS)
             numbers[count++] = number;
-        if (!*c)
+        if (!*c || *c == '/')
             break;
     }
     long error = call(SYS_setgroups, count - 2, (word)(numbers + 2), 0, 0);
@@ -159,7 +180,10 @@ static void child(struct start *start)
     /* Where standard input is a terminal it is the session's. */
     call(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
     long moved = call(SYS_chdir, (word)(*start->workdir ? start->workdir : "/"), 0, 0, 0);
-    long taken = moved < 0 ? 0 : take_ids(start->ids);
+    /* Before it takes the ids: of another user it could not. */
+    long taken = moved < 0 ? 0 : limit_capabilities(start->ids);
+    if (moved >= 0 && !taken)
+        taken = take_ids(start->ids);
     /* A traced child stops at the end of its execve(2), with nothing of the program done. */
     long traced = start->exec_only ? call(SYS_ptrace, PTRACE_TRACEME, 0, 0, 0) : 0;
     if (moved < 0) {

@@ -17,9 +17,10 @@ enum { SYS_read = 0, SYS_close = 3, SYS_lseek = 8, SYS_mmap = 9, SYS_mprotect = 
        SYS_preadv = 295, SYS_prlimit64 = 302, SYS_seccomp = 317, SYS_fstat = 5, SYS_rseq = 334, SYS_clone3 = 435,
        SYS_close_range = 436, SYS_membarrier = 324,
        SYS_rt_sigtimedwait = 128, SYS_rt_sigqueueinfo = 129, SYS_rt_tgsigqueueinfo = 297, SYS_waitid = 247, SYS_pidfd_open = 434,
-       SYS_sched_yield = 24, SYS_ioctl = 16 };
+       SYS_sched_yield = 24, SYS_ioctl = 16, SYS_write = 1, SYS_io_setup = 206, SYS_shmget = 29, SYS_shmat = 30, SYS_shmctl = 31, SYS_semget = 64,
+       SYS_semctl = 66, SYS_msgget = 68, SYS_msgsnd = 69, SYS_msgctl = 71 };
 
-enum { EPERM = 1, ESRCH = 3, EINTR = 4, EIO = 5, EAGAIN = 11, EINVAL = 22, ENOTTY = 25 };
+enum { EPERM = 1, ESRCH = 3, EINTR = 4, EIO = 5, EAGAIN = 11, EBUSY = 16, EINVAL = 22, ENOTTY = 25 };
 enum { PROT_READ = 1, PROT_WRITE = 2, PROT_EXEC = 4, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_FIXED = 0x10,
        MAP_ANONYMOUS = 0x20, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2, MADV_POPULATE_WRITE = 23,
        MADV_GUARD_INSTALL = 102 };
@@ -27,7 +28,8 @@ enum { CLONE_VM = 0x100, CLONE_FS = 0x200, CLONE_FILES = 0x400, CLONE_SIGHAND = 
        CLONE_SYSVSEM = 0x40000, CLONE_PARENT = 0x8000, CLONE_PIDFD = 0x1000, SIGCHLD = 17, SIGALRM = 14, SIGSTOP = 19, SIGHUP = 1, SIGCONT = 18,
        SIGEV_NONE = 1, SIGEV_THREAD_ID = 4 };
 enum { P_PID = 1, WSTOPPED = 2, WEXITED = 4, WNOWAIT = 0x1000000, WALL = 0x40000000, RLIMIT_CORE = 4, SIG_SETMASK = 2, SIG_UNBLOCK = 1, INFO_SIZE = 128 };
-enum { F_SETFD = 2, F_SETFL = 4, STATUS_FD = 3, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, USERFAULTFD_IOC_NEW = 0xaa00, TIOCSCTTY = 0x540e, TIOCSPGRP = 0x5410, AT_FDCWD = -100, AT_SYSINFO_EHDR = 33 };
+enum { O_WRONLY = 1, F_SETFD = 2, F_SETFL = 4, STATUS_FD = 3, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, USERFAULTFD_IOC_NEW = 0xaa00, TIOCSCTTY = 0x540e, TIOCSPGRP = 0x5410, AT_FDCWD = -100, AT_SYSINFO_EHDR = 33 };
+enum { IPC_CREAT = 01000, IPC_EXCL = 02000, IPC_NOWAIT = 04000, IPC_RMID = 0, IPC_SET = 1, IPC_STAT = 2, SETALL = 17, SHM_RDONLY = 010000 };
 
 static inline long call(long number, word a, word b, word c, word d, word e, word f)
 {

@@ -30,6 +30,7 @@ struct plan {
     struct span files, shared, tasks;
     struct span vdso; /* struct piece */
     struct span terminals; /* struct session */
+    struct span settings, objects; /* struct setting, struct object: System V IPC */
     word init;     /* offset of the path of kip-init */
     word init_arg; /* offset of the pid of the program, in decimal */
 };
@@ -38,10 +39,31 @@ struct file {
     word path, flags, position, size; /* size: ~0 where it does not matter */
 };
 
-/* Memory that several mappings share: made once by pid 1. */
+enum { SHARED_READ_ONLY = 1, SHARED_REMOVED = 2 /* it goes with its last attachment */ };
+/* Memory that several mappings share: made or attached once by pid 1. */
 struct shared {
     word size, prefilled; /* page runs */
     struct span pages;
+    word segment, how;    /* segment: of shmget(2); ~0: none */
+};
+
+/* What is written to a file. */
+struct setting {
+    word path, text, length;
+};
+
+enum { OBJECT_SEGMENT = 0, OBJECT_SEMAPHORES = 1, OBJECT_QUEUE = 2 };
+/* System V IPC. */
+struct object {
+    word kind, id, key, mode, uid, gid, cuid, cgid;
+    word size;            /* SEGMENT: bytes; SEMAPHORES: how many; QUEUE: bytes that it may have */
+    struct span contents; /* SEMAPHORES: u16; QUEUE: struct queued */
+    struct setting next;  /* has the next object of its kind get its id */
+};
+
+/* A message: its type and text as msgsnd(2) takes them, and bytes of the text. */
+struct queued {
+    word at, size;
 };
 
 /* A session that has a terminal. */
@@ -68,10 +90,11 @@ struct task {
     struct span auxv; /* bytes */
     struct span pending; /* siginfo_t, 128 bytes each */
     struct span populate; /* struct vector: longer runs of anonymous memory that will be filled */
+    struct span rings;    /* struct ring */
     word device;          /* /dev/userfaultfd, if some of its memory comes later; else ~0 */
 };
 
-_Static_assert(sizeof(struct task) == 65 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 67 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;
@@ -91,6 +114,11 @@ struct pages {
 
 struct vector {
     word base, length;
+};
+
+/* Of io_setup(2). Its first page as it was is there in a file. */
+struct ring {
+    word address, length, requests, ours, position;
 };
 
 struct signal {
@@ -142,9 +170,10 @@ struct credentials {
 
 /* From the daemon, with `count` descriptors; the first of all is the file with the plan in it. The last one, with none, comes when the
  * daemon has looked at the restorer's mounts. `waited`: so long ago, nanoseconds,
- * came what the program is woken for, if that came by the network; else 0. */
+ * came what the program is woken for, if that came by the network; else 0. `taken_within`: when the program has taken that, nanoseconds
+ * from its first instruction on. */
 struct packet {
-    word base, plan_at, plan_size, count, more, waited;
+    word base, plan_at, plan_size, count, more, waited, taken_within;
 };
 
 enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3, WORD_LAZY = 4, WORD_ALARM = 5, WORD_EXPIRED = 6 };
@@ -160,6 +189,6 @@ struct said {
 /* Steps, for messages. */
 enum { AT_START = 1, AT_RECEIVE, AT_PLAN, AT_OPEN, AT_SIZE, AT_SHARED, AT_FORK, AT_GROUP, AT_DESCRIPTOR, AT_DIRECTORY, AT_MAP,
        AT_PAGES, AT_PROTECT, AT_VDSO, AT_MM, AT_SIGNAL, AT_LIMIT, AT_TIMER, AT_THREAD, AT_SETTING, AT_CREDENTIALS, AT_FILTER,
-       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD, AT_TERMINAL };
+       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD, AT_TERMINAL, AT_SYSTEM_V, AT_RING };
 
 #endif

@@ -27,6 +27,7 @@
 static int socket_at = FIRST_SOCKET;
 static word task_now = ~0UL;
 static word received;          /* descriptors */
+static word taken_within;      /* Nanoseconds: so long after its first instruction the program has taken that */
 static word waited_since;      /* CLOCK_MONOTONIC: since then something from the network waits for the program; 0: nothing */
 static u32 threads_ready;
 static const u32 never;
@@ -107,7 +108,7 @@ static word now(word clock)
 static void receive(void)
 {
     static char control[16 + MOST_DESCRIPTORS * sizeof(int) + 16] __attribute__((aligned(8)));
-    struct packet packet = { 0, 0, 0, 0, 1, 0 };
+    struct packet packet = { 0, 0, 0, 0, 1, 0, 0 };
     word size = 0, place = 0;
     while (packet.more) {
         struct vector vector = { (word)&packet, sizeof packet };
@@ -126,6 +127,7 @@ static void receive(void)
             size = packet.plan_size;
             place = packet.plan_at;
             waited_since = packet.waited ? now(1) - packet.waited : 0;
+            taken_within = packet.taken_within;
             socket_at = (int)must(call3(SYS_dup3, FIRST_SOCKET, packet.base - 1, O_CLOEXEC), AT_RECEIVE, 3);
         }
         int *fds = (int *)(control + 16);
@@ -185,13 +187,18 @@ static void read_pages(struct span list)
     }
 }
 
+#include "system_v.h"
+
 static void make_shared(void)
 {
     struct shared *shared = at(plan()->shared.at);
     word address = SHARED;
     for (word i = 0; i < plan()->shared.count; i++, shared++) {
-        must(call6(SYS_mmap, address, shared->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-             AT_SHARED, i);
+        if (~shared->segment)
+            attach(shared, address);
+        else
+            must(call6(SYS_mmap, address, shared->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+                 AT_SHARED, i);
         read_pages(shared->pages);
         shared->prefilled = address;
         address += (shared->size + PAGE - 1) & -PAGE;
@@ -279,6 +286,8 @@ static void let_be_watched(struct task *task)
     call1(SYS_close, control.fd);
 }
 
+#include "rings.h"
+
 static void map_memory(struct task *task)
 {
     struct mapping *mappings = at(task->mappings.at);
@@ -292,13 +301,14 @@ static void map_memory(struct task *task)
             /* An old size of 0 makes another mapping of the same shared memory. */
             must(call5(SYS_mremap, shared->prefilled + m->offset, 0, length, MREMAP_MAYMOVE | MREMAP_FIXED, m->start), AT_MAP,
                  m->start);
-            if (m->protection != (PROT_READ | PROT_WRITE))
+            if (m->protection != (shared->how & SHARED_READ_ONLY ? PROT_READ : PROT_READ | PROT_WRITE))
                 must(call3(SYS_mprotect, m->start, length, m->protection), AT_PROTECT, m->start);
             continue;
         }
         int fd = m->flags & MAP_ANONYMOUS ? -1 : ours(m->ours);
         must(call6(SYS_mmap, m->start, length, protection, m->flags | MAP_FIXED, fd, m->offset), AT_MAP, m->start);
     }
+    make_rings(task);
     let_be_watched(task);
     /* A fault for each page would take longer than to read it. */
     struct vector *run = at(task->populate.at);
@@ -551,6 +561,7 @@ __attribute__((noreturn, used)) static void run(word vdso)
     must(call2(SYS_munmap, PAGE, AREA - PAGE), AT_START, 3);
     must(call2(SYS_munmap, AREA_END, USER_END - AREA_END), AT_START, 4);
     open_files();
+    make_system_v();
     make_shared();
     fork_children(0, 0);
     become_init(0);

@@ -41,20 +41,21 @@ static void set_limits(struct task *task)
     }
 }
 
-/* A timer that came due after something had come from the network, or would as the program begins, is due so many nanoseconds
- * from now: the program has what came first before the signal. A periodic one keeps its beat, so its signal is the daemon's to send. */
-enum { AFTER_WHAT_CAME = 30000000, MOST_MISSED = 0x7fffffff };
+/* A timer that came due after something had come from the network, or would as the program begins, is due when the program has
+ * had time to take that, `taken_within` from now: it has what came first before the signal. A periodic one keeps its beat, so its
+ * signal is the daemon's to send. */
+enum { MOST_MISSED = 0x7fffffff };
 
 static int is_after_what_came(word due, word clock)
 {
     word at = now(clock), waited = waited_since ? now(1) - waited_since : 0;
-    return waited && due + waited > at && due < at + AFTER_WHAT_CAME;
+    return waited && due + waited > at && due < at + taken_within;
 }
 
 /* How many expirations of a periodic timer the daemon tells of; moves `due` to the one after those. */
 static word next_expirations(word *due, word every, word clock)
 {
-    word count = (now(clock) + AFTER_WHAT_CAME - *due) / every + 1;
+    word count = (now(clock) + taken_within - *due) / every + 1;
     *due += count * every;
     return count;
 }
@@ -73,7 +74,7 @@ static void set_intervals(struct task *task)
                     next_expirations(&left, every, 1);
                     report(&said, 0);
                 } else {
-                    left = now(1) + AFTER_WHAT_CAME;
+                    left = now(1) + taken_within;
                 }
             }
             word clock = now(1);
@@ -117,7 +118,7 @@ static void set_timers(struct task *task)
                                      thread | (missed < MOST_MISSED ? missed : MOST_MISSED) << 32 };
                 report(&said, 0);
             } else {
-                on = now(timer->on) + AFTER_WHAT_CAME;
+                on = now(timer->on) + taken_within;
             }
         }
         word due = timer->on ? on - now(timer->on) + now(timer->clock) : timer->due;

@@ -26,7 +26,7 @@ use std::rc::Rc;
 
 /// How much an archive may bring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ArchiveLimits {
     /// All files together, bytes.
     pub bytes: u64,
     /// Files, directories and links.
@@ -35,9 +35,9 @@ pub struct Limits {
     pub ratio: u64,
 }
 
-impl Default for Limits {
+impl Default for ArchiveLimits {
     fn default() -> Self {
-        Limits { bytes: 20 << 30, entries: 2_000_000, ratio: 200 }
+        ArchiveLimits { bytes: 20 << 30, entries: 2_000_000, ratio: 200 }
     }
 }
 
@@ -140,7 +140,7 @@ impl From<Errno> for Trouble {
 ///
 /// # Errors
 /// See [`UnpackError`]. The destination does not exist then.
-pub fn unpack(archive: &Path, destination: &Path, limits: &Limits) -> Result<Unpacked, UnpackError> {
+pub fn unpack(archive: &Path, destination: &Path, limits: &ArchiveLimits) -> Result<Unpacked, UnpackError> {
     let bad_archive = |source| UnpackError::Archive { archive: archive.to_owned(), source };
     let file = File::open(archive).map_err(bad_archive)?;
     if !file.metadata().map_err(bad_archive)?.is_file() {
@@ -166,7 +166,7 @@ pub struct Packed<'a, R> {
 pub fn unpack_layer(
     packed: Packed<'_, impl Read>,
     destination: &Path,
-    limits: &Limits,
+    limits: &ArchiveLimits,
     plain: &mut dyn FnMut(&[u8]),
 ) -> Result<Unpacked, UnpackError> {
     unpack_as(Form::Layer, packed, destination, limits, plain)
@@ -176,7 +176,7 @@ fn unpack_as(
     form: Form,
     packed: Packed<'_, impl Read>,
     destination: &Path,
-    limits: &Limits,
+    limits: &ArchiveLimits,
     plain: &mut dyn FnMut(&[u8]),
 ) -> Result<Unpacked, UnpackError> {
     let Packed { name: archive, bytes: packed } = packed;

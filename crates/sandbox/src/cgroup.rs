@@ -286,6 +286,11 @@ impl Cgroup {
         &self.name
     }
 
+    /// Whether it is there, in every hierarchy.
+    pub fn exists(&self) -> bool {
+        self.dirs.iter().all(|(dir, _)| dir.is_dir())
+    }
+
     fn dir(&self, controller: &str) -> Option<&Path> {
         self.dirs.iter().find(|(_, c)| c.contains(&controller)).map(|(d, _)| d.as_path())
     }

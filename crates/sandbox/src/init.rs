@@ -3,6 +3,7 @@
 
 use crate::protocol::Ids;
 use kip_types::lifecycle::Exit;
+use kip_types::spec::CapabilityBits;
 
 /// The program, static and freestanding.
 pub const BINARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kip-init"));
@@ -36,11 +37,12 @@ pub enum StartStep {
 }
 
 /// The user that the program runs as, in the form that pid 1 reads: UID,GID[,GROUP]..; empty for
-/// the sandbox's root.
-pub(crate) fn ids_word(ids: Option<&Ids>) -> String {
-    let Some(ids) = ids else { return String::new() };
-    let numbers = [ids.uid, ids.gid].into_iter().chain(ids.groups.iter().copied());
-    numbers.map(|n| n.to_string()).collect::<Vec<_>>().join(",")
+/// the sandbox's root. After a slash come the capabilities that the program can have, where pid 1
+/// has more.
+pub(crate) fn ids_word(ids: Option<&Ids>, limited: Option<CapabilityBits>) -> String {
+    let numbers = ids.iter().flat_map(|ids| [ids.uid, ids.gid].into_iter().chain(ids.groups.iter().copied()));
+    let word = numbers.map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    limited.map_or_else(|| word.clone(), |bits| format!("{word}/{bits}"))
 }
 
 /// Most supplementary groups that pid 1 takes.
@@ -48,7 +50,7 @@ pub const MOST_GROUPS: usize = 64;
 
 /// A record of the status pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Record {
+pub enum InitRecord {
     /// The program has been exec'd.
     Running {
         /// Its pid inside the sandbox.
@@ -65,18 +67,18 @@ pub enum Record {
     Ended(Exit),
 }
 
-impl Record {
+impl InitRecord {
     /// Reads a record; none when it is not one of ours. (The program's owner may replace init
     /// inside the sandbox and write anything here.)
-    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<InitRecord> {
         let value = i32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         match (bytes[0], bytes[1]) {
-            (b'R', 0) => Some(Record::Running { pid_inside: u32::try_from(value).ok()? }),
-            (b'E', 1) => Some(Record::NotStarted { step: StartStep::WorkDir, errno: value }),
-            (b'E', 2) => Some(Record::NotStarted { step: StartStep::Exec, errno: value }),
-            (b'E', 3) => Some(Record::NotStarted { step: StartStep::Process, errno: value }),
-            (b'E', 4) => Some(Record::NotStarted { step: StartStep::Ids, errno: value }),
-            (b'X', 0) => Some(Record::Ended(exit_of(value))),
+            (b'R', 0) => Some(InitRecord::Running { pid_inside: u32::try_from(value).ok()? }),
+            (b'E', 1) => Some(InitRecord::NotStarted { step: StartStep::WorkDir, errno: value }),
+            (b'E', 2) => Some(InitRecord::NotStarted { step: StartStep::Exec, errno: value }),
+            (b'E', 3) => Some(InitRecord::NotStarted { step: StartStep::Process, errno: value }),
+            (b'E', 4) => Some(InitRecord::NotStarted { step: StartStep::Ids, errno: value }),
+            (b'X', 0) => Some(InitRecord::Ended(exit_of(value))),
             _ => None,
         }
     }
@@ -96,12 +98,23 @@ mod tests {
 
     #[test]
     fn records_are_read() {
-        assert_eq!(Record::parse(b"R\0\0\0\x02\0\0\0"), Some(Record::Running { pid_inside: 2 }));
-        assert_eq!(Record::parse(b"E\x02\0\0\x02\0\0\0"), Some(Record::NotStarted { step: StartStep::Exec, errno: 2 }));
-        assert_eq!(Record::parse(b"X\0\0\0\0\x07\0\0"), Some(Record::Ended(Exit::Code(7))));
-        assert_eq!(Record::parse(b"X\0\0\0\x89\0\0\0"), Some(Record::Ended(Exit::Signal(9))));
-        assert_eq!(Record::parse(b"R\0\0\0\xff\xff\xff\xff"), None);
-        assert_eq!(Record::parse(&[0; 8]), None);
+        assert_eq!(InitRecord::parse(b"R\0\0\0\x02\0\0\0"), Some(InitRecord::Running { pid_inside: 2 }));
+        assert_eq!(
+            InitRecord::parse(b"E\x02\0\0\x02\0\0\0"),
+            Some(InitRecord::NotStarted { step: StartStep::Exec, errno: 2 })
+        );
+        assert_eq!(InitRecord::parse(b"X\0\0\0\0\x07\0\0"), Some(InitRecord::Ended(Exit::Code(7))));
+        assert_eq!(InitRecord::parse(b"X\0\0\0\x89\0\0\0"), Some(InitRecord::Ended(Exit::Signal(9))));
+        assert_eq!(InitRecord::parse(b"R\0\0\0\xff\xff\xff\xff"), None);
+        assert_eq!(InitRecord::parse(&[0; 8]), None);
+    }
+
+    #[test]
+    fn users_and_capabilities_are_one_word() {
+        let ids = Ids { uid: 33, gid: 34, groups: vec![7, 8] };
+        assert_eq!(ids_word(Some(&ids), None), "33,34,7,8");
+        assert_eq!(ids_word(Some(&ids), Some(1024)), "33,34,7,8/1024");
+        assert_eq!((ids_word(None, None), ids_word(None, Some(0))), (String::new(), "/0".to_owned()));
     }
 
     #[test]

@@ -8,9 +8,10 @@
 use crate::init::exit_of;
 use crate::launch::DEFAULT_PATH;
 use crate::mounts::Mounts;
-use crate::protocol::{Ended, Failure, Ids, Lower, Program, Reply, Request, ResourceLimit, Step};
+use crate::protocol::{Ended, FILLED, Failure, Ids, Lower, Program, Reply, Request, ResourceLimit, Step};
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
+use kip_types::spec::CapabilityBits;
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -70,7 +71,7 @@ pub struct Namespaces {
 
 /// A sandbox to start.
 #[derive(Debug)]
-pub struct StartRequest<'a> {
+pub struct SandboxStart<'a> {
     /// Program and arguments.
     pub command: &'a [String],
     /// The whole environment, see [`environment`].
@@ -79,8 +80,12 @@ pub struct StartRequest<'a> {
     pub workdir: Option<&'a str>,
     /// Directories that are made if they are not there, absolute.
     pub directories: &'a [String],
+    /// `/` and `/usr` cannot be written to.
+    pub read_only: bool,
     /// Lets setuid programs inside gain their owner's identity.
     pub allow_setuid: bool,
+    /// Capabilities of its root, a bit for each (capabilities(7)).
+    pub capabilities: CapabilityBits,
     /// The user that the program runs as; none is the sandbox's root.
     pub ids: Option<&'a Ids>,
     /// Limits of resources beside those that the launcher has.
@@ -102,13 +107,13 @@ pub struct StartRequest<'a> {
     pub stdout: BorrowedFd<'a>,
     /// The program's stderr.
     pub stderr: BorrowedFd<'a>,
-    /// The write end of a pipe for [`crate::init::Record`]s.
+    /// The write end of a pipe for [`crate::init::InitRecord`]s.
     pub status: BorrowedFd<'a>,
 }
 
 /// A sandbox to start with a restorer in the place of init.
 #[derive(Debug)]
-pub struct RestoreRequest<'a> {
+pub struct SandboxRestore<'a> {
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,
     /// The user namespace, which will own the pid and mount namespaces too.
@@ -117,8 +122,8 @@ pub struct RestoreRequest<'a> {
     pub net: BorrowedFd<'a>,
     /// The uts namespace.
     pub uts: BorrowedFd<'a>,
-    /// The ipc namespace.
-    pub ipc: BorrowedFd<'a>,
+    /// The ipc namespace; without one a new one is made, which belongs to the user namespace.
+    pub ipc: Option<BorrowedFd<'a>>,
     /// The time namespace, if it is to be another than the launcher's.
     pub time: Option<BorrowedFd<'a>>,
     /// Becomes [`crate::restorer::CONTROL_FD`].
@@ -132,7 +137,7 @@ pub struct RestoreRequest<'a> {
 
 /// A program to run in a sandbox that is there.
 #[derive(Debug)]
-pub struct ExecRequest<'a> {
+pub struct SandboxExec<'a> {
     /// pidfd of the sandbox's init.
     pub init: BorrowedFd<'a>,
     /// Whether init has another time namespace than the launcher.
@@ -145,6 +150,8 @@ pub struct ExecRequest<'a> {
     pub workdir: Option<&'a str>,
     /// As at the start.
     pub allow_setuid: bool,
+    /// As at the start.
+    pub capabilities: CapabilityBits,
     /// As at the start.
     pub ids: Option<&'a Ids>,
     /// As at the start.
@@ -194,6 +201,15 @@ pub struct ExecEnded {
     pub exit: Exit,
 }
 
+/// Other mounts of what a sandbox has mounted.
+#[derive(Debug)]
+pub struct CopiedMounts {
+    /// Of its own files, without its volumes.
+    pub files: Mounts,
+    /// Of file systems in memory, as they were asked for.
+    pub in_memory: Vec<OwnedFd>,
+}
+
 /// A running `kip-launch`. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Launcher {
@@ -239,7 +255,7 @@ impl Launcher {
     ///
     /// # Errors
     /// See [`LaunchError`].
-    pub fn start(&self, request: StartRequest<'_>) -> Result<Started, LaunchError> {
+    pub fn start(&self, request: SandboxStart<'_>) -> Result<Started, LaunchError> {
         let Namespaces { user, uts, ipc } = request.namespaces;
         let mut fds = vec![
             request.mounts.root.as_fd(),
@@ -255,10 +271,17 @@ impl Launcher {
         fds.extend(request.stdin);
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
+        let rights = Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities };
+        let program = program(request.command, request.env, request.workdir, rights, request.ids);
         let program = Program { exec_only: request.exec_only, limits: request.limits.to_vec(), ..program };
         let directories = request.directories.to_vec();
-        let start = Request::Start { program, has_stdin: request.stdin.is_some(), volumes, directories };
+        let start = Request::Start {
+            program,
+            has_stdin: request.stdin.is_some(),
+            volumes,
+            directories,
+            read_only: request.read_only,
+        };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
@@ -270,21 +293,22 @@ impl Launcher {
     ///
     /// # Errors
     /// See [`LaunchError`].
-    pub fn restore(&self, request: RestoreRequest<'_>) -> Result<Started, LaunchError> {
+    pub fn restore(&self, request: SandboxRestore<'_>) -> Result<Started, LaunchError> {
         let mut fds = vec![
             request.mounts.root.as_fd(),
             request.mounts.usr.as_fd(),
             request.user,
             request.net,
             request.uts,
-            request.ipc,
             request.control,
             request.program,
         ];
+        fds.extend(request.ipc);
         fds.extend(request.time);
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let (init_pid, pidfd) = self.process(&Request::Restore { own_time: request.time.is_some(), volumes }, &fds)?;
+        let (new_ipc, own_time) = (request.ipc.is_none(), request.time.is_some());
+        let (init_pid, pidfd) = self.process(&Request::Restore { new_ipc, own_time, volumes }, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
 
@@ -292,25 +316,27 @@ impl Launcher {
     ///
     /// # Errors
     /// See [`LaunchError`], in particular [`LaunchError::is_missing_command`].
-    pub fn exec(&self, request: ExecRequest<'_>) -> Result<Executing, LaunchError> {
+    pub fn exec(&self, request: SandboxExec<'_>) -> Result<Executing, LaunchError> {
         let id = self.next_exec.fetch_add(1, Ordering::Relaxed);
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
+        let rights = Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities };
+        let program = program(request.command, request.env, request.workdir, rights, request.ids);
         let program = Program { limits: request.limits.to_vec(), ..program };
         let (pid, pidfd) = self.process(&Request::Exec { id, program, own_time: request.own_time }, &fds)?;
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
 
-    /// Runs a program in a sandbox as a part of its tree. [`crate::init::Record`]s of the program
-    /// come by the pipe `status`; the result is the pidfd of the kip-init that writes them.
+    /// Runs a program in a sandbox as a part of its tree. [`crate::init::InitRecord`]s of the
+    /// program come by the pipe `status`; the result is the pidfd of the kip-init that writes them.
     ///
     /// # Errors
     /// See [`LaunchError`].
-    pub fn session(&self, request: ExecRequest<'_>, status: BorrowedFd<'_>) -> Result<OwnedFd, LaunchError> {
+    pub fn session(&self, request: SandboxExec<'_>, status: BorrowedFd<'_>) -> Result<OwnedFd, LaunchError> {
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr, status];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
+        let rights = Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities };
+        let program = program(request.command, request.env, request.workdir, rights, request.ids);
         let program = Program { limits: request.limits.to_vec(), ..program };
         let [pidfd] = self.ready(&Request::Session { program, own_time: request.own_time }, &fds)?;
         Ok(pidfd)
@@ -331,11 +357,42 @@ impl Launcher {
     ///
     /// # Errors
     /// See [`LaunchError`].
-    pub fn copy_mounts(&self, init: BorrowedFd<'_>) -> Result<Mounts, LaunchError> {
-        let (reply, fds) = self.call(&Request::Copy, &[init])?;
+    pub fn copy_mounts(&self, init: BorrowedFd<'_>, points: &[String]) -> Result<CopiedMounts, LaunchError> {
+        let (reply, fds) = self.call(&Request::Copy { points: points.to_vec() }, &[init])?;
         let mut fds = fds.into_iter();
         let (Some(root), Some(usr)) = (fds.next(), fds.next()) else { return Err(unexpected(&reply)) };
-        Ok(Mounts { root, usr, terminals: fds.next(), volumes: Vec::new() })
+        let in_memory: Vec<OwnedFd> = fds.by_ref().take(points.len()).collect();
+        if in_memory.len() != points.len() {
+            return Err(unexpected(&reply));
+        }
+        Ok(CopiedMounts { files: Mounts { root, usr, terminals: fds.next(), volumes: Vec::new() }, in_memory })
+    }
+
+    /// Makes what [`kip_files::whole::write`] has written into `contents` in a file system in
+    /// memory, which these cgroups pay for. Waits until it is done.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; [`Step::Fill`] says why it could not be done.
+    pub fn fill(
+        &self,
+        mount: BorrowedFd<'_>,
+        contents: BorrowedFd<'_>,
+        first_id: u32,
+        cgroup: &[OwnedFd],
+    ) -> Result<(), LaunchError> {
+        let failed = |e: io::Error| LaunchError::from(Failure::new(Step::Fill, e));
+        let (mut said, theirs) = io::pipe().map_err(failed)?;
+        let mut fds = vec![mount, contents, theirs.as_fd()];
+        fds.extend(cgroup.iter().map(AsFd::as_fd));
+        let [] = self.ready(&Request::Fill { first_id }, &fds)?;
+        drop(theirs);
+        let mut text = Vec::new();
+        io::Read::read_to_end(&mut said, &mut text).map_err(failed)?;
+        match &text[..] {
+            FILLED => Ok(()),
+            b"" => Err(failed(io::Error::other("its process was killed: the memory limit may be too small for it"))),
+            why => Err(failed(io::Error::other(String::from_utf8_lossy(why).into_owned()))),
+        }
     }
 
     /// Mounts the overlays of a proc.
@@ -415,16 +472,18 @@ fn attached<'a>(mounts: &'a Mounts, fds: &mut Vec<BorrowedFd<'a>>) -> Vec<String
     mounts.volumes.iter().map(|v| v.target.clone()).collect()
 }
 
-fn program(
-    command: &[String],
-    env: &[String],
-    workdir: Option<&str>,
+/// What a program's root can do.
+#[derive(Debug, Clone, Copy)]
+struct Rights {
     allow_setuid: bool,
-    ids: Option<&Ids>,
-) -> Program {
+    capabilities: CapabilityBits,
+}
+
+fn program(command: &[String], env: &[String], workdir: Option<&str>, rights: Rights, ids: Option<&Ids>) -> Program {
+    let Rights { allow_setuid, capabilities } = rights;
     let workdir = workdir.map(str::to_owned);
     let (argv, env, ids) = (command.to_vec(), env.to_vec(), ids.cloned());
-    Program { argv, env, workdir, allow_setuid, ids, limits: Vec::new(), exec_only: false }
+    Program { argv, env, workdir, allow_setuid, capabilities, ids, limits: Vec::new(), exec_only: false }
 }
 
 fn unexpected(reply: &Reply) -> LaunchError {

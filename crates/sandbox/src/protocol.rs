@@ -5,6 +5,7 @@
 //! handed over by the first request, so that a caller that waits for an answer has not to sort them
 //! out.
 
+use kip_types::spec::CapabilityBits;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -25,6 +26,8 @@ pub(crate) enum Request {
         volumes: Vec<String>,
         /// What is to be a directory, whether a volume lies on it or not.
         directories: Vec<String>,
+        /// `/` and `/usr` cannot be written to.
+        read_only: bool,
     },
     /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..):
     /// [`Reply::Process`].
@@ -46,9 +49,12 @@ pub(crate) enum Request {
         /// Whether init has a time namespace of its own.
         own_time: bool,
     },
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, the time ns if there
-    /// is one, volumes.., cgroup task files..): [`Reply::Process`].
+    /// (root, usr, user ns, net ns, uts ns, control socket, restorer, the ipc ns and the time ns if
+    /// there are such, volumes.., cgroup task files..): [`Reply::Process`].
     Restore {
+        /// There is no ipc namespace: a new one is to be made.
+        #[serde(default)]
+        new_ipc: bool,
         /// Whether there is a time namespace.
         #[serde(default)]
         own_time: bool,
@@ -62,13 +68,26 @@ pub(crate) enum Request {
         /// Of the uts namespace.
         hostname: String,
     },
-    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr), and of its
-    /// terminals if it has some.
-    Copy,
+    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr), of what is
+    /// mounted at these places, and of its terminals if it has some.
+    Copy {
+        /// Where file systems in memory are mounted.
+        points: Vec<String>,
+    },
+    /// (mount, file, end of a pipe, cgroup task files..): [`Reply::Ready`]. A process in the
+    /// cgroups, which pay for the memory, makes what is in the file in the file system in memory.
+    /// It writes why it could not to the pipe, which ends with it.
+    Fill {
+        /// Host id of the sandbox's id 0.
+        first_id: u32,
+    },
     /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with
     /// (root, usr).
     Mount(Lower),
 }
+
+/// What the pipe of [`Request::Fill`] says if all of it was done.
+pub(crate) const FILLED: &[u8] = b"+";
 
 /// What the lower trees of a mount are.
 #[derive(Debug, Serialize, Deserialize)]
@@ -117,6 +136,8 @@ pub(crate) struct Program {
     pub workdir: Option<String>,
     /// No no_new_privs.
     pub allow_setuid: bool,
+    /// Those of root.
+    pub capabilities: CapabilityBits,
     /// None is the sandbox's root.
     pub ids: Option<Ids>,
     /// Limits of resources beside those that the launcher has.
@@ -218,6 +239,8 @@ pub enum Step {
     Overlay,
     /// Making other mounts of a sandbox's filesystems.
     Copy,
+    /// Filling a file system in memory.
+    Fill,
 }
 
 impl fmt::Display for Step {
@@ -249,6 +272,7 @@ impl fmt::Display for Step {
             Step::NewUtsIpc => "make uts and ipc namespaces",
             Step::Layers => "attach the layers of the root filesystem",
             Step::Overlay => "mount the overlay",
+            Step::Fill => "fill a file system in memory",
             Step::Copy => "make other mounts of a sandbox's filesystems",
         })
     }

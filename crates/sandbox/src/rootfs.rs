@@ -120,6 +120,9 @@ pub enum RootfsError {
         /// The proc's directory.
         dir: PathBuf,
     },
+    /// They are to be read-only.
+    #[error("its files cannot be made read-only")]
+    ReadOnly(#[source] io::Error),
     /// Where its own files are to lie is not to be had; why.
     #[error("{0}")]
     Place(String),

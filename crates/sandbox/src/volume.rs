@@ -6,6 +6,7 @@
 //! on. Setuid programs, devices and, if so wanted, changes are switched off in the mount, where no
 //! process in the sandbox can switch them on.
 
+use kip_types::spec::Tmpfs;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{
@@ -143,6 +144,28 @@ pub fn in_memory<'a>(
         std::os::unix::fs::fchown(&file, Some(owner.0), Some(owner.1))?;
     }
     kip_sys::mount::restrict(fd.as_fd(), attributes | MountAttrFlags::MOUNT_ATTR_RDONLY)?;
+    let inode = rustix::fs::fstat(&fd)?.st_ino;
+    Ok(Volume { fd, target: target.to_owned(), is_dir: true, inode })
+}
+
+/// A new file system in memory, empty, with these attributes beside nosuid and nodev, whose root
+/// belongs to `owner`, ids of the host.
+///
+/// # Errors
+/// The kernel's: no memory, no CAP_SYS_ADMIN.
+pub fn tmpfs(of: &Tmpfs, target: &str, owner: (u32, u32)) -> io::Result<Volume> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "source", "kip")?;
+    fsconfig_set_string(&context, "mode", format!("{:o}", of.mode))?;
+    if let Some(bytes) = of.size_bytes {
+        fsconfig_set_string(&context, "size", bytes.to_string())?;
+    }
+    fsconfig_create(&context)?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, !of.exec);
+    let fd = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    let ids = (rustix::process::Uid::from_raw(owner.0), rustix::process::Gid::from_raw(owner.1));
+    rustix::fs::chownat(&fd, ".", Some(ids.0), Some(ids.1), rustix::fs::AtFlags::empty())?;
     let inode = rustix::fs::fstat(&fd)?.st_ino;
     Ok(Volume { fd, target: target.to_owned(), is_dir: true, inode })
 }

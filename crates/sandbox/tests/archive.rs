@@ -1,6 +1,6 @@
 //! Hostile and honest tarballs. Kernel test: needs root, for owners.
 
-use kip_sandbox::archive::{Limits, UnpackError, unpack};
+use kip_sandbox::archive::{ArchiveLimits, UnpackError, unpack};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl Try {
         self.dir.path().join("layer")
     }
 
-    fn unpack_bytes(&self, bytes: &[u8], limits: &Limits) -> Result<(), UnpackError> {
+    fn unpack_bytes(&self, bytes: &[u8], limits: &ArchiveLimits) -> Result<(), UnpackError> {
         let file = self.dir.path().join("a.tar");
         std::fs::write(&file, bytes).unwrap();
         unpack(&file, &self.dest(), limits).map(drop)
@@ -29,7 +29,7 @@ impl Try {
 
     /// The archive is refused with `words` in the message, and nothing is left of it, inside or
     /// outside.
-    fn refused(&self, bytes: &[u8], limits: &Limits, words: &str) {
+    fn refused(&self, bytes: &[u8], limits: &ArchiveLimits, words: &str) {
         let error = self.unpack_bytes(bytes, limits).unwrap_err();
         let mut text = error.to_string();
         if let Some(source) = std::error::Error::source(&error) {
@@ -101,7 +101,7 @@ fn honest() -> Vec<u8> {
 fn honest_archives_are_unpacked_whatever_their_compression() {
     for packed in [honest(), gzip(&honest()), zstd::encode_all(&honest()[..], 3).unwrap()] {
         let t = Try::new();
-        t.unpack_bytes(&packed, &Limits::default()).unwrap();
+        t.unpack_bytes(&packed, &ArchiveLimits::default()).unwrap();
         let layer = t.dest();
         assert_eq!(std::fs::read(layer.join("srv/page")).unwrap(), b"hello");
         let meta = std::fs::metadata(layer.join("srv/page")).unwrap();
@@ -118,13 +118,13 @@ fn honest_archives_are_unpacked_whatever_their_compression() {
 #[test]
 fn the_later_entry_wins() {
     let t = Try::new();
-    t.unpack_bytes(&Tar::new().file("a", b"1").file("a", b"2").bytes(), &Limits::default()).unwrap();
+    t.unpack_bytes(&Tar::new().file("a", b"1").file("a", b"2").bytes(), &ArchiveLimits::default()).unwrap();
     assert_eq!(std::fs::read(t.dest().join("a")).unwrap(), b"2");
 }
 
 #[test]
 fn paths_out_are_refused() {
-    let limits = Limits::default();
+    let limits = ArchiveLimits::default();
     Try::new().refused(&Tar::new().file("ok", b"").file("/etc/evil", b"x").bytes(), &limits, "absolute path");
     Try::new().refused(&Tar::new().file("a/../../evil", b"x").bytes(), &limits, "..");
     let t = Try::new();
@@ -150,14 +150,14 @@ fn a_file_never_writes_through_a_link_of_its_own_name() {
     let t = Try::new();
     let victim = t.dir.path().join("outside/victim");
     let tar = Tar::new().entry(EntryType::Symlink, "d", victim.to_str().unwrap(), b"").file("d", b"x");
-    t.unpack_bytes(&tar.bytes(), &Limits::default()).unwrap();
+    t.unpack_bytes(&tar.bytes(), &ArchiveLimits::default()).unwrap();
     assert!(!victim.exists());
     assert_eq!(std::fs::read(t.dest().join("d")).unwrap(), b"x");
 }
 
 #[test]
 fn hard_links_out_are_refused() {
-    let limits = Limits::default();
+    let limits = ArchiveLimits::default();
     let link = |target: &str| Tar::new().entry(EntryType::Link, "h", target, b"").bytes();
     Try::new().refused(&link("/etc/shadow"), &limits, "hard link to something outside");
     Try::new().refused(&link("../outside"), &limits, "hard link to something outside");
@@ -170,7 +170,7 @@ fn hard_links_out_are_refused() {
 
 #[test]
 fn devices_and_reserved_places_are_refused() {
-    let limits = Limits::default();
+    let limits = ArchiveLimits::default();
     let of = |kind, name: &str| Tar::new().entry(kind, name, "", b"").bytes();
     Try::new().refused(&of(EntryType::Char, "dev/mem"), &limits, "device node");
     Try::new().refused(&of(EntryType::Block, "disk"), &limits, "device node");
@@ -194,15 +194,19 @@ fn ids_beyond_the_block_are_refused() {
     header.set_cksum();
     let mut builder = Builder::new(Vec::new());
     builder.append(&header, &b""[..]).unwrap();
-    Try::new().refused(&builder.into_inner().unwrap(), &Limits::default(), "65536");
+    Try::new().refused(&builder.into_inner().unwrap(), &ArchiveLimits::default(), "65536");
 }
 
 #[test]
 fn bombs_are_refused() {
     let many = (0..20).fold(Tar::new(), |t, i| t.file(&format!("f{i}"), b"")).bytes();
-    Try::new().refused(&many, &Limits { entries: 10, ..Limits::default() }, "more than 10 entries");
+    Try::new().refused(&many, &ArchiveLimits { entries: 10, ..ArchiveLimits::default() }, "more than 10 entries");
     let zeros = Tar::new().file("zeros", &vec![0; 1 << 20]).bytes();
-    Try::new().refused(&gzip(&zeros), &Limits { bytes: 1 << 16, ..Limits::default() }, "more than 65536 bytes");
+    Try::new().refused(
+        &gzip(&zeros),
+        &ArchiveLimits { bytes: 1 << 16, ..ArchiveLimits::default() },
+        "more than 65536 bytes",
+    );
     // 300 MiB of zeros in 300 KiB.
     let mut large = Header::new_gnu();
     large.set_path("zeros").unwrap();
@@ -215,16 +219,20 @@ fn bombs_are_refused() {
     encoder.write_all(large.as_bytes()).unwrap();
     std::io::copy(&mut std::io::Read::take(std::io::repeat(0), 300 << 20), &mut encoder).unwrap();
     encoder.write_all(&[0; 1024]).unwrap();
-    Try::new().refused(&encoder.finish().unwrap(), &Limits { ratio: 100, ..Limits::default() }, "100 times");
+    Try::new().refused(
+        &encoder.finish().unwrap(),
+        &ArchiveLimits { ratio: 100, ..ArchiveLimits::default() },
+        "100 times",
+    );
     // A header that only claims to be large.
     large.set_size(1 << 40);
     large.set_cksum();
-    Try::new().refused(large.as_bytes(), &Limits::default(), "bytes");
+    Try::new().refused(large.as_bytes(), &ArchiveLimits::default(), "bytes");
 }
 
 #[test]
 fn truncated_and_damaged_archives_are_refused() {
-    let limits = Limits::default();
+    let limits = ArchiveLimits::default();
     let whole = honest();
     for cut in [1, 100, 512, 600, 1024, whole.len() - 1024] {
         Try::new().refused(&whole[..cut], &limits, "could not read the archive");

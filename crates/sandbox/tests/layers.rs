@@ -1,7 +1,7 @@
 //! Hostile and honest layers of images. Kernel test: needs root, for owners, deletions and
 //! attributes.
 
-use kip_sandbox::archive::{Limits, Packed, UnpackError, Unpacked, unpack_layer};
+use kip_sandbox::archive::{ArchiveLimits, Packed, UnpackError, Unpacked, unpack_layer};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
@@ -23,7 +23,7 @@ impl Try {
     }
 
     fn unpack(&self, bytes: &[u8]) -> Result<Unpacked, UnpackError> {
-        let limits = Limits { bytes: 1 << 30, ..Limits::default() };
+        let limits = ArchiveLimits { bytes: 1 << 30, ..ArchiveLimits::default() };
         let mut seen = Vec::new();
         let done = unpack_layer(Packed { name: Path::new("a layer"), bytes }, &self.dest(), &limits, &mut |b| {
             seen.extend_from_slice(b)

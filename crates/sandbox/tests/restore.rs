@@ -4,8 +4,8 @@
 mod harness;
 
 use harness::{Place, Running, wait_for};
-use kip_sandbox::init::{RECORD_BYTES, Record};
-use kip_sandbox::launcher::{LaunchError, Started};
+use kip_sandbox::init::{InitRecord, RECORD_BYTES};
+use kip_sandbox::launcher::{LaunchError, SandboxRestore, Started};
 use kip_sandbox::rootfs::Mounts;
 use kip_sandbox::{Step, restorer};
 use kip_sys::fdpass;
@@ -47,9 +47,19 @@ impl Restored {
     }
 
     fn start_on(place: &Place, mounts: Mounts, program: &OwnedFd) -> Restored {
+        Self::start_as(place, mounts, program, |_| {})
+    }
+
+    fn start_as(
+        place: &Place,
+        mounts: Mounts,
+        program: &OwnedFd,
+        change: impl FnOnce(&mut SandboxRestore<'_>),
+    ) -> Restored {
         let (control, theirs) = fdpass::seqpacket_pair().unwrap();
         let cgroup = place.cgroup.task_files().unwrap();
-        let request = place.restore_request(mounts, &theirs, program, &cgroup);
+        let mut request = place.restore_request(mounts, &theirs, program, &cgroup);
+        change(&mut request);
         let started = place.launcher.restore(request).unwrap();
         drop(theirs);
         let mut told = HashMap::new();
@@ -173,12 +183,21 @@ fn namespaces_are_those_given_and_the_new_ones_belong_to_the_user_namespace() {
         assert_eq!(inode(&open(name)), inode(given), "{name}");
     }
     // lsns(8) knows the ioctl: the owner's inode.
-    let pid = restored.started.init_pid.to_string();
-    for kind in ["pid", "mnt"] {
+    let owner = |restored: &Restored, kind: &str| {
+        let pid = restored.started.init_pid.to_string();
         let out = Command::new("lsns").args(["-n", "-t", kind, "-o", "ONS", "-p", &pid]).output().unwrap();
-        let owner = String::from_utf8(out.stdout).unwrap();
-        assert_eq!(owner.trim(), inode(&place.namespaces.user).to_string(), "{kind}");
+        String::from_utf8(out.stdout).unwrap().trim().to_owned()
+    };
+    let user = inode(&place.namespaces.user).to_string();
+    for kind in ["pid", "mnt"] {
+        assert_eq!(owner(&restored, kind), user, "{kind}");
     }
+    restored.end();
+    // One whose System V IPC is in the snapshot has an empty ipc namespace.
+    let restored = Restored::start_as(&place, place.mounts(), &program, |request| request.ipc = None);
+    let ipc: OwnedFd = File::open(format!("/proc/{}/ns/ipc", restored.started.init_pid)).unwrap().into();
+    assert_ne!(inode(&ipc), inode(&place.namespaces.ipc));
+    assert_eq!(owner(&restored, "ipc"), user);
     restored.end();
 }
 
@@ -208,7 +227,7 @@ fn a_restorer_can_become_init_of_a_program_that_is_there() {
     let (out, exit) = place.exec(&running, &["sh", "-c", script]).unwrap();
     assert_eq!((out.as_str(), exit), ("init\nCapEff:\t00000000a00405fb\n0\n1\n2\n3\n", Exit::Code(0)));
     fdpass::send(control.as_fd(), b"x", &[]).unwrap();
-    assert_eq!(first_record(&control), Record::Ended(Exit::Code(9)), "no record of a start before it");
+    assert_eq!(first_record(&control), InitRecord::Ended(Exit::Code(9)), "no record of a start before it");
     assert!(kip_sys::process::wait_for_end(running.started.pidfd.as_fd(), Some(Duration::from_secs(10))).unwrap());
 }
 
@@ -217,13 +236,13 @@ fn init_finds_a_program_that_had_ended_before() {
     let place = Place::new();
     let restored = Restored::start(&place, &reporter(&place));
     fdpass::send(restored.control.as_fd(), b"zombie", &[]).unwrap();
-    assert_eq!(first_record(&restored.control), Record::Ended(Exit::Code(9)));
+    assert_eq!(first_record(&restored.control), InitRecord::Ended(Exit::Code(9)));
     restored.end();
 }
 
-fn first_record(socket: &OwnedFd) -> Record {
+fn first_record(socket: &OwnedFd) -> InitRecord {
     let (bytes, _) = fdpass::recv(socket.as_fd(), RECORD_BYTES).unwrap();
-    Record::parse(&bytes.try_into().unwrap()).unwrap()
+    InitRecord::parse(&bytes.try_into().unwrap()).unwrap()
 }
 
 #[test]
@@ -323,7 +342,7 @@ print('up', flush=True); time.sleep(1000)\"";
     });
     let program = kip_sys::process::pidfd_open(program.unwrap()).unwrap();
     let held = kip_sys::process::pidfd_getfd(program.as_fd(), 3).unwrap();
-    let mut kept = place.launcher.copy_mounts(running.started.pidfd.as_fd()).unwrap();
+    let mut kept = place.launcher.copy_mounts(running.started.pidfd.as_fd(), &[]).unwrap().files;
     running.kill();
     let try_connect = "import socket; socket.socket(socket.AF_UNIX).connect('/srv/here'); print('met')";
     // As often as one likes, from a start and from a restore alike.
@@ -331,11 +350,11 @@ print('up', flush=True); time.sleep(1000)\"";
         let mut running = place.start_on(kept, &["/bin/sh", "-c", "echo up; exec sleep 1000"]);
         running.wait_for_line("up");
         assert_eq!(place.exec(&running, &["python3", "-c", try_connect]).unwrap().0, "met\n");
-        kept = place.launcher.copy_mounts(running.started.pidfd.as_fd()).unwrap();
+        kept = place.launcher.copy_mounts(running.started.pidfd.as_fd(), &[]).unwrap().files;
         running.kill();
     }
     let restored = Restored::start_on(&place, kept, &reporter(&place));
-    kept = place.launcher.copy_mounts(restored.started.pidfd.as_fd()).unwrap();
+    kept = place.launcher.copy_mounts(restored.started.pidfd.as_fd(), &[]).unwrap().files;
     restored.end();
     assert!(place.spec.mount(&place.launcher, place.namespaces.user.as_fd()).is_err(), "one filesystem at a time");
     drop((kept, held));

@@ -3,7 +3,7 @@
 mod harness;
 
 use harness::{Place, UID_BASE, wait_for};
-use kip_sandbox::init::{Record, StartStep};
+use kip_sandbox::init::{InitRecord, StartStep};
 use kip_types::lifecycle::Exit;
 use rustix::io::Errno;
 use std::io::Read as _;
@@ -222,11 +222,11 @@ fn a_missing_command_or_directory_is_reported() {
         record
     };
     let errno = Errno::NOENT.raw_os_error();
-    assert_eq!(record_of("no-such-program", None), Record::NotStarted { step: StartStep::Exec, errno });
-    assert_eq!(record_of("/etc/none", None), Record::NotStarted { step: StartStep::Exec, errno });
-    assert_eq!(record_of("ls", Some("/none")), Record::NotStarted { step: StartStep::WorkDir, errno });
+    assert_eq!(record_of("no-such-program", None), InitRecord::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of("/etc/none", None), InitRecord::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of("ls", Some("/none")), InitRecord::NotStarted { step: StartStep::WorkDir, errno });
     let errno = Errno::ACCESS.raw_os_error();
-    assert_eq!(record_of("/etc/passwd", None), Record::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of("/etc/passwd", None), InitRecord::NotStarted { step: StartStep::Exec, errno });
 }
 
 #[test]
@@ -238,13 +238,13 @@ fn a_program_that_is_only_execd_does_not_run() {
         (running.record().unwrap(), running.record(), running)
     };
     let (record, more, mut sandbox) = record_of(&["sh", "-c", "echo ran"], None);
-    assert!(matches!(record, Record::Running { .. }), "{record:?}");
+    assert!(matches!(record, InitRecord::Running { .. }), "{record:?}");
     let mut said = String::new();
     sandbox.stdout.read_to_string(&mut said).unwrap();
     assert_eq!((more, said.as_str()), (None, ""), "it is gone, and has said nothing");
     let errno = Errno::NOENT.raw_os_error();
-    assert_eq!(record_of(&["no-such-program"], None).0, Record::NotStarted { step: StartStep::Exec, errno });
-    assert_eq!(record_of(&["ls"], Some("/none")).0, Record::NotStarted { step: StartStep::WorkDir, errno });
+    assert_eq!(record_of(&["no-such-program"], None).0, InitRecord::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of(&["ls"], Some("/none")).0, InitRecord::NotStarted { step: StartStep::WorkDir, errno });
 }
 
 #[test]

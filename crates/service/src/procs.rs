@@ -4,7 +4,8 @@ use crate::{ExecSession, Feed};
 use async_trait::async_trait;
 use kip_types::api::{
     AttachRequest, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+    RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, UpdateRequest,
+    WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 
@@ -51,6 +52,19 @@ pub trait Procs: Send + Sync + 'static {
 
     /// Ends a proc; keeps name, files and logs. One that is stopped already is answered as it is.
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal>;
+
+    /// Changes what of a proc can be changed without a restart. Neither wakes it nor keeps it
+    /// awake; more memory in use than a new limit allows is `Code::State`, and changes nothing.
+    async fn update(&self, name: ProcName, change: UpdateRequest) -> Result<ProcView, Refusal>;
+
+    /// Makes a proc in place of the one of its name: started beside that one, it gets its name, its
+    /// ports and its probes when it is ready, and the other one ends with its files. Clients that
+    /// connect meanwhile reach the one or the other. If the new one does not get ready that is
+    /// refused, and the other one stays.
+    async fn replace(&self, request: RunRequest) -> Result<ProcView, Refusal>;
+
+    /// Gives a proc another name. Neither wakes it nor stops it.
+    async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal>;
 
     /// Sends a signal to a proc's program, which is woken for it; its end, if that is what comes of
     /// it, is as by itself. SIGKILL wakes none and ends the proc as a stop does.

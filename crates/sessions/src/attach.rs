@@ -11,7 +11,7 @@ use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::pty::write;
 use kip_engine::tickets::Ticket;
-use kip_logs::{From as LogStart, LogLine, Stream};
+use kip_logs::{From as LogStart, LogRecord, Stream};
 use kip_service::{ExecInput, ExecOutput, ExecSession};
 use kip_types::api::{AttachRequest, Code, ExecEnd, Refusal, TerminalSize};
 use kip_types::chain;
@@ -46,7 +46,7 @@ pub async fn attach(
 ) -> Result<ExecSession, Refusal> {
     let (input, typed) = mpsc::channel(16);
     let (sender, output) = mpsc::channel(16);
-    let from = if proc.spec.terminal {
+    let from = if proc.spec().terminal {
         let (before, pieces) = proc.console.subscribe(request.since_start);
         From::Terminal { before, pieces }
     } else {
@@ -76,7 +76,7 @@ pub async fn attach(
 /// Where output comes from.
 enum From {
     Terminal { before: Vec<u8>, pieces: broadcast::Receiver<Piece> },
-    Log { follower: Follower, lines: VecDeque<LogLine> },
+    Log { follower: Follower, lines: VecDeque<LogRecord> },
 }
 
 impl From {
@@ -116,8 +116,8 @@ impl From {
 }
 
 /// The bytes of a line, as the program wrote them. What Kip says of the log goes to standard error.
-fn output_of(line: LogLine) -> ExecOutput {
-    let LogLine { stream, complete, mut text, .. } = line;
+fn output_of(line: LogRecord) -> ExecOutput {
+    let LogRecord { stream, complete, mut text, .. } = line;
     if stream == Stream::Kip {
         let remark = String::from_utf8_lossy(&text);
         return ExecOutput::Stderr(format!("[kip: {remark}]\n").into_bytes());

@@ -4,11 +4,13 @@
 //! that has started and not put into a group of its own.
 
 use kip_engine::blocking::blocking;
+use kip_engine::files;
 use kip_engine::host::Proc;
-use kip_engine::start::{environment_of, give_output, limits_of, user_in};
+use kip_engine::start::{environment_of, give_output, limits_of, path_in, user_in};
 use kip_engine::tickets::Ticket;
+use kip_files::interpreter;
 use kip_sandbox::ResourceLimit;
-use kip_sandbox::launcher::{ExecRequest as Launch, Executing, LaunchError};
+use kip_sandbox::launcher::{Executing, LaunchError, SandboxExec as Launch};
 use kip_sandbox::users::{self, User};
 use kip_service::ExecInput;
 pub use kip_service::{ExecOutput, ExecSession};
@@ -18,6 +20,7 @@ use kip_types::lifecycle::Exit;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -92,9 +95,9 @@ impl<'a> ExecContext<'a> {
         };
         let user = user.map_err(|e| refusal(proc, Code::Invalid, &chain(&e)))?;
         let own_time = kip_sys::timens::other_time_of(init).map_err(io)?.is_some();
-        let mut all = proc.spec.env.clone();
+        let mut all = proc.spec().env.clone();
         all.extend(request.env.clone());
-        let own = || proc.spec.workdir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+        let own = || proc.spec().workdir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
         Ok(ExecContext {
             root,
             own_time,
@@ -116,7 +119,15 @@ impl<'a> ExecContext<'a> {
     /// The command that is missing, if it is that, or the launcher's own words.
     fn explain(&self, command: &[String], error: &LaunchError) -> Refusal {
         match error.is_missing_command() {
-            true => self.refuse(Code::Invalid, &format!("command {:?} is not in the proc's files", command[0])),
+            true => {
+                let workdir = self.workdir.as_deref().map(Path::new);
+                let look = |tree| interpreter::missing(&tree, &command[0], workdir, path_in(&self.env));
+                let why = match files::awake(self.proc).ok().and_then(look) {
+                    Some(missing) => format!("command {:?} cannot be started: {missing}", command[0]),
+                    None => format!("command {:?} is not in the proc's files", command[0]),
+                };
+                self.refuse(Code::Invalid, &why)
+            }
             false => self.refuse(Code::Failed, &chain(error)),
         }
     }
@@ -129,7 +140,8 @@ impl<'a> ExecContext<'a> {
             command,
             env: &self.env,
             workdir: self.workdir.as_deref(),
-            allow_setuid: self.proc.spec.allow_setuid,
+            allow_setuid: self.proc.spec().allow_setuid,
+            capabilities: self.proc.spec().capabilities(),
             ids: self.user.as_ref().map(|user| &user.ids),
             limits: &self.limits,
             cgroup: &self.cgroup,

@@ -4,7 +4,7 @@
 //! second whether the log has grown, by one system call.
 
 use kip_engine::blocking::blocking;
-use kip_logs::{FOLLOW_POLL, From, LogLine, LogReader, ReadError};
+use kip_logs::{FOLLOW_POLL, From, LogReader, LogRecord, ReadError};
 use std::path::PathBuf;
 use tokio::task::JoinHandle;
 
@@ -16,7 +16,7 @@ pub struct Follower(ReaderState);
 enum ReaderState {
     /// At the end of what there was.
     End(LogReader),
-    Reading(JoinHandle<(LogReader, Result<Vec<LogLine>, ReadError>)>),
+    Reading(JoinHandle<(LogReader, Result<Vec<LogRecord>, ReadError>)>),
     /// Reading has panicked.
     Lost,
 }
@@ -36,7 +36,7 @@ impl Follower {
     ///
     /// # Errors
     /// [`ReadError`].
-    pub async fn there(&mut self) -> Result<Vec<LogLine>, ReadError> {
+    pub async fn there(&mut self) -> Result<Vec<LogRecord>, ReadError> {
         if let ReaderState::End(_) = &self.0
             && let ReaderState::End(mut reader) = std::mem::replace(&mut self.0, ReaderState::Lost)
         {
@@ -63,7 +63,7 @@ impl Follower {
     ///
     /// # Errors
     /// [`ReadError`].
-    pub async fn next(&mut self) -> Result<Vec<LogLine>, ReadError> {
+    pub async fn next(&mut self) -> Result<Vec<LogRecord>, ReadError> {
         loop {
             if let ReaderState::End(reader) = &self.0
                 && !reader.has_grown()

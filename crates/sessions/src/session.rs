@@ -13,7 +13,7 @@ use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::pty::{read, read_now, resize, write};
 use kip_engine::tickets::Ticket;
-use kip_sandbox::init::{RECORD_BYTES, Record, StartStep};
+use kip_sandbox::init::{InitRecord, RECORD_BYTES, StartStep};
 use kip_sandbox::terminals::{self, Terminal};
 use kip_service::{ExecInput, ExecOutput, ExecSession};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal, TerminalSize};
@@ -71,8 +71,8 @@ pub async fn begin(
     let Launched { master, status } = launched;
     let mut status = pipe::Receiver::from_owned_fd(status).map_err(&failed)?;
     match timeout(EXEC_WITHIN, next_record(&mut status)).await {
-        Ok(Some(Record::Running { .. })) => {}
-        Ok(Some(Record::NotStarted { step, errno })) => return Err(not_started(&proc, &program, step, errno)),
+        Ok(Some(InitRecord::Running { .. })) => {}
+        Ok(Some(InitRecord::NotStarted { step, errno })) => return Err(not_started(&proc, &program, step, errno)),
         other => {
             let why = format!("exec in {} failed: its session ended before the program ran ({other:?})", proc.name);
             return Err(Refusal::new(Code::Failed, why));
@@ -158,10 +158,10 @@ fn status_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// None at the end of the pipe.
-async fn next_record(status: &mut pipe::Receiver) -> Option<Record> {
+async fn next_record(status: &mut pipe::Receiver) -> Option<InitRecord> {
     let mut bytes = [0; RECORD_BYTES];
     status.read_exact(&mut bytes).await.ok()?;
-    Record::parse(&bytes)
+    InitRecord::parse(&bytes)
 }
 
 /// Carries bytes both ways until the program has ended or the client has gone.
@@ -180,7 +180,7 @@ async fn carry(
     let exit = loop {
         tokio::select! {
             record = next_record(&mut status) => match record {
-                Some(Record::Ended(exit)) => break exit,
+                Some(InitRecord::Ended(exit)) => break exit,
                 Some(_) => {}
                 None => break Exit::Unknown,
             },

@@ -207,7 +207,7 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
 mod tests {
     use super::*;
     use crate::pages::remote::RemoteFile;
-    use crate::pages::{Expected, Process, WorkingSet};
+    use crate::pages::{Expected, ProcessPages, WorkingSet};
 
     fn run(start: u64, pages: u32, file: u32, first: u32) -> Run {
         Run { start: start * PAGE as u64, pages, file, first }
@@ -225,7 +225,7 @@ mod tests {
         let mut carried = PageMap::default();
         let file = carried.file("g1-remote") as usize;
         carried.files[file].remote = Some(8);
-        carried.processes.insert(2, Process { runs: vec![run(100, 2, 0, 4)], sets: Vec::new() });
+        carried.processes.insert(2, ProcessPages { runs: vec![run(100, 2, 0, 4)], sets: Vec::new() });
         let mut map = PageMap::default();
         carry(&mut map, &to, &carried, &from, Generation(2)).unwrap();
         let told: Vec<String> = map.files[0].names().collect();
@@ -273,7 +273,7 @@ mod tests {
             carried.files[file].sums = bytes.chunks(PAGE).map(crc32fast::hash).collect();
         }
         let runs = vec![run(0, 300, 0, 100), run(1000, 10, 1, 5), run(2000, 300, 2, 0)];
-        carried.processes.insert(2, Process { runs, ..Process::default() });
+        carried.processes.insert(2, ProcessPages { runs, ..ProcessPages::default() });
         let mut map = PageMap::default();
         carry(&mut map, &growing, &carried, &from, Generation(7)).unwrap();
         let names: Vec<_> = map.files.iter().map(|f| (f.name.as_str(), f.sums.len())).collect();
@@ -300,7 +300,7 @@ mod tests {
         let mut carried = PageMap::default();
         carried.file("a");
         carried.files[0].sums = vec![5; 4];
-        carried.processes.insert(2, Process { runs: vec![run(0, 4, 0, 0)], ..Process::default() });
+        carried.processes.insert(2, ProcessPages { runs: vec![run(0, 4, 0, 0)], ..ProcessPages::default() });
         let growing = dir.path().join("to");
         fs::create_dir(&growing).unwrap();
         let e = carry(&mut PageMap::default(), &growing, &carried, dir.path(), Generation(1)).unwrap_err();

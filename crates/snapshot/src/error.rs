@@ -3,9 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Version of a generation's layout: 3 since its images are one file, 2 since pages may come from
+/// Version of a generation's layout: 4 since procs have file systems in memory, 3 since its images
+/// are one file, 2 since pages may come from
 /// elsewhere, 1 before. A proc whose generation a newer Kip has made stays parked.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// A generation cannot be made, read or trusted.
 #[derive(Debug, thiserror::Error)]

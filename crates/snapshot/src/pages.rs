@@ -94,7 +94,7 @@ pub struct WorkingSet {
 
 /// The memory of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessPages {
     /// By address, none over another.
     pub runs: Vec<Run>,
     /// The newest kind first. The bytes of all pages that any of them has lie in [`SETS`] once
@@ -102,7 +102,7 @@ pub struct Process {
     pub sets: Vec<WorkingSet>,
 }
 
-impl Process {
+impl ProcessPages {
     /// The pages of all sets, by address.
     pub fn expected(&self) -> Vec<u64> {
         let mut pages: Vec<u64> = self.sets.iter().flat_map(|set| &set.pages).map(|page| page.address).collect();
@@ -118,7 +118,7 @@ pub struct PageMap {
     /// The page files.
     pub files: Vec<PageFile>,
     /// By number inside the sandbox.
-    pub processes: BTreeMap<u32, Process>,
+    pub processes: BTreeMap<u32, ProcessPages>,
 }
 
 impl PageMap {
@@ -216,7 +216,7 @@ impl PageMap {
         }
         for _ in 0..processes {
             let (pid, runs, sets) = (reader.word()? as u32, reader.word()?, reader.word()?);
-            let mut process = Process::default();
+            let mut process = ProcessPages::default();
             for _ in 0..runs {
                 let (start, pages, file, first) = (reader.word()?, reader.word()?, reader.word()?, reader.word()?);
                 let run = Run { start, pages: pages as u32, file: file as u32, first: first as u32 };
@@ -352,8 +352,8 @@ mod tests {
             WorkingSet { kind: "tcp 8080".into(), turn: 9, pages: vec![first, second] },
             WorkingSet { kind: String::new(), turn: 0, pages: Vec::new() },
         ];
-        map.processes.insert(2, Process { runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)], sets });
-        map.processes.insert(7, Process::default());
+        map.processes.insert(2, ProcessPages { runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)], sets });
+        map.processes.insert(7, ProcessPages::default());
         map
     }
 

@@ -9,8 +9,8 @@
 use crate::registry::Registry;
 use crate::task::{Command, Handle};
 use kip_engine::blocking::blocking;
-use kip_engine::pressure::size;
 use kip_net::Slot;
+use kip_pressure::size;
 use kip_types::{Generation, State};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -5,11 +5,11 @@
 //! every one that is to go there, before it does: what would be refused then stays parked. Not for
 //! those that never left the local disk: only root can write there.
 
-use kip_checkpoint::bars_criu;
 use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::host::Proc;
+use kip_engine::tmpfs;
 use kip_engine::volumes::sleep::key;
 use kip_records::body::Body;
 use kip_records::instance::IDS_PER_BLOCK;
@@ -42,7 +42,7 @@ pub enum NoReturn {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     /// What its plan takes over is held by this machine, and only until that ends.
     #[error("only this machine can wake the proc, because of {what}")]
     OnlyHere { what: String },
@@ -60,8 +60,8 @@ fn allowed(proc: &Proc, body: &Body) -> Policy {
     Policy {
         // Where it was archived it had another block, which a wake moves to its own.
         ids: (body.home.as_ref().map_or(proc.first_id(), |home| home.first_id), IDS_PER_BLOCK),
-        capabilities: launch::CAPABILITY_BITS,
-        no_new_privileges: !proc.spec.allow_setuid,
+        capabilities: proc.spec().capabilities() | launch::INIT_CAPABILITY_BITS,
+        no_new_privileges: !proc.spec().allow_setuid,
         filters: seccomp::KNOWN.iter().map(|known| known.to_vec()).collect(),
         masks: launch::MASKED.iter().map(|path| (*path).to_owned()).collect(),
         volumes: volumes(proc, body),
@@ -73,14 +73,16 @@ fn allowed(proc: &Proc, body: &Body) -> Policy {
     }
 }
 
-/// By the keys of their mounts. Whether one is read-only is its spec's to say.
+/// By the keys of their mounts, with those in memory. Whether one is read-only is its spec's to
+/// say.
 fn volumes(proc: &Proc, body: &Body) -> BTreeMap<String, (String, bool)> {
-    let all = body.volumes.iter().enumerate();
-    all.filter_map(|(number, slept)| {
-        let spec = proc.spec.volumes.iter().find(|v| v.target == slept.target)?;
+    let (of_it, all) = (proc.spec(), body.volumes.iter().enumerate());
+    let volumes = all.filter_map(|(number, slept)| {
+        let spec = of_it.volumes.iter().find(|v| v.target == slept.target)?;
         Some((key(number), (slept.point.clone(), spec.read_only)))
-    })
-    .collect()
+    });
+    let in_memory = body.tmpfs.iter().enumerate();
+    volumes.chain(in_memory.map(|(number, slept)| (tmpfs::key_of(number), (slept.point.clone(), false)))).collect()
 }
 
 /// Whether a generation that came from a store may be restored. `known` is what was kept here of

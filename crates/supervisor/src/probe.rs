@@ -7,7 +7,7 @@
 //! [`HealthView`]. Crash: what was known is as in the record, which is written when the proc falls
 //! asleep.
 
-use crate::task::{Command, Handle, Probes, Status, check_once};
+use crate::task::{Command, Handle, Probes, ProcStatus, check_once};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_net::reserve::{self, ReserveError};
@@ -60,7 +60,8 @@ pub fn is_taken(name: &ProcName, e: &ReserveError) -> Refusal {
 /// Answers on the ports of a proc, and opens those that are not open yet.
 pub fn serve(handle: &Handle, mut listeners: Listeners) -> Probes {
     let proc = &handle.proc;
-    let tasks = proc.spec.probes.iter().map(|probe| {
+    let spec = proc.spec();
+    let tasks = spec.probes.iter().map(|probe| {
         let listener = listeners.remove(&probe.host_port).or_else(|| held(proc, probe));
         tokio::spawn(answer(handle.clone(), probe.clone(), listener))
     });
@@ -74,6 +75,19 @@ fn key_of(probe: &Probe) -> String {
 /// The listener that an earlier daemon has left with the keeper.
 fn held(proc: &Proc, probe: &Probe) -> Option<std::net::TcpListener> {
     proc.fd_store.get(&key_of(probe))?.try_clone().ok().map(Into::into)
+}
+
+/// Gives a proc the ports of the probes of its spec before it answers there: those that another
+/// proc has as duplicates, so that no client is refused meanwhile.
+///
+/// # Errors
+/// A port is taken, or the keeper cannot hold its socket.
+pub fn inherit(proc: &Proc, spec: &Spec, from: &Proc) -> Result<(), Refusal> {
+    for probe in &spec.probes {
+        let listener = held(from, probe).map_or_else(|| reserve::listen(probe.host_port), Ok);
+        hold(proc, probe, &listener.map_err(|e| is_taken(&spec.name, &e))?);
+    }
+    Ok(())
 }
 
 /// Leaves it with the keeper for the next daemon.
@@ -172,7 +186,7 @@ pub async fn health(handle: &Handle, probes: &[Probe]) -> HealthView {
 }
 
 /// Whether it is worth asking: it runs, and was not asked a moment ago.
-fn is_due(status: &Status, probe: &Probe) -> bool {
+fn is_due(status: &ProcStatus, probe: &Probe) -> bool {
     let last = status.record.checked.iter().find(|c| c.host_port == probe.host_port);
     let fresh = last.is_some_and(|c| now_ms().saturating_sub(c.at_ms) < FRESH_MS);
     matches!(status.record.state, State::Hot { .. }) && !status.starting && !fresh
@@ -218,7 +232,7 @@ pub fn views(probes: &[Probe], record: &Record) -> Vec<ProbeView> {
     probes.iter().map(view).collect()
 }
 
-fn view(status: &Status, name: kip_types::ProcName, probes: &[Probe]) -> HealthView {
+fn view(status: &ProcStatus, name: kip_types::ProcName, probes: &[Probe]) -> HealthView {
     let record = &status.record;
     let probes = views(probes, record);
     let said = probes.iter().find_map(|p| p.reason.as_ref().map(|why| format!("{}: {why}", p.check)));
@@ -257,7 +271,7 @@ mod tests {
         let probe: Probe = "9000=tcp:80".parse().unwrap();
         let mut record = Record { state, ..Record::new(1, PathBuf::new()) };
         record.checked.extend(wrong.map(|w| Checked { host_port: 9000, at_ms: 1, wrong: w.map(str::to_owned) }));
-        let status = Status::new(record);
+        let status = ProcStatus::new(record);
         let view = view(&status, "web".parse().unwrap(), &[probe]);
         (view.available, view.reason)
     }

@@ -8,12 +8,13 @@
 
 use crate::task;
 use kip_engine::cause::WakeCause;
-use kip_engine::fd_store::{FdStore, key};
+use kip_engine::fd_store::{FdStore, KeeperError, key};
 use kip_engine::hibernate;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
-use kip_engine::metering::Stored;
+use kip_engine::metering::StoredMeter;
 use kip_engine::plans::take_custody;
+use kip_engine::ports;
 use kip_engine::renew;
 use kip_engine::stop::{self, Network};
 use kip_engine::tree::Tree;
@@ -24,9 +25,12 @@ use kip_records::record::{self, Records};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_sys::status::Status;
+use kip_types::api::PortView;
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
+use kip_types::name::MAX_NAME;
 use kip_types::{Generation, ProcName, Restart, Spec, State};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -34,12 +38,14 @@ use std::time::{Duration, Instant};
 
 /// How long a dump or restore that was under way may take to come to its end.
 const STABLE_WITHIN: Duration = Duration::from_secs(15);
+/// Numbers that are tried for a name like another one; there are fewer procs.
+const MOST_NUMBERED: u32 = 100_000;
 
 /// What a data directory remembers of a proc.
 #[derive(Debug)]
 pub struct Remembered {
-    /// Its name.
-    pub name: ProcName,
+    /// The name of its directory.
+    pub key: ProcName,
     /// What it was run with.
     pub spec: Spec,
     /// Its newest record.
@@ -55,37 +61,76 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
         tracing::warn!(path = %stranger.display(), "not a proc, left alone");
     }
     let mut all = Vec::new();
-    for name in listing.names {
-        let read = records.read_spec::<Spec>(&name).and_then(|spec| Ok((spec, records.read_state::<Stored>(&name)?)));
+    for key in listing.names {
+        let read =
+            records.read_spec::<Spec>(&key).and_then(|spec| Ok((spec, records.read_state::<StoredMeter>(&key)?)));
         match read {
-            Ok((spec, _)) if spec.name != name => {
-                tracing::error!(proc = %name, "the record of a proc is that of {}; it is left alone", spec.name);
-            }
-            Ok((mut spec, Stored { record, meter })) => {
+            Ok((mut spec, StoredMeter { record, meter })) => {
                 spec.timing.resolve_archive_default();
-                all.push(Remembered { name, spec, record, meter });
+                all.push(Remembered { key, spec, record, meter });
             }
             Err(e) => {
-                tracing::error!(proc = %name, error = chain(&e), "the record of a proc cannot be read; it is left alone")
+                tracing::error!(proc = %key, error = chain(&e), "the record of a proc cannot be read; it is left alone")
             }
         }
     }
-    Ok(all)
+    Ok(settled(all))
+}
+
+/// Each name once. A proc that was renamed, or that has replaced another one, has another key than
+/// its name. One that was replaced and is still there is a trial, which goes; what else has the
+/// name of another proc is a copy that Kip has not made.
+fn settled(all: Vec<Remembered>) -> Vec<Remembered> {
+    let mut owners: BTreeMap<ProcName, (u64, bool, ProcName)> = BTreeMap::new();
+    for one in all.iter().filter(|one| !one.spec.trial) {
+        let claim = (one.spec.replaced, one.key == one.spec.name, one.key.clone());
+        let owner = owners.entry(one.spec.name.clone()).or_insert_with(|| claim.clone());
+        *owner = claim.max(owner.clone());
+    }
+    let mut names: BTreeSet<ProcName> = all.iter().map(|one| one.spec.name.clone()).collect();
+    let mut settled = Vec::new();
+    for mut one in all {
+        let owner = owners.get(&one.spec.name).filter(|(.., key)| *key != one.key && !one.spec.trial);
+        match owner {
+            Some((replaced, ..)) if *replaced > one.spec.replaced => {
+                let Some(name) = numbered(&one.spec.name).find(|name| names.insert(name.clone())) else { continue };
+                one.spec = task::hidden(&one.spec, name);
+            }
+            Some(_) => {
+                tracing::error!(proc = %one.key, "the record of a proc is that of {}; it is left alone", one.spec.name);
+                continue;
+            }
+            None => {}
+        }
+        if one.spec.trial {
+            // It is about to go, and a port may be that of the proc that it was to replace.
+            one.record.ports = PortView::all_unpublished(&one.record.ports);
+        }
+        settled.push(one);
+    }
+    settled
+}
+
+/// Names that are like one, each another.
+pub fn numbered(name: &ProcName) -> impl Iterator<Item = ProcName> {
+    let stem: String = name.as_str().chars().take(MAX_NAME - 8).collect();
+    (1..MOST_NUMBERED).filter_map(move |n| format!("{stem}-r{n}").parse().ok())
 }
 
 /// The proc and its true record, or none if it was removed.
-pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
-    let Remembered { name, spec, record, meter } = remembered;
+///
+/// # Errors
+/// The keeper does not give back what it holds for it. To go on without that would be to let go of
+/// it.
+pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Option<(Arc<Proc>, Record)>, KeeperError> {
+    let Remembered { key, spec, record, meter } = remembered;
     let meter = Meter::taken_up(meter, now_ms());
     let Ok(slot) = Slot::new(record.slot) else {
-        tracing::error!(proc = %name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
-        return None;
+        tracing::error!(proc = %spec.name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
+        return Ok(None);
     };
-    let fd_store = FdStore::recover(&name, Arc::clone(&machine.keeper)).unwrap_or_else(|e| {
-        tracing::warn!(proc = %name, error = chain(&e), "the keeper does not give its descriptors back");
-        FdStore::new(&name, Arc::clone(&machine.keeper))
-    });
-    let proc = Proc::new(machine, spec, slot, record.base.clone(), fd_store, meter);
+    let fd_store = FdStore::recover(&key, Arc::clone(&machine.keeper))?;
+    let proc = Proc::new(machine, key, spec, slot, record.base.clone(), fd_store, meter);
     if proc.sample_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
@@ -108,13 +153,13 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
             if let Err(e) = stop::remove(&proc).await {
                 tracing::warn!(proc = %proc.name, error = %e, "a start that was cut off is not undone whole");
             }
-            return None;
+            return Ok(None);
         }
         State::Restarting { .. } => {
             stop::release(&proc, Network::Reserved).await;
             record.clone()
         }
-        State::Starting => ended(&proc, &record, proc.spec.restart).await,
+        State::Starting => ended(&proc, &record, proc.spec().restart).await,
         State::Stopping => ended(&proc, &record, Restart::No).await,
         State::Hot { generation, .. } | State::Hibernated { generation, .. } | State::Parking { generation, .. } => {
             let asleep = still_asleep(&proc, &record.state);
@@ -137,7 +182,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
                     }
                 }
                 Some(init) => adopted(&proc, &record, init, generation),
-                None => ended(&proc, &record, proc.spec.restart).await,
+                None => ended(&proc, &record, proc.spec().restart).await,
             }
         }
         State::Archived { .. } => {
@@ -160,11 +205,41 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
             }
         }
     };
+    limit_again(&proc, &next);
+    let next = publish_again(&proc, next);
     meter_again(&proc, &next);
     if let Err(e) = proc.write_record(&next, record::Durability::Fsync) {
         tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
     }
-    Some((proc, next))
+    Ok(Some((proc, next)))
+}
+
+/// Its limits hold, although an update or a wake may have been cut off before they did.
+fn limit_again(proc: &Proc, next: &Record) {
+    if next.state.tier().is_some()
+        && proc.cgroup.exists()
+        && let Err(e) = proc.cgroup.set_limits(&proc.spec().limits)
+    {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "limits could not be set again");
+    }
+}
+
+/// Its ports are those of its spec, although an update may have been cut off before they were.
+fn publish_again(proc: &Proc, next: Record) -> Record {
+    let spec = proc.spec();
+    if spec.trial || !next.established || next.state.tier().is_none() || PortView::all_agree(&next.ports, &spec.ports) {
+        return next;
+    }
+    match ports::change(proc, &spec, &next.ports) {
+        Ok(ports) => {
+            ports::let_go_of_others(proc, &ports);
+            Record { ports, ..next }
+        }
+        Err(refusal) => {
+            tracing::warn!(proc = %proc.name, error = refusal.message, "its ports are not those that it was given last");
+            next
+        }
+    }
 }
 
 /// What was used while no daemon was there is its own, unless it was not there either.
@@ -195,7 +270,7 @@ fn still_asleep(proc: &Proc, state: &State) -> bool {
         return true;
     }
     if (status.asleep || status.held)
-        && let Err(e) = proc.shared.pager.wake(proc.name.as_str(), WakeCause::PagerReplaced.purpose())
+        && let Err(e) = proc.shared.pager.wake(proc.key.as_str(), WakeCause::PagerReplaced.purpose())
     {
         tracing::warn!(proc = %proc.name, error = chain(&e), "a hibernated proc is not woken");
     }
@@ -246,7 +321,7 @@ async fn stable_init(proc: &Arc<Proc>) -> Option<u32> {
 /// Ends what is half made; the proc wakes in the same cgroup later.
 fn end_processes(proc: &Proc) {
     let ended = proc.cgroup.kill(Duration::from_secs(5));
-    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec.limits)) {
+    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec().limits)) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "what was half made is not ended whole");
     }
 }
@@ -265,6 +340,8 @@ fn is_traced(pid: u32) -> bool {
 /// again.
 fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation) -> Record {
     let body = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).ok().map(|m| m.body);
+    // Waits that have lasted since before its last wake.
+    *proc.absolute_waits.lock() = body.as_ref().map(|body| body.clocks.absolute.clone()).unwrap_or_default();
     for socket in body.iter().flat_map(|b| &b.sockets) {
         if let Some(fd) = proc.fd_store.get(&format!("{}{}", key::SOCKET, socket.inode))
             && let Err(e) = custody::release(fd.as_fd(), &socket.options)
@@ -308,8 +385,11 @@ fn held_again(proc: &Proc, record: &Record, body: &Body) -> Record {
         match renew::renew(proc, body, &record.ports) {
             Ok(ports) => {
                 record.ports = ports;
-                let lost =
-                    body.sockets.iter().filter(|s| matches!(s.options.kind, custody::Kind::Stream { .. })).count();
+                let lost = body
+                    .sockets
+                    .iter()
+                    .filter(|s| matches!(s.options.kind, custody::SocketKind::Stream { .. }))
+                    .count();
                 let detail = format!("its sockets listen again; {lost} connections are lost");
                 proc.shared.events.emit(Some(&proc.name), "renewed", detail);
             }
@@ -322,5 +402,54 @@ fn held_again(proc: &Proc, record: &Record, body: &Body) -> Record {
     }
     take_custody(proc, body);
     proc.shared.follow_output(proc);
+    // Before the next one is taken up: as many sleep as do not fit otherwise.
+    proc.fd_store.pack();
     record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(key: &str, name: &str, replaced: u64) -> Remembered {
+        let spec = format!(r#"{{"name":"{name}","command":["x"],"replaced":{replaced}}}"#);
+        let mut record = Record::new(1, "/base".into());
+        let addr = "0.0.0.0".parse().unwrap();
+        record.ports =
+            vec![PortView { proto: kip_types::Protocol::Tcp, port: 80, addr, host_addr: addr, host_port: Some(8080) }];
+        Remembered {
+            key: key.parse().unwrap(),
+            spec: serde_json::from_str(&spec).unwrap(),
+            record,
+            meter: Kept::default(),
+        }
+    }
+
+    /// Keys with names, whether it is a trial, and the port of the host.
+    fn all(remembered: Vec<Remembered>) -> Vec<(String, String, bool, Option<u16>)> {
+        let told = |one: Remembered| {
+            (one.key.to_string(), one.spec.name.to_string(), one.spec.trial, one.record.ports[0].host_port)
+        };
+        settled(remembered).into_iter().map(told).collect()
+    }
+
+    fn is(key: &str, name: &str, trial: bool) -> (String, String, bool, Option<u16>) {
+        (key.to_owned(), name.to_owned(), trial, (!trial).then_some(8080))
+    }
+
+    #[test]
+    fn of_two_with_one_name_the_one_that_has_replaced_the_other_has_it() {
+        let both = vec![one("web", "web", 1), one("web-r1", "web", 2), one("web-r2", "db", 0)];
+        assert_eq!(all(both), [is("web", "web-r1", true), is("web-r1", "web", false), is("web-r2", "db", false)]);
+        // Not yet: the new one is a trial.
+        let mut new = one("web-r1", "web-r1", 2);
+        new.spec.trial = true;
+        assert_eq!(all(vec![one("web", "web", 1), new]), [is("web", "web", false), is("web-r1", "web-r1", true)]);
+    }
+
+    #[test]
+    fn a_copy_is_left_alone() {
+        let copied = vec![one("copy", "web", 0), one("web", "web", 0)];
+        assert_eq!(all(copied), [is("web", "web", false)]);
+    }
 }

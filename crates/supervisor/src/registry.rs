@@ -5,10 +5,10 @@ use crate::task::{self, Command, Handle, Removed};
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::host::{Host, Proc};
-use kip_engine::pressure::Grant;
 use kip_net::Slot;
 use kip_offload::Fetched;
-use kip_pager::protocol::Event;
+use kip_pager::protocol::PagerEvent;
+use kip_pressure::Grant;
 use kip_types::State;
 use kip_types::chain;
 use parking_lot::Mutex;
@@ -90,13 +90,13 @@ impl Registry {
                         while let Ok(event) = events.next() {
                             let Some(machine) = weak.upgrade() else { return };
                             match event {
-                                Event::Woke { number, turn, woken, by, .. } => {
+                                PagerEvent::Woke { number, turn, woken, by, .. } => {
                                     machine.notify_task(number, Command::Awake { turn, woken, by });
                                 }
-                                Event::Damaged { number, message, .. } => {
+                                PagerEvent::Damaged { number, message, .. } => {
                                     machine.notify_task(number, Command::Damaged { message });
                                 }
-                                Event::Missing { number, file, first, pages, .. } => {
+                                PagerEvent::Missing { number, file, first, pages, .. } => {
                                     machine.fetch_missing(number, file, first..first + pages);
                                 }
                             }
@@ -181,7 +181,7 @@ impl Registry {
         let leave = self.host.pressure.try_admit(&leave?)?;
         // The program may run as soon as our duplicates are gone.
         self.host.wake_plane.remove(&key);
-        if let Err(e) = self.host.pager.rouse(handle.proc.name.as_str(), cause.purpose()) {
+        if let Err(e) = self.host.pager.rouse(handle.proc.key.as_str(), cause.purpose()) {
             tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
         }
         Some(leave)

@@ -10,9 +10,9 @@ use crate::registry::Registry;
 use crate::task::{Command, Handle};
 use choice::{Candidate, Hysteresis, Turn};
 use kip_engine::blocking::blocking;
-use kip_engine::pressure::admission::ROOM_WITHIN;
-use kip_engine::pressure::{Pass, Pressure, Relieved, size};
 use kip_net::Slot;
+use kip_pressure::ROOM_WITHIN;
+use kip_pressure::{Pass, Pressure, Relieved, size};
 use kip_sys::clock::now_ms;
 use kip_types::api::Refusal;
 use kip_types::spec::{Hibernate, Timing};
@@ -204,7 +204,7 @@ impl Relief {
         let ago = |at_ms: u64| Duration::from_millis(now_ms().saturating_sub(at_ms));
         let quiet = status.quiet_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let (step, quiet, moving) = match status.record.state {
-            State::Hot { .. } => (Step::of(&proc.spec.timing), quiet, false),
+            State::Hot { .. } => (Step::of(&proc.spec().timing), quiet, false),
             State::Hibernated { .. } => {
                 let asleep = status.record.last_sleep.as_ref().map_or(STEP_AFTER, |s| ago(s.at_ms));
                 (Step::Park, asleep, asleep < STEP_AFTER)
@@ -217,7 +217,7 @@ impl Relief {
             step,
             quiet,
             awake: status.record.last_wake.as_ref().map(|w| ago(w.at_ms)),
-            held_awake: proc.spec.timing.stays_awake() || status.execs > 0,
+            held_awake: proc.spec().timing.stays_awake() || status.execs > 0,
             late: step == Step::Park && status.ticks,
             moving: moving || self.leaving.contains_key(&proc.slot),
             rests: self.rests.get(&proc.slot).map_or(Duration::ZERO, |r| r.left(now)),

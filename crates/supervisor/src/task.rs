@@ -3,7 +3,7 @@
 //!
 //! A handler decides with the pure lifecycle function, records what it is going to do, does it on a
 //! blocking thread, and records the outcome. What others may see of a proc leaves on a watch
-//! channel ([`Status`]).
+//! channel ([`ProcStatus`]).
 
 mod adopt;
 mod archive;
@@ -15,6 +15,7 @@ mod hibernate;
 mod hooks;
 mod observed;
 mod phase;
+mod place;
 mod pressed;
 mod previous;
 mod probes;
@@ -24,6 +25,7 @@ mod sleep;
 mod starting;
 mod still;
 mod ticks;
+mod update;
 
 pub use adopt::finish as finish_taking_over;
 use archive::Storing;
@@ -36,6 +38,7 @@ use kip_engine::tickets::Ticket;
 use kip_records::body::Body;
 use kip_types::chain;
 use phase::{Parked, Phase, Running, Woke};
+pub use place::{Place, hidden};
 pub use pressed::need;
 pub use probes::Probes;
 pub use ready::check_once;
@@ -43,13 +46,13 @@ pub use still::{FilesHeld, Still, Stilled};
 pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Sample};
-use kip_checkpoint::clocks::Now;
+use kip_clocks::Now;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::prepared::PreparedNetwork;
-use kip_engine::pressure::Grant;
 use kip_engine::stop::{self, Network};
 use kip_net::activity::Activity as Traffic;
+use kip_pressure::Grant;
 use kip_records::due::{self, NextWake};
 use kip_records::record;
 use kip_records::state::{Checked, Record};
@@ -83,7 +86,7 @@ const RETRY_SLEEP: Duration = Duration::from_secs(60);
 
 /// What others see of a proc.
 #[derive(Debug, Clone)]
-pub struct Status {
+pub struct ProcStatus {
     /// What is recorded of the proc.
     pub record: Record,
     /// Since when nothing has happened; none unless running.
@@ -108,10 +111,10 @@ pub struct Status {
     pub dry_run: Option<DryRun>,
 }
 
-impl Status {
+impl ProcStatus {
     /// Before anything is known but its record.
-    pub fn new(record: Record) -> Status {
-        Status {
+    pub fn new(record: Record) -> ProcStatus {
+        ProcStatus {
             record,
             quiet_since: None,
             seen: None,
@@ -139,7 +142,7 @@ pub struct Task {
     /// What is recorded of the proc.
     pub record: Record,
     inbox: mpsc::Receiver<Command>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<ProcStatus>,
     phase: Phase,
     tickets: Arc<AtomicUsize>,
     /// Of those the ones of its own commands after a wake.
@@ -185,7 +188,7 @@ pub struct Handle {
     /// What the task is asked.
     pub inbox: mpsc::Sender<Command>,
     /// How the proc is, as its task has said last.
-    pub status: watch::Receiver<Status>,
+    pub status: watch::Receiver<ProcStatus>,
 }
 
 impl Handle {
@@ -217,7 +220,7 @@ impl Task {
     /// proc's sockets may have an event at once.
     pub fn new(proc: Arc<Proc>, record: Record, prepared: Option<PreparedNetwork>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
-        let (status, watcher) = watch::channel(Status::new(record.clone()));
+        let (status, watcher) = watch::channel(ProcStatus::new(record.clone()));
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
         let tickets = Arc::new(AtomicUsize::new(0));
         let task = Task {
@@ -303,7 +306,7 @@ impl Task {
     }
 
     fn publish(&self) {
-        self.status.send_replace(Status {
+        self.status.send_replace(ProcStatus {
             record: self.record.clone(),
             quiet_since: self.phase.running().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
             seen: self.phase.running().and_then(|r| r.idle.seen()),
@@ -382,6 +385,23 @@ impl Task {
             Command::Stop { grace, network, reply } => {
                 let _ = reply.send(self.stop(grace, network).await);
             }
+            Command::Update { change, reply } => {
+                let _ = reply.send(self.update(&change).await);
+            }
+            Command::Rename { name, reply } => drop(reply.send(self.rename(name).await)),
+            Command::TakePlace { place, reply } => drop(reply.send(self.take_place(*place).await)),
+            Command::LeavePlace { reply } => {
+                self.leave_place().await;
+                let _ = reply.send(Ok(()));
+            }
+            Command::TakePortsAgain { ports, reply } => {
+                self.take_ports_again(ports).await;
+                let _ = reply.send(Ok(()));
+            }
+            Command::ReplaceProbes { probes, reply } => {
+                self.replace_probes(probes).await;
+                let _ = reply.send(Ok(()));
+            }
             Command::Remove { force, reply } => {
                 let result = self.remove(force).await;
                 let removed = result.is_ok();
@@ -447,7 +467,7 @@ impl Task {
     /// Starts it on its files; `again` by its restart policy, which goes on if that fails.
     async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
-        self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
+        self.record.ready = self.proc.spec().ready.as_ref().map(|_| false);
         self.record.fell_back = None;
         self.record.out_of_memory = false;
         self.record.checked.clear();
@@ -463,13 +483,13 @@ impl Task {
             Ok(init) => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
                 self.watch_readiness();
-                self.proc.shared.events.emit(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
+                self.proc.shared.events.emit(Some(&self.proc.name), "started", self.proc.spec().command.join(" "));
                 Ok(())
             }
             Err(refusal) => {
                 self.proc.shared.events.emit(Some(&self.proc.name), "refused", refusal.message.clone());
                 if again {
-                    let next = self.record.after_end(self.proc.spec.restart, Exit::Unknown, now_ms());
+                    let next = self.record.after_end(self.proc.spec().restart, Exit::Unknown, now_ms());
                     let next = next.map_err(|e| self.unfit(&e))?;
                     stop::release(&self.proc, Network::after(&next.state)).await;
                     self.write(next, record::Durability::Fsync)?;
@@ -493,18 +513,19 @@ impl Task {
     }
 
     fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, from: Tier, woke: Woke) {
-        self.phase = Phase::Running(Box::new(Running::new(pidfd, from, woke, self.proc.spec.timing.dry_run)));
+        self.phase = Phase::Running(Box::new(Running::new(pidfd, from, woke, self.proc.spec().timing.dry_run)));
         self.sample();
     }
 
     fn begin_sleeping(&mut self, body: &Body) {
         let last = self.record.last_wake.as_ref().map_or(Duration::ZERO, |w| Duration::from_micros(w.total_us));
         let lead = (last.min(LONGEST_LEAD) + LEAD).as_nanos() as i64;
-        let timing = &self.proc.spec.timing;
+        let timing = &self.proc.spec().timing;
         let Record { ticks, tick_wakes, .. } = self.record;
         let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, tick_wakes, lead);
-        self.phase = Phase::Parked(Parked::new(next));
+        self.phase = Phase::Parked(Parked { at_work: body.clocks.at_work.clone(), ..Parked::new(next) });
         kip_engine::watches::watch(&self.proc, body);
+        self.proc.fd_store.pack();
     }
 
     async fn on_socket(&mut self, cause: WakeCause, at: Instant, leave: Option<Grant>) {
@@ -513,7 +534,7 @@ impl Task {
                 hibernating.roused = Some((cause, leave));
             }
         } else if self.sleeps() {
-            self.wake_in_turn(cause, at, false).await;
+            self.wake_in_turn(cause, at, at, false).await;
         }
     }
 }

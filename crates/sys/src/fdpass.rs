@@ -84,15 +84,30 @@ pub fn recv(sock: BorrowedFd<'_>, max_bytes: usize) -> io::Result<(Vec<u8>, Vec<
     Ok((bytes, fds))
 }
 
+/// As [`recv`], and the message stays to be received again: MSG_PEEK, recv(2).
+///
+/// # Errors
+/// As [`recv`]; the message stays then, too.
+pub fn peek(sock: BorrowedFd<'_>, max_bytes: usize) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; max_bytes];
+    let (length, fds) = receive(sock, &mut bytes, RecvFlags::PEEK)?;
+    bytes.truncate(length);
+    Ok((bytes, fds))
+}
+
 /// As [`recv`], into a buffer of the caller's; returns how many bytes of it are the message.
 ///
 /// # Errors
 /// As [`recv`].
 pub fn recv_into(sock: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive(sock, buffer, RecvFlags::empty())
+}
+
+fn receive(sock: BorrowedFd<'_>, buffer: &mut [u8], flags: RecvFlags) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(sock, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        rustix::net::recvmsg(sock, &mut [IoSliceMut::new(buffer)], &mut control, flags | RecvFlags::CMSG_CLOEXEC)
     })?;
     let mut fds = Vec::new();
     for message in control.drain() {

@@ -25,6 +25,7 @@ pub mod ran;
 pub mod restart;
 pub mod rseq;
 pub mod shortened;
+pub mod smaps;
 pub mod sock;
 pub mod status;
 pub mod stub;

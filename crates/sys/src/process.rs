@@ -245,6 +245,50 @@ pub fn share_arenas(most: i32) {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, most) };
 }
 
+/// Does work with another real user id in this thread alone, the effective one staying as it is:
+/// setresuid(2) by the system call itself. What the kernel counts by user is that user's then.
+/// Where this process may not have that id the work is done all the same.
+pub fn as_real_user<T>(uid: u32, work: impl FnOnce() -> T) -> T {
+    const SAME: libc::c_long = -1;
+    let set = |uid: u32| {
+        // SAFETY: takes three numbers and changes this thread's own ids; effective and saved ones
+        // stay.
+        unsafe { libc::syscall(libc::SYS_setresuid, libc::c_long::from(uid), SAME, SAME) == 0 }
+    };
+    let before = rustix::process::getuid().as_raw();
+    let changed = set(uid);
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    if changed {
+        assert!(set(before), "a thread may have its own real user id back");
+    }
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Has the C library's allocator give memory of so many bytes and more its own mapping, which goes
+/// back to the kernel when it is freed: mallopt(3), M_MMAP_THRESHOLD. By itself it raises that
+/// bound, up to 32 MiB, to the largest piece that was ever freed, and keeps what lies between. It
+/// only helps.
+pub fn map_large_memory(from: i32) {
+    // SAFETY: takes two numbers and changes the allocator's own settings, under its own lock.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, from) };
+}
+
+/// Gives free memory of the C library's allocator back to the kernel where that has become more by
+/// `most` bytes since the last time, whose result `last` is (0 the first time): mallinfo2(3),
+/// malloc_trim(3). The threads that allocate wait meanwhile, some milliseconds for each 100 MB.
+/// Returns how much is free: what was given back counts as free as well.
+pub fn release_free_memory(most: usize, last: usize) -> usize {
+    // SAFETY: reads the allocator's own counters, under its own lock.
+    let free = || unsafe { libc::mallinfo2() }.fordblks;
+    let now = free();
+    if now <= last.saturating_add(most) {
+        return now.min(last);
+    }
+    // SAFETY: changes nothing that is allocated.
+    unsafe { libc::malloc_trim(0) };
+    free()
+}
+
 /// Keeps every page of this process in memory from the moment it is first touched: mlockall(2) with
 /// MCL_ONFAULT, Linux 4.4. Untouched pages cost nothing.
 ///

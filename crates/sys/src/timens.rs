@@ -4,41 +4,76 @@
 //! CLOCK_BOOTTIME has an offset of 0 in all that are made here. The offsets of a namespace cannot
 //! be changed any more once a process is in it.
 
+use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::fs::MetadataExt;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// CLONE_NEWTIME, as setns(2) takes it.
 pub const NEWTIME: i32 = libc::CLONE_NEWTIME;
 const SECOND: i64 = 1_000_000_000;
 
 /// A new time namespace, owned by the caller's user namespace, in which CLOCK_MONOTONIC is that
-/// much ahead of the machine's, nanoseconds. Needs `CAP_SYS_ADMIN` and `CAP_SYS_TIME`.
+/// much ahead of the machine's, nanoseconds. Needs `CAP_SYS_ADMIN` and `CAP_SYS_TIME`. The first
+/// call starts a thread that lives as long as the process.
 ///
 /// # Errors
 /// EINVAL where the kernel has none; ERANGE if the clock would be negative.
 pub fn new_time(monotonic_ahead_ns: i64) -> io::Result<OwnedFd> {
-    // unshare(2) lets the children of the calling thread be born there: of a thread that has none
-    // nothing is left.
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("kip-timens".to_owned()).spawn_scoped(scope, || {
-            // SAFETY: unshare takes flags only; CLONE_NEWTIME affects no memory, file table or
-            // other thread.
-            if unsafe { libc::unshare(libc::CLONE_NEWTIME) } != 0 {
-                return Err(io::Error::last_os_error());
+    static MAKER: Mutex<Option<Sender<Wish>>> = Mutex::new(None);
+    let gone = || io::Error::other("the thread that makes time namespaces has ended");
+    let (answer, made) = sync_channel(1);
+    let wish = Wish { monotonic_ahead_ns, answer };
+    {
+        let mut maker = MAKER.lock();
+        let wishes = match maker.take() {
+            Some(wishes) => wishes,
+            None => {
+                let (wishes, come) = channel();
+                std::thread::Builder::new().name("kip-timens".to_owned()).spawn(move || make(&come))?;
+                wishes
             }
-            // /proc/thread-self has no timens_offsets; /proc has every thread under its own number.
-            let own = format!("/proc/{}", rustix::thread::gettid().as_raw_nonzero());
-            // What is written is the offset from the machine's own clock, in whatever namespace the
-            // caller is.
-            let offset = offset_of("self")?.checked_add(monotonic_ahead_ns).ok_or(rustix::io::Errno::RANGE)?;
-            let (seconds, rest) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
-            fs::write(format!("{own}/timens_offsets"), format!("monotonic {seconds} {rest}\n"))?;
-            Ok(File::open(format!("{own}/ns/time_for_children"))?.into())
-        })?;
-        thread.join().expect("a thread that opens files does not panic")
-    })
+        };
+        // One that cannot be told has ended: the next call starts another.
+        wishes.send(wish).map_err(|_| gone())?;
+        *maker = Some(wishes);
+    }
+    made.recv().map_err(|_| gone())?
+}
+
+/// A call of [`new_time`].
+struct Wish {
+    monotonic_ahead_ns: i64,
+    answer: SyncSender<io::Result<OwnedFd>>,
+}
+
+/// Makes the namespaces that are wished for, on a thread of its own: unshare(2) lets the children
+/// of the calling thread be born in the new one, and this thread has none. One is made ahead each
+/// time, for a proc that wakes waits for its own.
+fn make(wishes: &Receiver<Wish>) {
+    // SAFETY: unshare takes flags only; CLONE_NEWTIME affects no memory, file table or other
+    // thread.
+    let unshare =
+        || if unsafe { libc::unshare(libc::CLONE_NEWTIME) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+    // /proc/thread-self has no timens_offsets; /proc has every thread under its own number.
+    let own = format!("/proc/{}", rustix::thread::gettid().as_raw_nonzero());
+    let with_offset = |ahead_ns: i64| {
+        // What is written is the offset from the machine's own clock, in whatever namespace the
+        // caller is.
+        let offset = offset_of("self")?.checked_add(ahead_ns).ok_or(rustix::io::Errno::RANGE)?;
+        let (seconds, rest) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
+        fs::write(format!("{own}/timens_offsets"), format!("monotonic {seconds} {rest}\n"))?;
+        Ok(File::open(format!("{own}/ns/time_for_children"))?.into())
+    };
+    let mut next = unshare();
+    while let Ok(Wish { monotonic_ahead_ns, answer }) = wishes.recv() {
+        // A caller that has gone drops what was made for it.
+        // What failed some time ago may succeed now.
+        let _ = answer.send(next.or_else(|_| unshare()).and_then(|()| with_offset(monotonic_ahead_ns)));
+        next = unshare();
+    }
 }
 
 /// The time namespace of a process, if it is another than the caller's.

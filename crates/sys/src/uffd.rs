@@ -84,7 +84,7 @@ pub struct CopyMode {
 
 /// Something that happened in the address space.
 #[derive(Debug)]
-pub enum Event {
+pub enum FaultEvent {
     /// A thread waits for the page at `address`.
     Fault {
         /// Start of the page.
@@ -116,11 +116,11 @@ pub enum Event {
 /// What a dead reader left in an [`EventPage`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Left {
-    /// See [`Event::Fault`]: the thread waits until it is woken.
+    /// See [`FaultEvent::Fault`]: the thread waits until it is woken.
     Fault,
-    /// See [`Event::Fork`]: the number that the descriptor had in the reader.
+    /// See [`FaultEvent::Fork`]: the number that the descriptor had in the reader.
     Fork(RawFd),
-    /// See [`Event::Remap`].
+    /// See [`FaultEvent::Remap`].
     Remap {
         /// Old address.
         from: u64,
@@ -129,7 +129,7 @@ pub enum Left {
         /// Bytes.
         length: u64,
     },
-    /// See [`Event::Remove`] and [`Event::Unmap`].
+    /// See [`FaultEvent::Remove`] and [`FaultEvent::Unmap`].
     Gone(Range<u64>),
 }
 
@@ -314,7 +314,7 @@ impl EventPage {
     ///
     /// # Errors
     /// EMFILE: a fork's descriptor does not fit, and its event is still to be had.
-    pub fn read(&mut self, fd: BorrowedFd<'_>) -> io::Result<Vec<Event>> {
+    pub fn read(&mut self, fd: BorrowedFd<'_>) -> io::Result<Vec<FaultEvent>> {
         self.set_word(0, self.word(0) + 1);
         // SAFETY: `MOST` messages behind the first 32 bytes lie inside of the mapping, to which no
         // reference exists.
@@ -326,16 +326,18 @@ impl EventPage {
         Ok((0..got / MESSAGE).filter_map(|index| self.event(index)).collect())
     }
 
-    fn event(&self, index: usize) -> Option<Event> {
+    fn event(&self, index: usize) -> Option<FaultEvent> {
         let [kind, a, b, c] = self.message(index);
         Some(match kind & 0xff {
-            0x12 => Event::Fault { address: b & !0xfff, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 },
+            0x12 => {
+                FaultEvent::Fault { address: b & !0xfff, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 }
+            }
             // SAFETY: the read that our caller has just made gave us this descriptor, and this is
             // the only place that takes it up; `left` gives numbers only.
-            0x13 => Event::Fork(unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) }),
-            0x14 => Event::Remap { from: a, to: b, length: c },
-            0x15 => Event::Remove(a..b),
-            0x16 => Event::Unmap(a..b),
+            0x13 => FaultEvent::Fork(unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) }),
+            0x14 => FaultEvent::Remap { from: a, to: b, length: c },
+            0x15 => FaultEvent::Remove(a..b),
+            0x16 => FaultEvent::Unmap(a..b),
             _ => return None,
         })
     }
@@ -407,7 +409,7 @@ mod tests {
             }
             std::thread::yield_now();
         };
-        assert!(matches!(events[..], [Event::Fault { address, write: false, .. }] if address == start + 4096));
+        assert!(matches!(events[..], [FaultEvent::Fault { address, write: false, .. }] if address == start + 4096));
         assert_eq!(page.left(), [(0, Left::Fault)]);
         page.done(0);
         assert_eq!(page.left(), []);

@@ -11,6 +11,7 @@ mod refusal;
 mod snapshot;
 mod token;
 mod top;
+mod update;
 mod why;
 mod words;
 
@@ -25,6 +26,7 @@ pub use refusal::*;
 pub use snapshot::*;
 pub use token::*;
 pub use top::*;
+pub use update::*;
 pub use why::*;
 pub use words::*;
 
@@ -32,11 +34,12 @@ pub use crate::spec::request::{InFile, LeftOpen, RunRequest};
 
 use crate::lifecycle::{Generation, StateName, Tier};
 use crate::name::{ProcName, Realm};
-use crate::spec::{Clock, Protocol, Spec};
+use crate::spec::{Clock, PortSpec, Protocol, Spec, addresses_meet};
+use crate::suspend::SuspendedBy;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// `POST /v1/procs/NAME/start`, as its query.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
@@ -223,6 +226,14 @@ pub struct BrokeOff {
     pub refusal: Refusal,
 }
 
+/// `POST /v1/procs/NAME/rename`.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RenameRequest {
+    /// Its name from now on.
+    pub name: ProcName,
+}
+
 /// A published port with the addresses in use.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PortView {
@@ -242,6 +253,39 @@ impl PortView {
     /// The one address of the host at which it is published; none for all.
     pub fn only_at(&self) -> Option<IpAddr> {
         Some(self.host_addr).filter(|addr| !addr.is_unspecified())
+    }
+
+    /// Whether a spec's port would be published alike: by the host's port if it is asked for, else
+    /// by the proc's own.
+    pub fn is_like(&self, wanted: &PortSpec) -> bool {
+        let same = wanted.host_port.map_or(wanted.port == self.port, |port| self.host_port == Some(port));
+        (wanted.proto, wanted.host_addr) == (self.proto, self.only_at()) && self.host_port.is_some() && same
+    }
+
+    /// Whether a spec asks for the port at other addresses, or for a probe: the kernel gives it to
+    /// one socket only.
+    pub fn clashes(&self, spec: &Spec) -> bool {
+        let meets = |port: &PortSpec| {
+            let same = (port.proto, port.host_port) == (self.proto, self.host_port) && self.host_port.is_some();
+            same && port.host_addr != self.only_at() && addresses_meet(port.host_addr, self.only_at())
+        };
+        let probed = |port: u16| (self.proto, self.host_port) == (Protocol::Tcp, Some(port));
+        spec.ports.iter().any(meets) || spec.probes.iter().any(|probe| probed(probe.host_port))
+    }
+
+    /// The same ports, not published.
+    pub fn all_unpublished(views: &[PortView]) -> Vec<PortView> {
+        let all = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        views.iter().map(|view| PortView { host_port: None, host_addr: all, ..view.clone() }).collect()
+    }
+
+    /// Whether these are the ports that a spec asks for.
+    pub fn all_agree(views: &[PortView], spec: &[PortSpec]) -> bool {
+        let agrees = |view: &PortView, wanted: &PortSpec| match wanted.private {
+            true => (wanted.proto, wanted.port, None) == (view.proto, view.port, view.host_port),
+            false => wanted.port == view.port && view.is_like(wanted),
+        };
+        spec.len() == views.len() && spec.iter().all(|wanted| views.iter().any(|view| agrees(view, wanted)))
     }
 }
 
@@ -299,7 +343,7 @@ pub struct SleepView {
     /// Option or profile by which CLOCK_MONOTONIC stands still in this sleep, one line; null if the
     /// clock goes on.
     #[serde(default)]
-    pub suspended: Option<String>,
+    pub suspended: Option<SuspendedBy>,
     /// Reason of the sleep, one line; null if the proc was idle for its idle time, or a client
     /// asked for the sleep.
     #[serde(default)]
@@ -391,6 +435,13 @@ pub struct ProcView {
     /// How the program ended, for a proc that is stopped or restarting: `exit code 1`, `signal 9`,
     /// and `signal 9, out of memory` where the kernel ended it for that.
     pub exit: Option<String>,
+    /// `exit` as shells tell it: the exit code of the program, or 128 and the number of the signal
+    /// that ended it; null where `exit` is null or `unknown`, and from older daemons.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
+    /// True: the program ended because the kernel killed it for lack of memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub out_of_memory: bool,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,
     /// Time until the next timer that will wake the proc, milliseconds; null unless the proc sleeps

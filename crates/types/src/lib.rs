@@ -15,13 +15,15 @@ pub mod name;
 mod nearest;
 pub mod profile;
 pub mod spec;
+pub mod suspend;
 pub mod volume;
 
 pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use chain::chain;
 pub use life::Restart;
 pub use lifecycle::{Generation, State, StateName, Tier};
-pub use name::{ProcName, Realm};
+pub use name::{CurrentName, ProcName, Realm};
 pub use nearest::nearest;
 pub use spec::{Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
+pub use suspend::SuspendedBy;
 pub use volume::{VolumeName, VolumeSource, VolumeSpec};

@@ -88,6 +88,11 @@ impl Exit {
             Exit::Unknown => 1,
         }
     }
+
+    /// [`Exit::shell_code`]; none where the exit status is unknown.
+    pub fn known_code(self) -> Option<i32> {
+        Some(self).filter(|exit| *exit != Exit::Unknown).map(Exit::shell_code)
+    }
 }
 
 impl fmt::Display for Exit {
@@ -174,8 +179,23 @@ pub enum State {
 }
 
 /// A state without its data: what the API and `kip ps` show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    JsonSchema,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum StateName {
     /// The sandbox is being built, or the proc is not ready yet.
     Starting,
@@ -203,32 +223,6 @@ pub enum StateName {
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
-}
-
-impl StateName {
-    /// The word for it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            StateName::Starting => "starting",
-            StateName::Running => "running",
-            StateName::Hibernated => "hibernated",
-            StateName::Parking => "parking",
-            StateName::Parked => "parked",
-            StateName::Archived => "archived",
-            StateName::Elsewhere => "elsewhere",
-            StateName::Waking => "waking",
-            StateName::Stopping => "stopping",
-            StateName::Restarting => "restarting",
-            StateName::Stopped => "stopped",
-            StateName::Unknown => "unknown",
-        }
-    }
-}
-
-impl fmt::Display for StateName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
 }
 
 impl State {
@@ -397,6 +391,13 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn codes_are_those_of_a_shell() {
+        assert_eq!(Exit::Code(5).known_code(), Some(5));
+        assert_eq!(Exit::Signal(9).known_code(), Some(137));
+        assert_eq!(Exit::Unknown.known_code(), None);
+    }
 
     fn inputs() -> impl Strategy<Value = Input> {
         prop_oneof![

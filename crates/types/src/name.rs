@@ -4,7 +4,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Deref;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 /// Longest name, in bytes: that of a DNS label (RFC 1035, 2.3.4).
 pub const MAX_NAME: usize = 63;
@@ -79,6 +81,52 @@ macro_rules! name_type {
 name_type!(ProcName, "proc", "The name of a proc, unique within its realm.");
 name_type!(Realm, "realm", "A tenant: owner of procs, names and quotas.");
 
+/// A name that changes while many have a reference to it: each reads the newest. Former names stay
+/// in memory, for a reader may still have one; a proc is not renamed often.
+#[derive(Debug)]
+pub struct CurrentName {
+    name: ProcName,
+    next: OnceLock<Box<CurrentName>>,
+}
+
+impl CurrentName {
+    /// The first one.
+    pub fn new(name: ProcName) -> CurrentName {
+        CurrentName { name, next: OnceLock::new() }
+    }
+
+    /// Another one from now on.
+    pub fn change(&self, name: ProcName) {
+        let mut at = self;
+        let mut new = Box::new(CurrentName::new(name));
+        loop {
+            match at.next.set(new) {
+                Ok(()) => return,
+                Err(back) => new = back,
+            }
+            at = at.next.get().expect("it was set before");
+        }
+    }
+}
+
+impl Deref for CurrentName {
+    type Target = ProcName;
+
+    fn deref(&self) -> &ProcName {
+        let mut at = self;
+        while let Some(next) = at.next.get() {
+            at = next;
+        }
+        &at.name
+    }
+}
+
+impl fmt::Display for CurrentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ProcName::fmt(self, f)
+    }
+}
+
 impl Default for Realm {
     fn default() -> Self {
         Realm("default".to_owned())
@@ -88,6 +136,16 @@ impl Default for Realm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_changes_is_the_newest_for_each_reader() {
+        let name = |text: &str| text.parse::<ProcName>().unwrap();
+        let current = CurrentName::new(name("a"));
+        let before = &*current;
+        current.change(name("b"));
+        current.change(name("c"));
+        assert_eq!((before.as_str(), current.as_str(), current.to_string()), ("a", "c", "c".to_owned()));
+    }
 
     #[test]
     fn accepts_labels_and_refuses_paths() {

@@ -1,10 +1,21 @@
-//! What a proc's owner asked for. Immutable once the proc exists.
+//! What a proc's owner asked for. Once the proc exists, only what
+//! [`UpdateRequest`](crate::api::UpdateRequest) has can be changed.
 
+mod capability;
+mod egress;
 pub(crate) mod request;
+mod signal;
+mod timing;
+mod tmpfs;
 mod ulimit;
 mod units;
 mod words;
 
+pub use capability::{BadCapability, Capability, CapabilityBits, capabilities};
+pub use egress::{BadEgress, Egress, MOST_EGRESS, Ports, bad_egress};
+pub use signal::{BadSignal, parse_signal};
+pub use timing::{Clock, Fallback, Hibernate, Lazy, Timing};
+pub use tmpfs::{BadTmpfs, MOST_TMPFS, SHM, SHM_BYTES, Tmpfs};
 pub use ulimit::{BadUlimit, Ulimit, parse_limit};
 pub use units::{BadDuration, BadSize, parse_duration_ms, parse_size};
 pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, bad_label, parse_label};
@@ -70,6 +81,37 @@ pub struct PortSpec {
     /// There is no port on the host: only procs of its realm reach it, by its address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub private: bool,
+}
+
+/// A declared port by what it is inside the proc, `PORT[/tcp|/udp]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InnerPort {
+    /// Transport protocol.
+    pub proto: Protocol,
+    /// Port inside the proc.
+    pub port: u16,
+}
+
+impl FromStr for InnerPort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<InnerPort, String> {
+        let (port, proto) = match text.split_once('/') {
+            None | Some((_, "tcp")) => (text.trim_end_matches("/tcp"), Protocol::Tcp),
+            Some((port, "udp")) => (port, Protocol::Udp),
+            Some((_, other)) => return Err(format!("{other:?} is neither tcp nor udp")),
+        };
+        let port = port.parse().ok().filter(|port| *port > 0);
+        port.map(|port| InnerPort { proto, port }).ok_or_else(|| format!("{text:?} is no port: give PORT or PORT/udp"))
+    }
+}
+
+impl PortSpec {
+    /// What it is inside the proc.
+    pub fn inner(&self) -> InnerPort {
+        InnerPort { proto: self.proto, port: self.port }
+    }
 }
 
 impl fmt::Display for PortSpec {
@@ -223,198 +265,6 @@ impl Default for Limits {
     }
 }
 
-/// How a proc hibernates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Hibernate {
-    /// Held if it ticks or a port wakes on data only, blocked otherwise.
-    #[default]
-    Auto,
-    /// Its threads wait in their system calls; whatever ends one of these wakes it.
-    Blocked,
-    /// Its threads are stopped; its sockets and timers are watched for it.
-    Held,
-    /// Not at all: from hot it goes to parked.
-    Off,
-}
-
-impl FromStr for Hibernate {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Hibernate::Auto),
-            "blocked" => Ok(Hibernate::Blocked),
-            "held" => Ok(Hibernate::Held),
-            "off" => Ok(Hibernate::Off),
-            _ => Err("write auto, blocked, held or off".to_owned()),
-        }
-    }
-}
-
-/// Whether a parked proc runs before its memory is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Lazy {
-    /// If there is so much of it that reading it takes longer than to have its pages brought.
-    #[default]
-    Auto,
-    /// Yes.
-    On,
-    /// No, all of it is read first.
-    Off,
-}
-
-impl FromStr for Lazy {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Lazy::Auto),
-            "on" => Ok(Lazy::On),
-            "off" => Ok(Lazy::Off),
-            _ => Err("write auto, on or off".to_owned()),
-        }
-    }
-}
-
-/// What a proc's own clock, CLOCK_MONOTONIC, does while the proc is parked or archived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Clock {
-    /// It goes on, unless a profile of the program says that the program bears a suspended sleep
-    /// and no connection is open.
-    #[default]
-    Auto,
-    /// It always goes on.
-    Continue,
-    /// It stands, as on a machine that is suspended.
-    Suspend,
-}
-
-impl fmt::Display for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Clock::Auto => "auto",
-            Clock::Continue => "continue",
-            Clock::Suspend => "suspend",
-        })
-    }
-}
-
-impl FromStr for Clock {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Clock::Auto),
-            "continue" => Ok(Clock::Continue),
-            "suspend" => Ok(Clock::Suspend),
-            _ => Err("write auto, continue or suspend".to_owned()),
-        }
-    }
-}
-
-/// What a proc falls back to when the newest generation that it slept with is damaged for good.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fallback {
-    /// A cold start on its newest files.
-    #[default]
-    Cold,
-    /// The newest older generation in the store that is whole, memory and files; a cold start if
-    /// there is none.
-    Previous,
-}
-
-impl fmt::Display for Fallback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Fallback::Cold => "cold",
-            Fallback::Previous => "previous",
-        })
-    }
-}
-
-impl FromStr for Fallback {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "cold" => Ok(Fallback::Cold),
-            "previous" => Ok(Fallback::Previous),
-            _ => Err("write cold or previous".to_owned()),
-        }
-    }
-}
-
-/// When a proc goes to a lower tier; times are milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Timing {
-    /// Time without activity after which the proc is hibernated.
-    pub idle_ms: u64,
-    /// Time that the proc stays hibernated before it is parked.
-    pub park_after_ms: u64,
-    /// Time that the proc stays parked before it is archived, if there is a store.
-    pub archive_after_ms: u64,
-    /// True: `archive_after_ms` is Kip's default. Then Kip does not archive to a store that is a
-    /// local directory, nor while connections are open.
-    pub archive_by_default: bool,
-    /// Periodic timers and time-outs of blocking calls shorter than this do not count as activity
-    /// and do not wake a parked proc.
-    pub tick_ms: u64,
-    /// How CLOCK_MONOTONIC behaves while the proc is parked or archived.
-    pub clock: Clock,
-    /// The proc never sleeps automatically; `kip sleep` still works.
-    pub never: bool,
-    /// The proc never sleeps automatically, but Kip reports when it would have.
-    pub dry_run: bool,
-    /// How the proc hibernates.
-    pub hibernate: Hibernate,
-    /// A wake installs the working set; otherwise every page comes when it is touched.
-    pub prefetch: bool,
-    /// Whether a parked proc runs before all its memory is read.
-    pub lazy: Lazy,
-    /// Hibernation leaves clean pages of files in memory, where other procs may share them.
-    pub keep_files: bool,
-    /// What follows if the snapshot is damaged.
-    pub fallback: Fallback,
-}
-
-impl Timing {
-    /// Times to archive after that Kip has chosen itself, now and in versions that did not record
-    /// whether the owner had said one.
-    const USUAL_ARCHIVE_MS: [u64; 2] = [600_000, 86_400_000];
-
-    /// For a request or an old record that does not say whether the owner chose when to archive:
-    /// any time but the usual ones was chosen.
-    pub fn resolve_archive_default(&mut self) {
-        self.archive_by_default &= Self::USUAL_ARCHIVE_MS.contains(&self.archive_after_ms);
-    }
-
-    /// Whether it sleeps only when told to.
-    pub fn stays_awake(&self) -> bool {
-        self.never || self.dry_run
-    }
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Timing {
-            idle_ms: 10_000,
-            park_after_ms: 60_000,
-            archive_after_ms: 600_000,
-            archive_by_default: true,
-            tick_ms: 60_000,
-            clock: Clock::Auto,
-            never: false,
-            dry_run: false,
-            hibernate: Hibernate::Auto,
-            prefetch: true,
-            lazy: Lazy::Auto,
-            keep_files: false,
-            fallback: Fallback::Cold,
-        }
-    }
-}
-
 /// Everything a proc's owner asked for.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Spec {
@@ -451,6 +301,11 @@ pub struct Spec {
     /// Further names in its /etc/hosts, each with its address: `NAME:ADDRESS`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_hosts: Vec<HostEntry>,
+    /// What the proc may call outside its network; empty is `["all"]`. `all` or `none`, or any of
+    /// `ADDRESS[/LENGTH][:PORT[-PORT]][/tcp|/udp]`, with a name or `*.NAME` in place of the
+    /// address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<Egress>,
     /// Words that its owner gives it, by which it is found. Kip does nothing by them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -464,6 +319,23 @@ pub struct Spec {
     /// it has those of the machine's services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ulimits: Vec<Ulimit>,
+    /// Its root file system cannot be written to, only its volumes, /dev/shm and what is mounted
+    /// for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// File systems in memory, `PATH[:size=SIZE,mode=OCTAL,..]`; they sleep with the proc, and a
+    /// start makes them anew.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tmpfs: Vec<Tmpfs>,
+    /// Size of the one at /dev/shm, bytes; null is 64 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm_bytes: Option<u64>,
+    /// Capabilities that its root has in addition, within its own user namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cap_add: Vec<Capability>,
+    /// Capabilities that its root has not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cap_drop: Vec<Capability>,
     /// When the proc goes to a lower tier.
     #[serde(default)]
     pub timing: Timing,
@@ -518,6 +390,10 @@ pub struct Spec {
     /// ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone: bool,
+    /// How many procs have had its name before it, each replaced by the next one; of two procs with
+    /// one name the higher has it. Set by Kip alone, ignored in requests.
+    #[serde(default, skip_serializing_if = "is_none_yet")]
+    pub replaced: u64,
     /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -526,6 +402,10 @@ pub struct Spec {
     /// in requests, left out of listings; null for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Box<RunRequest>>,
+}
+
+fn is_none_yet(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Where a proc has its secrets.
@@ -544,6 +424,9 @@ pub fn bad_secret(name: &str) -> Option<String> {
     })
 }
 
+/// Port of DNS.
+const DNS_PORT: u16 = 53;
+
 /// The time that a program has to end in order by default, milliseconds.
 pub const STOP_GRACE_MS: u64 = 10_000;
 
@@ -556,45 +439,30 @@ impl Spec {
         }
     }
 
+    /// Whether the proc may call only what its rules name.
+    pub fn limits_egress(&self) -> bool {
+        !self.egress.is_empty() && self.egress != [Egress::All]
+    }
+
     /// The name of its machine as its program sees it.
     pub fn hostname(&self) -> &str {
         self.hostname.as_deref().unwrap_or(self.name.as_str())
+    }
+
+    /// Whether it has a port at which names are asked for: then Kip answers none there.
+    pub fn has_dns_port(&self) -> bool {
+        self.ports.iter().any(|port| port.port == DNS_PORT)
+    }
+
+    /// Capabilities of its root, a bit for each.
+    pub fn capabilities(&self) -> CapabilityBits {
+        capabilities(&self.cap_add, &self.cap_drop)
     }
 
     /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.
     pub fn grace_ms(&self, asked: Option<u64>) -> u64 {
         asked.or(self.stop_grace_ms).unwrap_or(STOP_GRACE_MS)
     }
-}
-
-/// Signals by name: signal(7), those of x86_64.
-const SIGNALS: [&str; 31] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
-    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
-    "PWR", "SYS",
-];
-
-/// A signal could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("signal {0:?} is not valid: write a name or a number from 1 to 64, for example SIGQUIT or 3")]
-pub struct BadSignal(String);
-
-/// Reads `SIGQUIT`, `quit`, `3` or `SIGRTMIN+3`.
-pub fn parse_signal(s: &str) -> Result<i32, BadSignal> {
-    /// The first that C libraries leave to programs.
-    const RTMIN: i32 = 34;
-    let bad = || BadSignal(s.to_owned());
-    let upper = s.to_ascii_uppercase();
-    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    if let Some(at) = SIGNALS.iter().position(|known| *known == name) {
-        return Ok(at as i32 + 1);
-    }
-    let number = match name.strip_prefix("RTMIN") {
-        Some("") => Some(RTMIN),
-        Some(more) => more.strip_prefix('+').and_then(|n| n.parse::<i32>().ok()).map(|n| RTMIN + n),
-        None => s.parse().ok(),
-    };
-    number.filter(|n| (1..=64).contains(n)).ok_or_else(bad)
 }
 
 #[cfg(test)]
@@ -634,16 +502,6 @@ mod tests {
         assert_eq!((p.proto, p.wake_on), (Protocol::Tcp, WakeOn::Data));
         for bad in ["", "0", "80/sctp", "a:80", "70000", "80,wake=x", ":80"] {
             assert!(bad.parse::<PortSpec>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn reads_signals() {
-        for (text, number) in [("SIGTERM", 15), ("quit", 3), ("9", 9), ("SIGRTMIN+3", 37), ("WINCH", 28), ("SYS", 31)] {
-            assert_eq!(parse_signal(text), Ok(number), "{text}");
-        }
-        for bad in ["", "SIG", "0", "65", "SIGRTMIN+99", "TERMINATE"] {
-            assert!(parse_signal(bad).is_err(), "{bad}");
         }
     }
 }

@@ -201,11 +201,14 @@ impl VolumeSpec {
         if usual(target).as_deref() != Some(target) {
             return Err(BadVolume::Target(target.to_owned()));
         }
+        if self.is_closed() { Err(BadVolume::Closed(target.to_owned())) } else { Ok(()) }
+    }
+
+    /// Whether it would lie where the sandbox has something of its own.
+    pub(crate) fn is_closed(&self) -> bool {
+        let target = self.target.as_str();
         let below = |top: &&str| target.strip_prefix(*top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        if CLOSED.iter().any(below) || TAKEN.contains(&target) {
-            return Err(BadVolume::Closed(target.to_owned()));
-        }
-        Ok(())
+        CLOSED.iter().any(below) || TAKEN.contains(&target)
     }
 }
 

@@ -5,8 +5,8 @@
 //! `nothing` for the same as before, `portable` for no more of a processor than every one has.
 #![forbid(unsafe_code)]
 
-use kip_archive::front::Manifest;
-use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::FrontManifest;
+use kip_archive::front::read::{FrontEvent, FrontReader};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::head::Head;
 use kip_archive::ids::ProcId;
@@ -126,15 +126,15 @@ fn edit(
 fn rewrite(
     keys: &Keyring,
     proc: ProcId,
-    events: Vec<Event>,
+    events: Vec<FrontEvent>,
     what: &str,
 ) -> Result<(FrontRef, Vec<u8>), Box<dyn Error>> {
-    let mut manifest: Option<Manifest> = None;
+    let mut manifest: Option<FrontManifest> = None;
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for event in &events {
         match event {
-            Event::Manifest(found) => manifest = Some((**found).clone()),
-            Event::Metadata { name, bytes, .. } => files.entry(name.clone()).or_default().extend(bytes),
+            FrontEvent::Manifest(found) => manifest = Some((**found).clone()),
+            FrontEvent::Metadata { name, bytes, .. } => files.entry(name.clone()).or_default().extend(bytes),
             _ => {}
         }
     }
@@ -167,7 +167,11 @@ fn rewrite(
         |front: &mut FrontWriter| manifest.metadata.iter().try_for_each(|file| front.metadata(&files[&file.name]));
     let mut is_written = false;
     for event in events {
-        if !is_written && matches!(event, Event::EagerPages { .. } | Event::Eager | Event::SetPages { .. } | Event::End)
+        if !is_written
+            && matches!(
+                event,
+                FrontEvent::EagerPages { .. } | FrontEvent::Eager | FrontEvent::SetPages { .. } | FrontEvent::End
+            )
         {
             metadata(&mut front)?;
             is_written = true;
@@ -177,18 +181,18 @@ fn rewrite(
             (addresses, bytes.concat())
         };
         match event {
-            Event::Sets(sets) => front.sets(&sets)?,
-            Event::PageTable(table) => front.page_table(&table)?,
-            Event::Files(files) => front.files(&files)?,
-            Event::EagerPages { space, pages } => {
+            FrontEvent::Sets(sets) => front.sets(&sets)?,
+            FrontEvent::PageTable(table) => front.page_table(&table)?,
+            FrontEvent::Files(files) => front.files(&files)?,
+            FrontEvent::EagerPages { space, pages } => {
                 let (addresses, bytes) = split(pages);
                 front.eager_pages(space, &addresses, &bytes)?;
             }
-            Event::SetPages { space, pages } => {
+            FrontEvent::SetPages { space, pages } => {
                 let (addresses, bytes) = split(pages);
                 front.set_pages(space, &addresses, &bytes)?;
             }
-            Event::Manifest(_) | Event::Metadata { .. } | Event::Eager | Event::End => {}
+            FrontEvent::Manifest(_) | FrontEvent::Metadata { .. } | FrontEvent::Eager | FrontEvent::End => {}
         }
     }
     let new = front.front();

@@ -83,9 +83,8 @@ impl Worker {
             Refusal::new(refusal.code, format!("{name} cannot be taken over: {}", refusal.message))
         })?;
         let (machine, spec) = (Arc::clone(&self.machine), Spec { name: name.clone(), ..spec });
-        if self.procs.lock().contains_key(&name) {
-            return Err(taken(&name));
-        }
+        let claimed_name = self.claim_name(&name)?;
+        let key = self.key_for(&name)?;
         let recorded = blocking(move || {
             let PreparedNetwork { slot, net } =
                 machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
@@ -95,7 +94,7 @@ impl Worker {
             let state = State::Archived { generation: front.generation };
             let record = Record { state, program: PROGRAM, ..new };
             let text = serde_json::to_vec(&archived).expect("it is plain data");
-            let written = machine.records.prepare(&spec.name, &spec, &record).and_then(|new| {
+            let written = machine.records.prepare(&key, &spec, &record).and_then(|new| {
                 new.add(kip_offload::ID, head.proc.to_string().as_bytes())?;
                 new.add(kip_offload::ARCHIVED, &text)?;
                 new.publish()
@@ -110,18 +109,19 @@ impl Worker {
                     }
                 }
             })?;
-            let fd_store = FdStore::new(&spec.name, Arc::clone(&machine.keeper));
+            let fd_store = FdStore::new(&key, Arc::clone(&machine.keeper));
             let meter = Meter::new(now_ms());
             meter.enter(record.state.tier());
             meter.level(stored_bytes);
-            let proc = Proc::new(&machine, spec, slot, record.base.clone(), fd_store, meter);
+            let proc = Proc::new(&machine, key, spec, slot, record.base.clone(), fd_store, meter);
             Ok::<_, Refusal>((proc, record))
         });
         let (proc, record) = recorded.await?;
         fault::reach("adopt-recorded");
         let handle = self.adopt(proc, record, None, Listeners::new());
-        self.notify_network(&handle.proc.spec).await;
-        if handle.proc.spec.remove {
+        drop(claimed_name);
+        self.notify_network(&handle.proc.spec()).await;
+        if handle.proc.spec().remove {
             tokio::spawn(self.clone().remove_at_end(handle.clone(), false));
         }
         let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
@@ -155,7 +155,7 @@ impl Worker {
     async fn forget_if_gone(&self, handle: &Handle) {
         if !handle.proc.dir.exists() {
             handle.inbox.closed().await;
-            self.forget(&handle.proc.name);
+            self.forget(&handle.proc);
         }
     }
 }

@@ -93,6 +93,9 @@ pub(crate) struct Note {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Noted {
     pub(crate) name: ProcName,
+    /// The name of its directory, if that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<ProcName>,
     /// What it sleeps in, if that is in the backup.
     pub(crate) generation: Option<Generation>,
     /// It is archived in the data directory's own store, which is in the backup.
@@ -143,7 +146,8 @@ struct Group {
 fn groups(procs: Vec<Handle>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for handle in procs {
-        let named = handle.proc.spec.volumes.iter().filter_map(|v| match &v.source {
+        let spec = handle.proc.spec();
+        let named = spec.volumes.iter().filter_map(|v| match &v.source {
             VolumeSource::Named(name) => Some(name.clone()),
             _ => None,
         });
@@ -290,8 +294,9 @@ pub(crate) fn scratch(data: &Path) -> PathBuf {
 
 /// Volumes that are the host's own files.
 fn left_out(groups: &[Group]) -> BTreeSet<String> {
-    let specs = groups.iter().flat_map(|group| &group.procs).flat_map(|handle| &handle.proc.spec.volumes);
-    let paths = specs.filter_map(|volume| match &volume.source {
+    let procs = groups.iter().flat_map(|group| &group.procs);
+    let volumes = procs.flat_map(|handle| handle.proc.spec().volumes.clone());
+    let paths = volumes.filter_map(|volume| match volume.source {
         VolumeSource::Host(path) => Some(path.display().to_string()),
         _ => None,
     });
@@ -337,14 +342,14 @@ impl Backup {
         let data = self.machine.data.clone();
         let places = group.procs.iter().map(|handle| handle.proc.files.place()).collect::<Result<Vec<_>, _>>();
         let _places = places.map_err(BackupFailure::Place)?;
-        let what = names_of(group.procs.iter().map(|handle| &handle.proc.name));
+        let what = names_of(group.procs.iter().map(|handle| &*handle.proc.name));
         let state = self.scratch.join(format!("{number}.snar"));
         let arguments = |procs: &[Handle]| -> Vec<OsString> {
             let mut arguments = vec![OsString::from("--listed-incremental"), state.clone().into()];
             // Names and nothing else: a pattern would meet files of the procs' own.
             arguments.extend(["--anchored", "--no-wildcards"].map(OsString::from));
             for handle in procs {
-                let inside = Path::new("procs").join(handle.proc.name.as_str());
+                let inside = Path::new("procs").join(handle.proc.key.as_str());
                 for name in without(&handle.proc.dir) {
                     let mut argument = OsString::from("--exclude=");
                     argument.push(inside.join(name));
@@ -354,7 +359,7 @@ impl Backup {
             arguments
         };
         let paths = |procs: &[Handle]| -> Vec<PathBuf> {
-            let procs = procs.iter().map(|handle| Path::new("procs").join(handle.proc.name.as_str()));
+            let procs = procs.iter().map(|handle| Path::new("procs").join(handle.proc.key.as_str()));
             procs.chain(group.volumes.iter().map(|v| Path::new("volumes").join(v.as_str()))).collect()
         };
         self.tar(&format!("proc {what}"), &data, &arguments(&group.procs), &paths(&group.procs))?;
@@ -388,7 +393,8 @@ impl Backup {
             drop(still);
             procs.push(BackedUpProc { name: name.clone(), how, cause: stilled.runs, still_us: 0 });
             let stored = generation.is_none() && how == BackedUpAs::Asleep;
-            self.noted.push(Noted { name, generation, stored });
+            let key = Some(handle.proc.key.clone()).filter(|key| *key != name);
+            self.noted.push(Noted { name, key, generation, stored });
         }
         let still_us = begin.elapsed().as_micros() as u64;
         let links = self.scratch.join("links");

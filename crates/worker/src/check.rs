@@ -17,8 +17,8 @@ use kip_engine::volumes::path_of;
 use kip_offload::processor;
 use kip_service::Procs;
 use kip_types::api::{
-    CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RemoveRequest, SleepRequest,
-    WakeRequest,
+    CheckAnswer, CheckOperation, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RemoveRequest,
+    SleepRequest, WakeRequest,
 };
 use kip_types::chain;
 use kip_types::life::Restart;
@@ -116,12 +116,12 @@ struct Trial {
     known: Known,
 }
 
-fn done(step: &str, tier: Option<Tier>, us: u64, bytes: Option<u64>) -> CheckStep {
-    CheckStep { step: step.to_owned(), tier, us: Some(us), bytes, refused: Vec::new() }
+fn done(step: CheckOperation, tier: Option<Tier>, us: u64, bytes: Option<u64>) -> CheckStep {
+    CheckStep { step, tier, us: Some(us), bytes, refused: Vec::new() }
 }
 
-fn refused(step: &str, tier: Option<Tier>, refused: Vec<String>) -> CheckStep {
-    CheckStep { step: step.to_owned(), tier, us: None, bytes: None, refused }
+fn refused(step: CheckOperation, tier: Option<Tier>, refused: Vec<String>) -> CheckStep {
+    CheckStep { step, tier, us: None, bytes: None, refused }
 }
 
 impl Worker {
@@ -161,7 +161,7 @@ impl Worker {
                         trial.known = Known::learn(&view).await;
                         trial.untried.extend(trial.known.untried());
                     }
-                    trial.steps.push(done("start", None, us, None));
+                    trial.steps.push(done(CheckOperation::Start, None, us, None));
                     self.try_tiers(&name, &spec, to, &mut trial).await;
                 }
                 ended
@@ -169,15 +169,15 @@ impl Worker {
         };
         if let Some(why) = ended {
             let alone = spec.alone.then(|| "the trial reaches nothing by network: --with-network lets it".to_owned());
-            trial.steps.push(refused("start", None, [why].into_iter().chain(alone).collect()));
+            trial.steps.push(refused(CheckOperation::Start, None, [why].into_iter().chain(alone).collect()));
         }
-        let is_there = self.handle(&name).is_ok_and(|handle| handle.proc.spec.trial);
+        let is_there = self.handle(&name).is_ok_and(|handle| handle.proc.spec().trial);
         if is_there && let Err(refusal) = self.remove(name.clone(), RemoveRequest { force: true }).await {
             tracing::warn!(proc = %name, error = refusal.message, "a trial is left; the next daemon removes it");
         }
         let moves = moves(&spec, &pinned, &trial);
         let Trial { steps, untried, .. } = trial;
-        let slept = steps.iter().any(|step| step.step == "wake" && step.refused.is_empty());
+        let slept = steps.iter().any(|step| step.step == CheckOperation::Wake && step.refused.is_empty());
         let sleeps = slept && steps.iter().all(|step| step.refused.is_empty());
         Ok(CheckView { steps, sleeps, untried, moves, clones, pinned })
     }
@@ -211,7 +211,7 @@ impl Worker {
                     handle.status.borrow().record.state,
                     State::Stopped { .. } | State::Stopping | State::Elsewhere { .. }
                 );
-                if !is_over && handle.proc.spec.volumes.iter().any(of_it) {
+                if !is_over && handle.proc.spec().volumes.iter().any(of_it) {
                     let (name, source, target) = (&handle.proc.name, &volume.source, &volume.target);
                     let message = format!(
                         "the trial would write to the volume {source} at {target}, which {name} has: `kip stop {name}` first, or give the trial another one"
@@ -246,7 +246,7 @@ impl Worker {
         let view = match self.inspect(name.clone()).await {
             Ok(view) => view,
             Err(refusal) => {
-                trial.steps.push(refused("sleep", Some(tier), vec![refusal.message]));
+                trial.steps.push(refused(CheckOperation::Sleep, Some(tier), vec![refusal.message]));
                 return false;
             }
         };
@@ -256,14 +256,14 @@ impl Worker {
         match self.try_sleep(name, tier).await {
             Ok(step) => trial.steps.push(step),
             Err(why) => {
-                trial.steps.push(refused("sleep", Some(tier), why));
+                trial.steps.push(refused(CheckOperation::Sleep, Some(tier), why));
                 return true;
             }
         }
         match self.try_wake(name, tier, held, &trial.known).await {
             Ok(step) => trial.steps.push(step),
             Err(why) => {
-                trial.steps.push(refused("wake", Some(tier), why));
+                trial.steps.push(refused(CheckOperation::Wake, Some(tier), why));
                 return false;
             }
         }
@@ -321,7 +321,7 @@ impl Worker {
             if view.tier == Some(tier) {
                 let slept = view.last_sleep.filter(|slept| slept.to == tier);
                 let (us, bytes) = slept.map(|slept| (slept.total_us, slept.bytes_written)).unwrap_or_default();
-                return Ok(done("sleep", Some(tier), us, Some(bytes)));
+                return Ok(done(CheckOperation::Sleep, Some(tier), us, Some(bytes)));
             }
             if view.exit.is_some() {
                 return Err(vec![format!("its program ended: {}", view.exit.unwrap_or_default())]);
@@ -345,6 +345,6 @@ impl Worker {
         if lost.is_empty() {
             lost = held.losses(known).await;
         }
-        if lost.is_empty() { Ok(done("wake", Some(from), us, None)) } else { Err(lost) }
+        if lost.is_empty() { Ok(done(CheckOperation::Wake, Some(from), us, None)) } else { Err(lost) }
     }
 }

@@ -8,16 +8,16 @@
 use crate::worker::Worker;
 use async_trait::async_trait;
 use kip_criu_images::Images;
-use kip_criu_images::inspect::{self, FileKind, MappingKind, Process};
+use kip_criu_images::inspect::{self, FileKind, ImageProcess, MappingKind};
 use kip_engine::files;
 use kip_engine::host::Proc;
 use kip_files::FilesError;
 use kip_files::pack::Source;
 use kip_files::tree::Tree;
-use kip_files::unpack::{self, Limits, Name, Unpacked};
+use kip_files::unpack::{self, Name, UnpackLimits, Unpacked};
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_service::{Feed, Files};
-use kip_supervisor::task::{Command, FilesHeld, Handle, Status, Still};
+use kip_supervisor::task::{Command, FilesHeld, Handle, ProcStatus, Still};
 use kip_types::api::{Code, FilesWritten, ReadFilesRequest, Refusal, WriteFilesRequest};
 use kip_types::chain;
 use kip_types::{Generation, ProcName, State};
@@ -225,7 +225,13 @@ fn put(held: &Held, handle: &Handle, request: &WriteFilesRequest, archive: impl 
     // What is made belongs to its root.
     kip_sys::fsid::become_maker(proc.first_id()).map_err(|e| failed(format!("its root's ids cannot be taken: {e}")))?;
     let to = Path::new(&request.path);
-    let request = unpack::Request { to, rename: request.rename, follow: true, busy: &busy, limits: Limits::default() };
+    let request = unpack::UnpackRequest {
+        to,
+        rename: request.rename,
+        follow: true,
+        busy: &busy,
+        limits: UnpackLimits::default(),
+    };
     let done = unpack::unpack(&held.tree, &request, archive).map_err(|e| refusal(&proc.name, &e))?;
     match held.is_whole(handle) {
         true => Ok(done),
@@ -246,7 +252,7 @@ fn busy(proc: &Proc, generation: Generation, tree: &Tree) -> Result<HashSet<Name
     Ok(paths.into_iter().filter_map(name).collect())
 }
 
-fn opens(process: &Process) -> impl Iterator<Item = &str> {
+fn opens(process: &ImageProcess) -> impl Iterator<Item = &str> {
     let files = process.files.iter().filter_map(|file| match &file.kind {
         FileKind::Path { path, .. } => Some(path.trim_end_matches(" (deleted)")),
         FileKind::Unix { state: Some(state), .. } => Some(state.name.as_str()),
@@ -296,7 +302,7 @@ impl Kept {
     fn new(data: &Path) -> io::Result<Kept> {
         let file = rustix::fs::open(data, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from(0o600))?;
         let room = rustix::fs::fstatvfs(&file)?;
-        let limits = Limits::default();
+        let limits = UnpackLimits::default();
         let most = limits.bytes + limits.entries * AROUND_ENTRY;
         Ok(Kept { file: File::from(file), left: most.min(room.f_bavail.saturating_mul(room.f_frsize) / 2) })
     }
@@ -325,12 +331,12 @@ impl Write for Kept {
 }
 
 /// The state of a proc whose files are copied while it is awake.
-type Awake = Option<watch::Receiver<Status>>;
+type Awake = Option<watch::Receiver<ProcStatus>>;
 
 /// Returns when such a proc is awake no more: its next start needs the mounts.
 async fn ended(awake: &mut Awake) {
     let Some(status) = awake else { return std::future::pending().await };
-    let runs = |status: &Status| matches!(status.record.state, State::Hot { .. } | State::Hibernated { .. });
+    let runs = |status: &ProcStatus| matches!(status.record.state, State::Hot { .. } | State::Hibernated { .. });
     let _ = status.wait_for(|status| !runs(status)).await;
 }
 

@@ -10,7 +10,7 @@ use crate::worker::Worker;
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::host::proc::layers_of;
-use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
+use kip_image::{Digest, ImageError, ImageRecord, InUse, PullOrder};
 use kip_service::{Feed, Images, feed};
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
@@ -166,7 +166,7 @@ impl Worker {
     /// Procs with an image, with its layers.
     fn image_users(&self) -> Vec<(ProcName, Vec<Digest>)> {
         let procs = self.procs.lock();
-        procs.iter().filter_map(|(name, handle)| Some((name.clone(), layers_of(&handle.proc.spec)?))).collect()
+        procs.iter().filter_map(|(name, handle)| Some((name.clone(), layers_of(&handle.proc.spec())?))).collect()
     }
 
     fn image_view(&self, record: &ImageRecord) -> ImageView {
@@ -243,7 +243,7 @@ impl Images for Worker {
             let told = out.clone();
             // A client that reads slowly misses some.
             let report = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
-            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http, ca_pem }, report);
+            let pull = worker.machine.images.pull(PullOrder { source, name, login, plain_http, ca_pem }, report);
             let pulled = tokio::select! {
                 pulled = pull => pulled.map_err(refused),
                 () = out.closed() => return,

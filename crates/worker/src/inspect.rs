@@ -14,7 +14,7 @@ mod sockets;
 mod strings;
 
 use crate::beside;
-use kip_criu_images::inspect::Process;
+use kip_criu_images::inspect::ImageProcess;
 use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_supervisor::task::Handle;
@@ -52,7 +52,7 @@ impl Subject {
         }
     }
 
-    fn processes(&self) -> &[Process] {
+    fn processes(&self) -> &[ImageProcess] {
         match self {
             Subject::Live(live) => &live.processes,
             Subject::Asleep(asleep) => &asleep.processes,
@@ -115,7 +115,7 @@ fn inspect(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details
     Ok(match of {
         Detail::Files => {
             let sockets = sockets::Sockets::read(proc, &subject)?;
-            let view = |process: &Process| ProcessFiles {
+            let view = |process: &ImageProcess| ProcessFiles {
                 pid: process.pid,
                 name: process.name.clone(),
                 files: process.files.iter().map(|file| files::view(file, &sockets)).collect(),
@@ -139,7 +139,7 @@ fn inspect(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details
                 Subject::Live(live) => live.places(proc)?,
                 Subject::Asleep(asleep) => asleep.places()?,
             };
-            let view = |process: &Process| {
+            let view = |process: &ImageProcess| {
                 let none = maps::PageLocations::default();
                 let places = places.get(&process.pid).unwrap_or(&none);
                 let maps = process.mappings.iter().map(|mapping| maps::view(mapping, places)).collect();
@@ -150,7 +150,7 @@ fn inspect(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details
     })
 }
 
-fn environment(process: &Process, pages: &Pages) -> Result<ProcessEnv, String> {
+fn environment(process: &ImageProcess, pages: &Pages) -> Result<ProcessEnv, String> {
     let (command, env) = strings::read(process, pages)?;
     Ok(ProcessEnv {
         pid: process.pid,

@@ -5,9 +5,15 @@ use kip_sessions::follow::Follower;
 use kip_types::api::{Code, LogLine, LogStream, LogsRequest, Refusal};
 use std::path::PathBuf;
 
-fn line_of(line: kip_logs::LogLine) -> LogLine {
-    let stream = if line.stream == kip_logs::Stream::Stderr { LogStream::Stderr } else { LogStream::Stdout };
-    LogLine { at_ms: line.at_ms, stream, text: String::from_utf8_lossy(&line.text).into_owned() }
+fn line_of(line: kip_logs::LogRecord) -> LogLine {
+    let text = String::from_utf8_lossy(&line.text).into_owned();
+    let (stream, text) = match line.stream {
+        kip_logs::Stream::Stdout => (LogStream::Stdout, text),
+        kip_logs::Stream::Stderr => (LogStream::Stderr, text),
+        // As a client that is attached sees it.
+        kip_logs::Stream::Kip => (LogStream::Stderr, format!("[kip: {text}]")),
+    };
+    LogLine { at_ms: line.at_ms, stream, text }
 }
 
 /// The lines of the log at `dir`, until its end or, with `follow`, until the log or the client is

@@ -19,7 +19,7 @@ impl Worker {
         let mut procs = self.machine.live_procs();
         procs.sort_by(|a, b| a.name.cmp(&b.name));
         for proc in procs {
-            for volume in &proc.spec.volumes {
+            for volume in &proc.spec().volumes {
                 if let VolumeSource::Named(name) = &volume.source {
                     let of_it = users.entry(name.clone()).or_default();
                     if of_it.last() != Some(&proc.name) {

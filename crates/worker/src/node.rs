@@ -18,6 +18,7 @@ use kip_types::api::{
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::{ProcName, State};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 
@@ -31,7 +32,7 @@ const WAKING_AT_ONCE: usize = 4;
 impl Node for Worker {
     async fn info(&self) -> Result<Info, Refusal> {
         let machine = Arc::clone(&self.machine);
-        let pager_pid = blocking(move || machine.pager.pid().unwrap_or(0)).await;
+        let pager_pid = blocking(move || machine.pager.known_pid().unwrap_or(0)).await;
         let machine = &self.machine;
         let cached = machine.archive.as_ref().and_then(|archive| archive.cached());
         Ok(Info {
@@ -134,6 +135,14 @@ impl Worker {
     /// is left on the machine but its files. Returns the names of those that were running or
     /// asleep.
     async fn end(&self) -> Result<Vec<ProcName>, Refusal> {
+        self.ending.store(true, Ordering::SeqCst);
+        let ended = self.end_everything().await;
+        // Those that run on are looked after as before.
+        self.ending.store(ended.is_ok(), Ordering::SeqCst);
+        ended
+    }
+
+    async fn end_everything(&self) -> Result<Vec<ProcName>, Refusal> {
         let handles = self.handles();
         // Each is looked at once: one that wakes or falls asleep meanwhile is in one of the two all
         // the same.

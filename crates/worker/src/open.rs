@@ -11,23 +11,23 @@ use kip_engine::exec_ends::Ends;
 use kip_engine::helper_pool::HelperPool;
 use kip_engine::host::Claims;
 use kip_engine::host::Host;
+use kip_engine::host::egress::Egress;
 use kip_engine::host::resolver;
 use kip_engine::metrics::Metrics;
 use kip_engine::observe::WakeObserver;
 use kip_engine::prepared::PreparedNetworks;
-use kip_engine::pressure::{MemoryMarks, Pressure};
-use kip_engine::start;
 use kip_engine::upkeep::FORWARDING;
 use kip_engine::volumes;
 use kip_image::Images;
 use kip_journal::events::Events;
 use kip_keeper::Keeper;
 use kip_logs::LogPump;
-use kip_net::nat::{Forward, Published};
+use kip_net::nat::{Forward, Network, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
 use kip_offload::{Archive, ArchiveError, collect};
 use kip_pager::client::Pager;
+use kip_pressure::{MemoryMarks, Pressure};
 use kip_records::instance::{self, InstanceError};
 use kip_records::record::{self, Records};
 use kip_records::state::Record;
@@ -35,7 +35,6 @@ use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
-use kip_service::Procs;
 use kip_supervisor::disk;
 use kip_supervisor::outdated;
 use kip_supervisor::probe::Listeners;
@@ -44,7 +43,6 @@ use kip_supervisor::registry::Registry;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_sys::ns::Unshare;
-use kip_types::api::{PortView, RemoveRequest};
 use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
 use parking_lot::Mutex;
@@ -97,7 +95,7 @@ pub struct Config {
 
 /// A worker could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum OpenWorkerError {
     /// CRIU.
     #[error(transparent)]
     Criu(#[from] locate::LocateError),
@@ -125,6 +123,15 @@ pub enum OpenError {
     /// The keeper.
     #[error("the keeper")]
     Keeper(#[from] kip_keeper::StartError),
+    /// What it holds is not given back.
+    #[error("the keeper does not give back what it holds for {name}: raise the limit on open files if that is why")]
+    Held {
+        /// The proc.
+        name: ProcName,
+        /// Why.
+        #[source]
+        source: kip_keeper::KeeperError,
+    },
     /// The pager.
     #[error("the pager")]
     Pager(#[from] kip_pager::client::PagerError),
@@ -151,7 +158,7 @@ pub enum OpenError {
     Logs(#[from] kip_logs::LogError),
     /// The wake plane.
     #[error("the wake plane")]
-    WakePlane(#[from] kip_net::wake::WakeError),
+    WakePlane(#[from] kip_net::wake::WatchError),
 }
 
 /// Puts the calling process into a mount namespace of its own with a tmpfs at `DATA/run/stage`. To
@@ -168,7 +175,7 @@ pub fn enter_private_mounts(data: &Path) -> io::Result<()> {
 
 impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
-    pub async fn open(config: Config) -> Result<Worker, OpenError> {
+    pub async fn open(config: Config) -> Result<Worker, OpenWorkerError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
         let (disk, progress) = (config.disk, config.progress);
         let Assembled { machine, remembered, keeper_was_new } = blocking(move || assemble(&config)).await?;
@@ -183,46 +190,51 @@ impl Worker {
             procs: Arc::default(),
             history: Arc::default(),
             backing_up: Arc::default(),
+            renaming: Arc::default(),
+            replacing: Arc::default(),
+            ending: Arc::default(),
+            claimed: Arc::default(),
         };
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
             tracing::warn!("the keeper was not running: connections of procs that were parked are lost");
         }
         let mut recovered = Vec::new();
         for one in remembered {
-            recovered.extend(recover::recover(&machine, one).await);
+            let name = one.spec.name.clone();
+            let taken_up = recover::recover(&machine, one).await;
+            recovered.extend(taken_up.map_err(|source| OpenWorkerError::Held { name, source })?);
             progress();
         }
         let swept = Arc::clone(&machine);
-        let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec, r)).collect();
-        let names: BTreeSet<ProcName> = recovered.iter().map(|(p, _)| p.name.clone()).collect();
+        let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec(), r, &p.dir)).collect();
+        let keys: BTreeSet<ProcName> = recovered.iter().map(|(p, _)| p.key.clone()).collect();
         let bases: Vec<PathBuf> = recovered.iter().map(|(p, _)| p.base.clone()).collect();
         let (swept_bases, all_bases) = (Arc::clone(&machine), machine.data.join("base"));
-        blocking(move || swept.sweep(&live, &names)).await?;
+        blocking(move || swept.sweep(&live, &keys)).await?;
         // Skeletons of a state of the host's files that no proc lies over any more; none if a
         // proc's directory was not recovered.
         let all_known = fs::read_dir(machine.data.join("procs")).is_ok_and(|d| d.count() == recovered.len());
         if all_known && let Err(e) = blocking(move || swept_bases.base.remove_others(&all_bases, &bases)).await {
             tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
         }
+        let (mut trials, mut stood_aside) = (Vec::new(), Vec::new());
         for (proc, record) in recovered {
             let half_taken = matches!(record.state, State::Archived { .. }) && !record.established;
-            let trial = proc.spec.trial.then(|| proc.name.clone());
+            let (trial, stands_aside) = (proc.spec().trial, record.stands_aside);
             let handle = worker.adopt(proc, record, None, Listeners::new());
-            if handle.proc.spec.remove {
+            if handle.proc.spec().remove {
                 tokio::spawn(worker.clone().remove_at_end(handle.clone(), false));
             }
-            if let Some(name) = trial {
-                // The client that asked for the trial is gone with the last daemon.
-                let worker = worker.clone();
-                tokio::spawn(async move {
-                    if let Err(refusal) = worker.remove(name.clone(), RemoveRequest { force: true }).await {
-                        tracing::warn!(proc = %name, error = refusal.message, "a trial of the last daemon is left");
-                    }
-                });
+            if trial {
+                // The client that asked for it is gone with the last daemon.
+                trials.push(handle);
+            } else if stands_aside {
+                stood_aside.push(handle);
             } else if half_taken {
                 tokio::spawn(worker.clone().finish_taking_over(handle));
             }
         }
+        tokio::spawn(worker.clone().end_trials(trials, stood_aside));
         worker.machine.knows_names.store(true, std::sync::atomic::Ordering::SeqCst);
         worker.machine.live_procs().iter().for_each(|proc| resolver::take_up(proc));
         let is_followed = registry.serve_pager();
@@ -249,14 +261,25 @@ impl Worker {
     }
 }
 
-/// What a proc that runs or sleeps has published.
-fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
-    record.state.tier()?;
+/// What a proc that runs or sleeps has published. One that a daemon was starting or stopping when
+/// it died may have processes, for which the limits of its egress hold until recovery has ended
+/// them.
+fn published_of(spec: &Spec, record: &Record, dir: &Path) -> Option<Published> {
     let slot = Slot::new(record.slot).ok()?;
-    let forward =
-        |p: &PortView| Forward { proto: p.proto, host_port: p.host_port, host_addr: p.only_at(), port: p.port };
-    let ports = record.ports.iter().map(forward).collect();
-    Some(Published { slot, network: start::network_of(spec), ports, alone: spec.alone })
+    let egress = Egress::open(spec, dir).allowed();
+    if record.state.tier().is_none() {
+        let half = matches!(record.state, State::Starting | State::Stopping) && egress.is_some();
+        return half.then(|| Published {
+            slot,
+            network: None,
+            ports: Vec::new(),
+            egress,
+            alone: spec.alone,
+            held: false,
+        });
+    }
+    let forwards = record.ports.iter().map(Forward::of).collect();
+    Some(Published { slot, network: Network::of(spec), ports: forwards, egress, alone: spec.alone, held: false })
 }
 
 /// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have
@@ -297,16 +320,16 @@ fn restorer() -> io::Result<OwnedFd> {
     Ok(File::open(format!("/proc/self/fd/{}", memory.as_raw_fd()))?.into())
 }
 
-fn assemble(config: &Config) -> Result<Assembled, OpenError> {
+fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
     // First: what is started below outlives a daemon that does not come up.
     if config.disk.is_some() && !Archive::is_elsewhere(&config.data, config.store.as_deref())? {
-        return Err(OpenError::NowhereElse);
+        return Err(OpenWorkerError::NowhereElse);
     }
     let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
     let archive = archive.map(|archive| archive.with_cache(&config.data, config.cache));
     let at = |path: &Path| {
         let path = path.to_owned();
-        move |source| OpenError::Io { path, source }
+        move |source| OpenWorkerError::Io { path, source }
     };
     let run = config.data.join("run");
     fs::create_dir_all(&run).map_err(at(&run))?;
@@ -350,7 +373,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let group = cgroups.open(&format!("kip-{}", instance.number()));
     let pressure = Pressure::new(config.memory.clone(), group);
     let pool = Arc::new(NetPool::new(instance)?);
-    let live: Vec<Published> = remembered.iter().filter_map(|r| published_of(&r.spec, &r.record)).collect();
+    let live: Vec<Published> =
+        remembered.iter().filter_map(|r| published_of(&r.spec, &r.record, &records.directory(&r.key))).collect();
     let nat = Nat::open(instance, Path::new(FORWARDING), &[], &live)?;
     let used: BTreeSet<Slot> = remembered.iter().filter_map(|r| Slot::new(r.record.slot).ok()).collect();
     pool.sweep(&used.iter().copied().collect::<Vec<_>>())?;

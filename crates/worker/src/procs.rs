@@ -1,20 +1,21 @@
 //! The life of procs as the API asks for it: each request goes to the proc's task, and what it
 //! answers is shown.
 
-use crate::worker::{Worker, check_spec, grace_of, ready, taken};
+use crate::worker::{Worker, being_replaced, check_spec, grace_of, ready, taken};
 use crate::{inspect, logs, view, why};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
-use kip_engine::cause::{Request, WakeCause};
+use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::stop::{self, Network};
 use kip_service::{ExecSession, Feed, Procs};
 use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
 use kip_supervisor::probe;
-use kip_supervisor::task::{By, Command, Handle, Status};
+use kip_supervisor::task::{By, Command, Handle, ProcStatus};
 use kip_types::api::{
     AttachRequest, Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView,
-    Refusal, RemoveRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, WakeRequest, WhyView,
+    Refusal, RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest,
+    UpdateRequest, WakeRequest, WhyView,
 };
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
@@ -38,18 +39,20 @@ impl Procs for Worker {
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
         let listeners = probe::listen(&spec)?;
+        let claimed_name = self.claim_name(&name)?;
         let worker = self.clone();
         let (proc, prepared, record, claim) = blocking(move || worker.create(spec, request.secrets)).await?;
         let handle = self.adopt(proc, record, Some(prepared), listeners);
-        self.notify_network(&handle.proc.spec).await;
+        drop(claimed_name);
+        self.notify_network(&handle.proc.spec()).await;
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready: request.wait_ready, reply }).await;
         if started.is_err() {
-            self.forget(&name);
-            self.notify_network(&handle.proc.spec).await;
+            self.forget(&handle.proc);
+            self.notify_network(&handle.proc.spec()).await;
         }
         started?;
-        if handle.proc.spec.remove {
+        if handle.proc.spec().remove {
             tokio::spawn(self.clone().remove_at_end(handle.clone(), true));
         }
         ready(&handle).await?;
@@ -81,7 +84,7 @@ impl Procs for Worker {
 
     async fn health(&self, name: ProcName) -> Result<HealthView, Refusal> {
         let handle = self.handle(&name)?;
-        Ok(probe::health(&handle, &handle.proc.spec.probes).await)
+        Ok(probe::health(&handle, &handle.proc.spec().probes).await)
     }
 
     async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {
@@ -112,6 +115,10 @@ impl Procs for Worker {
         if matches!(handle.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. }) {
             self.machine.pressure.admit_new(&name).await?;
         }
+        // It may stand aside, or be about to, and both would write to one volume.
+        if self.replacing.lock().contains(&name) {
+            return Err(being_replaced(&name));
+        }
         handle.ask(|reply| Command::Start { wait_ready: how.wait_ready, reply }).await?;
         self.inspect(name).await
     }
@@ -124,6 +131,20 @@ impl Procs for Worker {
         self.inspect(name).await
     }
 
+    async fn update(&self, name: ProcName, change: UpdateRequest) -> Result<ProcView, Refusal> {
+        let handle = self.handle(&name)?;
+        handle.ask(|reply| Command::Update { change: Box::new(change), reply }).await?;
+        self.inspect(name).await
+    }
+
+    async fn replace(&self, request: RunRequest) -> Result<ProcView, Refusal> {
+        self.replaced(request).await
+    }
+
+    async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {
+        self.renamed(name, request).await
+    }
+
     async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {
         let number =
             parse_signal(&request.signal).map_err(|e| Refusal::new(Code::Invalid, format!("{name}: {}", chain(&e))))?;
@@ -131,7 +152,7 @@ impl Procs for Worker {
             return self.stop(name, StopRequest { grace_ms: Some(0) }).await.map(drop);
         }
         let handle = self.handle(&name)?;
-        let cause = WakeCause::Request(Request::Signal);
+        let cause = WakeCause::Request(WakeCommand::Signal);
         let _awake = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
         let (proc, program) = (Arc::clone(&handle.proc), handle.status.borrow().record.program);
         let sent = blocking(move || stop::signal(&proc, program, number)).await;
@@ -143,8 +164,8 @@ impl Procs for Worker {
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
         let handle = self.handle(&name)?;
         handle.ask(|reply| Command::Remove { force: how.force, reply }).await?;
-        self.forget(&name);
-        self.notify_network(&handle.proc.spec).await;
+        self.forget(&handle.proc);
+        self.notify_network(&handle.proc.spec()).await;
         Ok(())
     }
 
@@ -174,7 +195,7 @@ impl Procs for Worker {
                 name
             }
         };
-        let cause = WakeCause::Request(Request::Wake);
+        let cause = WakeCause::Request(WakeCommand::Wake);
         let already = self.handle(&name)?.ask(|reply| Command::Wake { cause, reply }).await?;
         Ok(Moved { proc: self.inspect(name).await?, already })
     }
@@ -187,7 +208,7 @@ impl Procs for Worker {
 
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
         let handle = self.handle(&name)?;
-        let cause = WakeCause::Request(Request::Exec);
+        let cause = WakeCause::Request(WakeCommand::Exec);
         let ticket = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
         if request.terminal.is_none() && !request.detach {
             return exec::exec(handle.proc, request, ticket).await;
@@ -199,14 +220,14 @@ impl Procs for Worker {
 /// Wakes the proc for a client and keeps it awake.
 fn keep_awake(handle: Handle) -> KeepAwake {
     Box::new(move || {
-        let (handle, cause) = (handle.clone(), WakeCause::Request(Request::Exec));
+        let (handle, cause) = (handle.clone(), WakeCause::Request(WakeCommand::Exec));
         let asked = async move { handle.ask(|reply| Command::KeepAwake { cause, reply }).await };
         Box::pin(asked) as Pin<Box<dyn Future<Output = _> + Send>>
     })
 }
 
 /// How the program ended, once it has and is not started again by its restart policy.
-async fn ended(mut status: watch::Receiver<Status>) -> Exit {
+async fn ended(mut status: watch::Receiver<ProcStatus>) -> Exit {
     let stopped = status.wait_for(|status| matches!(status.record.state, State::Stopped { .. })).await;
     match stopped.map(|status| status.record.state.clone()) {
         Ok(State::Stopped { exit: Some(exit) }) => exit,
@@ -218,7 +239,6 @@ impl Worker {
     /// Removes a proc of which its owner wants that once its program has ended and no client is
     /// attached any more. `is_new`: a client may be about to attach.
     pub(crate) async fn remove_at_end(self, handle: Handle, is_new: bool) {
-        let name = handle.proc.name.clone();
         let mut clients = handle.proc.console.clients();
         if is_new {
             let _ = timeout(ATTACHES_WITHIN, clients.wait_for(|clients| clients.ever > 0)).await;
@@ -227,22 +247,30 @@ impl Worker {
         loop {
             // Without an exit it could not be started, after a wake that failed perhaps: what there
             // is of it is its owner's to remove.
-            let ended = status.wait_for(|status| matches!(status.record.state, State::Stopped { exit: Some(_) }));
+            // Nor is it the end of one that stands aside for another.
+            let is_over = |status: &ProcStatus| {
+                matches!(status.record.state, State::Stopped { exit: Some(_) }) && !status.record.stands_aside
+            };
+            let ended = status.wait_for(is_over);
             if ended.await.is_err() {
                 return;
             }
             let _ = clients.wait_for(|clients| clients.now == 0).await;
+            // Another has its place, and removes it.
+            if !handle.proc.spec().remove {
+                return;
+            }
             // By its own handle: meanwhile another proc may have its name.
             match handle.ask(|reply| Command::Remove { force: false, reply }).await {
                 Ok(()) => {
-                    self.forget(&name);
-                    return self.notify_network(&handle.proc.spec).await;
+                    self.forget(&handle.proc);
+                    return self.notify_network(&handle.proc.spec()).await;
                 }
                 // Another has removed it.
                 Err(refusal) if refusal.code == Code::Unknown => return,
                 // Its owner has started it again, or something of it is in use.
                 Err(refusal) => {
-                    tracing::info!(proc = %name, error = refusal.message, "a proc that is to go at its end stays for now");
+                    tracing::info!(proc = %handle.proc.name, error = refusal.message, "a proc that is to go at its end stays for now");
                     tokio::time::sleep(REMOVE_AGAIN).await;
                 }
             }

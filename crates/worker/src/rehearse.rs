@@ -16,7 +16,9 @@ use kip_image::digest::Hasher;
 use kip_net::reserve::{self, At, ReserveError};
 use kip_service::Trials;
 use kip_supervisor::probe;
-use kip_types::api::{CheckRequest, CheckView, Code, ContentView, ContentsView, PortView, Refusal, RunRequest};
+use kip_types::api::{
+    CheckRequest, CheckView, Code, ContentKey, ContentView, ContentsView, PortView, Refusal, RunRequest,
+};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::life::Restart;
@@ -64,7 +66,8 @@ impl Worker {
                 let record = handle.status.borrow().record.clone();
                 let ended = matches!(record.state, State::Stopped { .. } | State::Elsewhere { .. });
                 let same = |p: &&PortView| !ended && (p.proto, p.host_port) == (proto, Some(port));
-                let probes = handle.proc.spec.probes.iter().filter(|p| (Protocol::Tcp, p.host_port) == (proto, port));
+                let spec = handle.proc.spec();
+                let probes = spec.probes.iter().filter(|p| (Protocol::Tcp, p.host_port) == (proto, port));
                 record.ports.iter().filter(same).map(PortView::only_at).chain(probes.map(|_| None)).collect()
             };
             gone.iter().flat_map(of).collect()
@@ -88,7 +91,7 @@ impl Worker {
                 false => Some(taken),
             };
             if let Some(e) = taken {
-                return Err(start::port_is_taken(&spec.name, owner, wanted.proto, port, &e));
+                return Err(e.refusal(&spec.name, owner, wanted.proto, port));
             }
         }
         let mut free = spec.clone();
@@ -122,7 +125,7 @@ impl Worker {
     }
 
     async fn rehearse(&self, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<(), Refusal> {
-        let worker = self.clone();
+        let (worker, _claimed_name) = (self.clone(), self.claim_name(&spec.name)?);
         let (proc, prepared, _, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let rehearsing = Arc::clone(&proc);
         let done = blocking(move || start::rehearse(&rehearsing, prepared)).await;
@@ -158,10 +161,10 @@ impl Trials for Worker {
         let proc = self.handle(&spec.name)?.proc;
         blocking(move || {
             let mut differ = Vec::new();
-            let (is, wanted) = (proc.spec.tar_digest.clone(), tar_digest(&spec)?);
+            let (is, wanted) = (proc.spec().tar_digest.clone(), tar_digest(&spec)?);
             // Of an older daemon's proc it is not known.
             if is.is_some() && wanted.is_some() && is != wanted {
-                differ.push(ContentView { key: "tar".to_owned(), is, wanted });
+                differ.push(ContentView { key: ContentKey::Tar, is, wanted });
             }
             let names = secrets::differing(&proc, &secrets).unwrap_or_else(|e| {
                 tracing::info!(proc = %proc.name, error = chain(&e), "its secrets cannot be opened: others take their place");
@@ -169,7 +172,7 @@ impl Trials for Worker {
             });
             differ.extend(names.into_iter().map(|name| {
                 let (is, wanted) = (None, None);
-                ContentView { key: format!("secret.{name}"), is, wanted }
+                ContentView { key: ContentKey::Secret(name), is, wanted }
             }));
             Ok(ContentsView { differ })
         })

@@ -5,7 +5,7 @@
 
 use crate::worker::Worker;
 use futures_util::StreamExt as _;
-use kip_engine::cause::{Request, WakeCause};
+use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_supervisor::task::{Command, Handle};
 use kip_types::{ProcName, State};
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ impl Worker {
 /// want of memory say, wakes by its traffic.
 pub(crate) async fn wake_again(handles: Vec<Handle>) {
     let waking = futures_util::stream::iter(handles).map(|handle| async move {
-        let woken = handle.ask(|reply| Command::Wake { cause: WakeCause::Request(Request::Up), reply }).await;
+        let woken = handle.ask(|reply| Command::Wake { cause: WakeCause::Request(WakeCommand::Up), reply }).await;
         if let Err(refusal) = woken {
             tracing::warn!(proc = %handle.proc.name, error = refusal.message, "it was awake before, and is not woken now");
         }

@@ -110,7 +110,7 @@ impl Moment {
     fn all_procs(&self, to: &mut Writer<'_>) -> fmt::Result {
         let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         for ProcNow { meter, .. } in &self.procs {
-            *counts.entry((meter.tier.map_or("none", word), meter.state.as_str())).or_default() += 1;
+            *counts.entry((meter.tier.map_or("none", word), <&str>::from(meter.state))).or_default() += 1;
         }
         let samples = counts.into_iter().map(|((tier, state), count)| ([("tier", tier), ("state", state)], count));
         to.gauge("kip_procs", "Procs, by tier (none for the stopped) and state", samples)?;
@@ -209,7 +209,7 @@ impl Moment {
         let meters = || self.procs.iter().map(|proc| &proc.meter);
         let held = meters().map(|m| {
             let labels =
-                [("proc", m.name.as_str()), ("state", m.state.as_str()), ("tier", m.tier.map_or("none", word))];
+                [("proc", m.name.as_str()), ("state", <&str>::from(m.state)), ("tier", m.tier.map_or("none", word))];
             (labels, m.held_bytes)
         });
         to.gauge("kip_proc_held_bytes", "What a proc holds where its tier has it: memory, local disk, store", held)?;

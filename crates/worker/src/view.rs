@@ -1,17 +1,18 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
 use crate::scrape::ProcNow;
-use kip_checkpoint::clocks::Now;
+use kip_clocks::Now;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
 use kip_engine::host::measured::Measure;
 use kip_engine::tree;
 use kip_records::state::Record;
 use kip_supervisor::probe;
-use kip_supervisor::task::{Handle, Status};
+use kip_supervisor::task::{Handle, ProcStatus};
 use kip_sys::clock::now_ms;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
-use kip_types::{State, StateName, Tier};
+use kip_types::lifecycle::Exit;
+use kip_types::{Spec, State, StateName, Tier};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
 /// All of them as they are now, but that a hibernated one is not measured again in the same sleep.
 pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
     let mut wanted = Vec::new();
-    let known: Vec<(Status, Option<Measure>)> = handles
+    let known: Vec<(ProcStatus, Option<Measure>)> = handles
         .iter()
         .map(|handle| {
             let status = handle.status.borrow().clone();
@@ -100,7 +101,7 @@ pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
         })
         .collect();
     let mut found = measure_all(wanted, ANSWERS_WITHIN).into_iter();
-    let view = |(handle, (status, known)): (&Handle, (Status, Option<Measure>))| match known {
+    let view = |(handle, (status, known)): (&Handle, (ProcStatus, Option<Measure>))| match known {
         Some(measure) => view_of(handle, status, measure),
         None => view_after(handle, status, found.next().flatten()),
     };
@@ -108,7 +109,7 @@ pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
 }
 
 /// After a measurement; none: it does not answer.
-fn view_after(handle: &Handle, status: Status, found: Option<Measure>) -> ProcView {
+fn view_after(handle: &Handle, status: ProcStatus, found: Option<Measure>) -> ProcView {
     let measured = &handle.proc.measured;
     if let Some(measure) = &found {
         measured.keep(&status.record, measure);
@@ -117,14 +118,14 @@ fn view_after(handle: &Handle, status: Status, found: Option<Measure>) -> ProcVi
     ProcView { does_not_answer, ..view_of(handle, status, found.unwrap_or_else(|| measured.last())) }
 }
 
-fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
+fn view_of(handle: &Handle, status: ProcStatus, measure: Measure) -> ProcView {
     let Measure { pids, memory, cpu_us } = measure;
     let proc = &handle.proc;
     let record = &status.record;
     let next_timer_ms = status.next.map(|n| ((n.due_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
     ProcView {
         name: proc.name.clone(),
-        realm: proc.spec.realm.clone(),
+        realm: proc.spec().realm.clone(),
         state: if status.starting { StateName::Starting } else { record.state.name() },
         tier: record.state.tier(),
         worker: proc.shared.name.clone(),
@@ -137,7 +138,9 @@ fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
         disk_bytes: proc.files.limited_bytes(),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone().map(|wake| WakeView { fetched: fetched(proc, &wake), ..wake }),
-        exit: record.exit(),
+        exit: record.exit_words(),
+        exit_code: record.exit().and_then(Exit::known_code),
+        out_of_memory: record.exit().is_some() && record.out_of_memory,
         idle_ms: status.quiet_since.map(|since| since.elapsed().as_millis() as u64),
         next_timer_ms,
         cpu_us,
@@ -145,12 +148,12 @@ fn view_of(handle: &Handle, status: Status, measure: Measure) -> ProcView {
         restarts: record.restarts,
         started_at_ms: Some(record.started_at_ms).filter(|at_ms| *at_ms > 0),
         ready: record.ready,
-        probes: probe::views(&proc.spec.probes, record),
+        probes: probe::views(&proc.spec().probes, record),
         next_start_ms: match &record.state {
             State::Restarting { at_ms, .. } => Some(at_ms.saturating_sub(now_ms())),
             _ => None,
         },
-        spec: proc.spec.clone(),
+        spec: Spec::clone(&proc.spec()),
     }
 }
 
@@ -187,7 +190,7 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
         meter,
         refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
         waits: status.waits,
-        disk: handle.proc.files.limited_bytes().zip(handle.proc.spec.limits.disk_bytes),
+        disk: handle.proc.files.limited_bytes().zip(handle.proc.spec().limits.disk_bytes),
     }
 }
 
@@ -200,7 +203,7 @@ fn measure(proc: &Proc, record: &Record) -> Measure {
         return Measure::default();
     }
     let pids = tree::inside(&proc.cgroup.pids().unwrap_or_default());
-    let found = tree::memory(&pids);
+    let found = kip_sys::smaps::memory(&pids);
     let usage = proc.cgroup.usage().ok();
     let kernel_bytes = usage.as_ref().map_or(0, |u| u.kernel_bytes);
     let status = hibernate::memory_status(proc);

@@ -6,11 +6,12 @@
 mod flows;
 mod inspect;
 
-pub(crate) use inspect::{plain, word};
+pub(crate) use inspect::{plain, state_of};
 
 use crate::beside;
 use inspect::Subject;
-use kip_checkpoint::clocks::Now;
+use kip_clocks::Now;
+use kip_engine::blocking::blocking;
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::suspend;
@@ -18,10 +19,13 @@ use kip_engine::tree::Tree;
 use kip_engine::volumes;
 use kip_records::due::source_word;
 use kip_supervisor::idle::Activity;
-use kip_supervisor::task::{Handle, Status, would_be_late};
+use kip_supervisor::task::{Handle, ProcStatus, would_be_late};
 use kip_types::State;
-use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
+use kip_types::api::{
+    ActivityKind, NextWakeView, ProgramView, RefusedCallView, SeenView, SocketState, SocketView, ThreadView, WhyView,
+};
 use kip_types::chain;
+use kip_types::suspend::SuspendedBy;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -82,8 +86,17 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         last_wake: record.last_wake.clone(),
         taken_over_by: record.taken_over_by.clone(),
         fell_back: record.fell_back.clone(),
-        pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec),
+        pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec()),
+        egress_refused: refused_calls(&handle.proc).await,
     }
+}
+
+async fn refused_calls(proc: &Arc<Proc>) -> Vec<RefusedCallView> {
+    if proc.egress.is_limited() {
+        let machine = Arc::clone(&proc.shared);
+        blocking(move || machine.note_refused_calls()).await;
+    }
+    proc.egress.refused()
 }
 
 fn kind_of(seen: Option<Activity>) -> ActivityKind {
@@ -94,16 +107,16 @@ fn kind_of(seen: Option<Activity>) -> ActivityKind {
     }
 }
 
-fn quiet_ms(status: &Status) -> u64 {
+fn quiet_ms(status: &ProcStatus) -> u64 {
     status.quiet_since.map_or(0, |s| Instant::now().saturating_duration_since(s).as_millis() as u64)
 }
 
 fn parks_after_ms(proc: &Proc) -> Option<u64> {
-    let timing = &proc.spec.timing;
+    let timing = &proc.spec().timing;
     (!timing.never).then(|| timing.idle_ms.saturating_add(timing.park_after_ms))
 }
 
-fn next_wake(status: &Status) -> Option<NextWakeView> {
+fn next_wake(status: &ProcStatus) -> Option<NextWakeView> {
     let next = status.next?;
     let now_ns = Now::read().monotonic_ns;
     let ms = |at_ns: i64| ((at_ns - now_ns).max(0) / 1_000_000) as u64;
@@ -116,11 +129,11 @@ fn is_parked(state: &State) -> bool {
 }
 
 /// What it does, and by which word its clock would stand if it were parked now.
-async fn inspect_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<String>), String> {
+async fn inspect_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<SuspendedBy>), String> {
     let proc = Arc::clone(proc);
     let inspect = move || {
         let seen = subject(&proc).and_then(|s| inspect::inspect(&s).map_err(|e| chain(&e)))?;
-        Ok((seen, suspend::suspends(&proc).map(|word| word.to_string())))
+        Ok((seen, suspend::suspends(&proc)))
     };
     beside::run(INSPECT_WITHIN, inspect).await?
 }
@@ -143,9 +156,9 @@ fn program(view: &ProgramView) -> String {
 }
 
 /// Lines for people, the strongest reason first.
-fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String> {
+fn reasons(proc: &Proc, status: &ProcStatus, seen: Option<&SeenView>) -> Vec<String> {
     let mut lines = Vec::new();
-    let timing = &proc.spec.timing;
+    let timing = &proc.spec().timing;
     if timing.never {
         lines.push("the proc was run with --never-sleep".to_owned());
     }
@@ -231,7 +244,7 @@ fn thread_line(thread: &ThreadView, watched_us: u64) -> String {
 }
 
 fn socket_line(socket: &SocketView) -> String {
-    if socket.state == "listen" {
+    if socket.state == SocketState::Listen {
         return format!("{} {} has {} connections not accepted", socket.proto, socket.local, socket.unread);
     }
     let mut line = format!("{} {}", socket.proto, socket.local);
@@ -259,7 +272,7 @@ mod tests {
     fn socket(packet_ms: Option<u64>, unread: u32) -> SocketView {
         SocketView {
             proto: Protocol::Tcp,
-            state: "established".to_owned(),
+            state: SocketState::Established,
             local: "10.213.0.1:80".parse().unwrap(),
             peer: "10.213.0.255:5000".parse().ok(),
             client: "127.0.0.1:4000".parse().ok(),

@@ -11,6 +11,7 @@ use kip_records::record;
 use kip_records::state::Record;
 use kip_supervisor::probe;
 use kip_supervisor::probe::Listeners;
+use kip_supervisor::recover::numbered;
 use kip_supervisor::registry::Registry;
 use kip_supervisor::task::{Handle, Task};
 use kip_types::api::{Code, Refusal};
@@ -19,8 +20,9 @@ use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
 use kip_types::{Image, ProcName, Spec, State};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Beyond the time that a proc has to become ready, for telling so.
@@ -35,6 +37,27 @@ pub struct Worker {
     pub(crate) history: Arc<History>,
     /// One at a time.
     pub(crate) backing_up: Arc<Mutex<()>>,
+    /// Likewise.
+    pub(crate) renaming: Arc<tokio::sync::Mutex<()>>,
+    /// Procs that are being replaced.
+    pub(crate) replacing: Arc<Mutex<BTreeSet<ProcName>>>,
+    /// All procs are being ended: none that stands aside is put back.
+    pub(crate) ending: Arc<AtomicBool>,
+    /// Names of procs that are being made, before these are among the others.
+    pub(crate) claimed: Arc<Mutex<BTreeSet<ProcName>>>,
+}
+
+/// While one lives no other proc gets the name.
+#[derive(Debug)]
+pub(crate) struct NameClaim {
+    pub(crate) name: ProcName,
+    claimed: Arc<Mutex<BTreeSet<ProcName>>>,
+}
+
+impl Drop for NameClaim {
+    fn drop(&mut self) {
+        self.claimed.lock().remove(&self.name);
+    }
 }
 
 impl Worker {
@@ -52,11 +75,41 @@ impl Worker {
     }
 
     pub(crate) fn handles(&self) -> Vec<Handle> {
-        self.procs.lock().values().cloned().collect()
+        // One that is being renamed is there twice.
+        self.procs.lock().iter().filter(|(name, handle)| **name == *handle.proc.name).map(|(_, h)| h.clone()).collect()
     }
 
-    pub(crate) fn forget(&self, name: &ProcName) {
-        self.procs.lock().remove(name);
+    /// Whatever its name is by now.
+    pub(crate) fn forget(&self, proc: &Arc<Proc>) {
+        self.procs.lock().retain(|_, handle| !Arc::ptr_eq(&handle.proc, proc));
+    }
+
+    /// Keeps a name for a proc that is about to be made, until that is among the others.
+    ///
+    /// # Errors
+    /// Another proc has it, is getting it, or is being replaced under it.
+    pub(crate) fn claim_name(&self, name: &ProcName) -> Result<NameClaim, Refusal> {
+        let mut claimed = self.claimed.lock();
+        if self.procs.lock().contains_key(name) {
+            return Err(taken(name));
+        }
+        // The proc that is replaced was removed, and the new one is about to have its name.
+        if self.replacing.lock().contains(name) {
+            return Err(being_replaced(name));
+        }
+        if !claimed.insert(name.clone()) {
+            return Err(taken(name));
+        }
+        Ok(NameClaim { name: name.clone(), claimed: Arc::clone(&self.claimed) })
+    }
+
+    /// What a new proc of that name has for a key: another than its name only if a proc that was
+    /// renamed has that.
+    pub(crate) fn key_for(&self, name: &ProcName) -> Result<ProcName, Refusal> {
+        let procs = self.machine.live_procs();
+        let renamed = |key: &ProcName| procs.iter().any(|proc| proc.key == *key && *proc.name != *name);
+        let others = numbered(name).filter(|key| !self.machine.records.directory(key).exists());
+        if renamed(name) { first(others, name) } else { Ok(name.clone()) }
     }
 
     pub(crate) fn adopt(
@@ -75,6 +128,7 @@ impl Worker {
         handle
     }
 
+    /// Records a new proc, whose name its caller has claimed.
     pub(crate) fn create(
         &self,
         mut spec: Spec,
@@ -82,18 +136,16 @@ impl Worker {
     ) -> Result<(Arc<Proc>, prepared::PreparedNetwork, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
-        if self.procs.lock().contains_key(&name) {
-            return Err(taken(&name));
-        }
+        let key = self.key_for(&name)?;
         let claim = volumes::declare(machine, &mut spec)?;
-        let sealed = secrets::seal(machine, &mut spec, secrets)
+        let sealed = secrets::seal(machine, &key, &mut spec, secrets)
             .map_err(|e| Refusal::new(Code::Failed, format!("{name} cannot start: {}", chain(&e))))?;
         let prepared = machine
             .prepared_networks
             .take()
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
         let record = Record::new(prepared.slot.number(), machine.base_of(&spec));
-        let made = machine.records.prepare(&name, &spec, &record).and_then(|made| {
+        let made = machine.records.prepare(&key, &spec, &record).and_then(|made| {
             sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
             made.publish()
         });
@@ -105,9 +157,9 @@ impl Worker {
                 other => Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&other))),
             }
         })?;
-        let fd_store = fd_store::FdStore::new(&name, Arc::clone(&machine.keeper));
+        let fd_store = fd_store::FdStore::new(&key, Arc::clone(&machine.keeper));
         let meter = meter::Meter::new(kip_sys::clock::now_ms());
-        let proc = Proc::new(machine, spec, prepared.slot, record.base.clone(), fd_store, meter);
+        let proc = Proc::new(machine, key, spec, prepared.slot, record.base.clone(), fd_store, meter);
         Ok((proc, prepared, record, claim))
     }
 
@@ -131,11 +183,34 @@ impl Worker {
     }
 }
 
+/// The first of them; too many are in use if there is none.
+pub(crate) fn first<T>(mut names: impl Iterator<Item = T>, like: &ProcName) -> Result<T, Refusal> {
+    names.next().ok_or_else(|| Refusal::new(Code::Exhausted, format!("too many procs have had the name {like}")))
+}
+
 /// Waits until a proc that was started is ready, if its spec says what that is. It runs on if it is
 /// not.
 pub(crate) async fn ready(handle: &Handle) -> Result<(), Refusal> {
-    let Some(ready) = &handle.proc.spec.ready else { return Ok(()) };
     let name = &handle.proc.name;
+    until_ready(handle).await.map_err(|NotReady { why, ended }| {
+        let stays = match ended {
+            true => "its name, files and logs stay".to_owned(),
+            false => format!("it is left as it is: `kip logs {name}` has its output, `kip rm --force {name}` ends it"),
+        };
+        Refusal::new(Code::Failed, format!("{name} {why}; {stays}"))
+    })
+}
+
+/// Why a proc has not become ready.
+pub(crate) struct NotReady {
+    /// What it did or did not.
+    pub(crate) why: String,
+    /// It runs no more.
+    pub(crate) ended: bool,
+}
+
+pub(crate) async fn until_ready(handle: &Handle) -> Result<(), NotReady> {
+    let Some(ready) = &handle.proc.spec().ready else { return Ok(()) };
     let mut status = handle.status.clone();
     let decided = status.wait_for(|s| match s.record.state {
         State::Stopped { .. } => true,
@@ -146,30 +221,27 @@ pub(crate) async fn ready(handle: &Handle) -> Result<(), Refusal> {
     let record = match decided {
         Ok(Ok(status)) if status.record.ready == Some(true) => return Ok(()),
         Ok(Ok(status)) => Some(status.record.clone()),
-        Ok(Err(_)) => return Err(Refusal::new(Code::Unknown, format!("{name} was removed before it was ready"))),
+        Ok(Err(_)) => return Err(NotReady { why: "was removed before it was ready".to_owned(), ended: true }),
         Err(_) => None,
     };
-    let message = match record.map(|record| record.state) {
+    Err(match record.map(|record| record.state) {
         Some(State::Stopped { exit }) => {
             let how = exit.map_or_else(|| "it was stopped".to_owned(), |exit| exit.to_string());
             let last = handle.proc.shared.last_words(&handle.proc);
-            format!("{name} ended before it was ready ({}): {how}{last}; its name, files and logs stay", ready.check)
+            NotReady { why: format!("ended before it was ready ({}): {how}{last}", ready.check), ended: true }
         }
         _ => {
-            let why = handle.proc.shared.events.last_detail(name, "not-ready");
+            let why = handle.proc.shared.events.last_detail(&handle.proc.name, "not-ready");
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-            format!(
-                "{name} was not ready ({}) within {} ms{why}; it is left as it is: `kip logs {name}` has its output, `kip rm --force {name}` ends it",
-                ready.check, ready.within_ms
-            )
+            let within = ready.within_ms;
+            NotReady { why: format!("was not ready ({}) within {within} ms{why}", ready.check), ended: false }
         }
-    };
-    Err(Refusal::new(Code::Failed, message))
+    })
 }
 
 /// The time that a program has to end in order, if the caller does not say.
 pub(crate) fn grace_of(handle: &Handle) -> Duration {
-    Duration::from_millis(handle.proc.spec.grace_ms(None))
+    Duration::from_millis(handle.proc.spec().grace_ms(None))
 }
 
 pub(crate) fn taken(name: &ProcName) -> Refusal {
@@ -177,6 +249,11 @@ pub(crate) fn taken(name: &ProcName) -> Refusal {
         Code::Taken,
         format!("a proc named {:?} exists already: choose another name, or `kip rm {name}` first", name.as_str()),
     )
+}
+
+/// The refusal of a request that would be in the way of a replacement.
+pub(crate) fn being_replaced(name: &ProcName) -> Refusal {
+    Refusal::new(Code::State, format!("{name} is being replaced: try again when that is over"))
 }
 
 pub(crate) fn check_spec(spec: &Spec) -> Result<(), Refusal> {

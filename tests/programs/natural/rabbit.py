@@ -1,14 +1,14 @@
 """A client of RabbitMQ: one connection that stays, a message there and back every so often.
 
-Arguments: port, pause, seconds in all, and the time-out of heartbeats, of which one comes in each half of it."""
+Arguments: port, pause, seconds in all."""
 
 import sys
 import time
 
 import pika
 
-port, pause, seconds, heartbeat = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, heartbeat=heartbeat))
+port, pause, seconds = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))
 channel = connection.channel()
 channel.queue_declare("natural", exclusive=True)
 end = time.monotonic() + seconds

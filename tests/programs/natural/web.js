@@ -1,5 +1,5 @@
-// A web server with all its default time-outs; beside pages it sends pings over SSE and WebSocket, and has a long timer beside
-// a short interval. Arguments: port, seconds between pings, seconds of the long timer.
+// A web server with all its default time-outs; beside pages it sends pings over SSE and WebSocket, answers /after/N after
+// N seconds, and has a long timer beside a short interval. Arguments: port, seconds between pings, seconds of the long timer.
 const http = require("http");
 const { WebSocketServer } = require("ws");
 
@@ -10,6 +10,8 @@ const server = http.createServer((request, response) => {
     response.writeHead(200, { "Content-Type": "text/event-stream" });
     const pings = setInterval(() => response.write(`data: ping ${now()}\n\n`), every * 1000);
     request.on("close", () => clearInterval(pings));
+  } else if (request.url.startsWith("/after/")) {
+    setTimeout(() => response.end("natural\n"), Number(request.url.slice(7)) * 1000);
   } else {
     response.end("natural\n");
   }

@@ -25,7 +25,7 @@ pub fn findings(files: &[File]) -> Vec<String> {
 }
 
 /// The crate of a source that is no test.
-fn crate_of(path: &str) -> Option<&str> {
+pub fn crate_of(path: &str) -> Option<&str> {
     let (name, source) = path.strip_prefix("crates/")?.split_once("/src/")?;
     let is_test = source.ends_with("tests.rs") || source.split('/').any(|folder| folder == "tests");
     (source.ends_with(".rs") && !is_test && !name.contains('/')).then_some(name)

@@ -110,6 +110,8 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         last_sleep: None,
         last_wake: None,
         exit: None,
+        exit_code: None,
+        out_of_memory: false,
         idle_ms: Some(1500),
         next_timer_ms: None,
         cpu_us: Some(1000),
@@ -241,6 +243,7 @@ impl Procs for Fake {
             taken_over_by: None,
             fell_back: None,
             pinned_by: Vec::new(),
+            egress_refused: Vec::new(),
         })
     }
 
@@ -293,7 +296,8 @@ impl Procs for Fake {
             if view.state != StateName::Stopped {
                 return Err(Refusal::new(Code::State, format!("{name} is {}: it cannot be started", view.state)));
             }
-            (view.state, view.tier, view.exit) = (StateName::Running, Some(Tier::Hot), None);
+            (view.state, view.tier) = (StateName::Running, Some(Tier::Hot));
+            (view.exit, view.exit_code) = (None, None);
             Ok(view.clone())
         })?
     }
@@ -301,10 +305,40 @@ impl Procs for Fake {
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
         self.hear(&how);
         self.change(&name, |view| {
-            (view.state, view.tier, view.exit) = (StateName::Stopped, None, Some("signal 15".into()));
+            (view.state, view.tier) = (StateName::Stopped, None);
+            (view.exit, view.exit_code) = (Some("signal 15".into()), Some(143));
             (view.idle_ms, view.pids) = (None, vec![]);
             view.clone()
         })
+    }
+
+    async fn update(&self, name: ProcName, change: UpdateRequest) -> Result<ProcView, Refusal> {
+        self.hear(&change);
+        self.change(&name, |view| {
+            change.apply(&mut view.spec);
+            view.clone()
+        })
+    }
+
+    async fn replace(&self, request: RunRequest) -> Result<ProcView, Refusal> {
+        self.hear(&request);
+        self.change(&request.spec.name.clone(), |view| {
+            view.spec = request.spec.clone();
+            view.clone()
+        })
+    }
+
+    async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {
+        self.hear(&request);
+        let mut procs = self.procs.lock();
+        if procs.contains_key(&request.name) {
+            return Err(Refusal::new(Code::Taken, format!("a proc named {} exists already", request.name)));
+        }
+        let unknown = || Refusal::new(Code::Unknown, format!("there is no proc {name}"));
+        let view = procs.remove(&name).ok_or_else(unknown)?;
+        let view = ProcView { name: request.name.clone(), ..view };
+        procs.insert(request.name, view.clone());
+        Ok(view)
     }
 
     async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {
@@ -384,8 +418,13 @@ impl Procs for Fake {
 impl Trials for Fake {
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
         let refused = Vec::new();
-        let step =
-            CheckStep { step: "sleep".into(), tier: Some(request.to), us: Some(900), bytes: Some(4096), refused };
+        let step = CheckStep {
+            step: CheckOperation::Sleep,
+            tier: Some(request.to),
+            us: Some(900),
+            bytes: Some(4096),
+            refused,
+        };
         let untried = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["not here".to_owned()] };
         let (moves, clones) = (untried.clone(), untried);
         Ok(CheckView { steps: vec![step], sleeps: true, untried: vec![], moves, clones, pinned: vec![] })

@@ -2,8 +2,8 @@
 //! modes and times.
 //!
 //! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`],
-//! [`super::rules`], [`Limits`]), and whatever is opened is opened below the directory and through
-//! no link.
+//! [`super::rules`], [`TreeLimits`]), and whatever is opened is opened below the directory and
+//! through no link.
 //!
 //! The directory is a staging one, on the file system of the place where the files are to be: no
 //! other process looks into it, and the caller syncs it (syncfs(2)) and renames it into its place
@@ -59,7 +59,7 @@ impl IdShift {
 
 /// How much of a machine a tree may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct TreeLimits {
     /// Bytes of contents, attributes and link targets; holes are none.
     pub bytes: u64,
     /// Names.
@@ -74,7 +74,7 @@ pub struct Rules {
     /// What happens to devices that no proc has.
     pub strays: Strays,
     /// For this tree; a caller that restores several subtracts what the earlier trees took.
-    pub limits: Limits,
+    pub limits: TreeLimits,
 }
 
 /// What was restored.
@@ -82,15 +82,15 @@ pub struct Rules {
 pub struct Restored {
     /// Devices that were left out, with all their names.
     pub skipped: Vec<PathBuf>,
-    /// As [`Limits::bytes`].
+    /// As [`TreeLimits::bytes`].
     pub bytes: u64,
-    /// As [`Limits::entries`].
+    /// As [`TreeLimits::entries`].
     pub entries: u64,
 }
 
 /// A tree cannot be restored.
 #[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
+pub enum TreeRestoreError {
     /// It is not one that a Kip makes.
     #[error("the list of files is refused: an entry has a wrong {0}")]
     Fault(&'static str),
@@ -148,22 +148,22 @@ fn path_of(tree: &Tree, index: u32) -> PathBuf {
 }
 
 /// Whether all of a tree may be made, before anything is; says what will be.
-fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), RestoreError> {
+fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), TreeRestoreError> {
     if let Some(fault) = tree.fault() {
-        return Err(RestoreError::Fault(fault));
+        return Err(TreeRestoreError::Fault(fault));
     }
     let IdShift { to, count, .. } = rules.ids;
     // The last id of all is none: chown(2) takes it for "as it is".
     if to.checked_add(count).is_none() {
-        return Err(RestoreError::Ids { to, count });
+        return Err(TreeRestoreError::Ids { to, count });
     }
     let too_much =
-        |what, found, most| if found > most { Err(RestoreError::TooMuch { what, found, most }) } else { Ok(()) };
+        |what, found, most| if found > most { Err(TreeRestoreError::TooMuch { what, found, most }) } else { Ok(()) };
     let mut done = Restored { entries: tree.entries.len() as u64, ..Restored::default() };
     too_much("names", done.entries, rules.limits.entries)?;
     let mut skipped = HashSet::new();
     for (index, entry) in (0..).zip(&tree.entries) {
-        let stray = |what| RestoreError::Stray { path: path_of(tree, index), what };
+        let stray = |what| TreeRestoreError::Stray { path: path_of(tree, index), what };
         let is_skipped = match &entry.node {
             Node::Link(to) => skipped.contains(to),
             node => match (rules::check_device(node), rules.strays) {
@@ -202,19 +202,19 @@ pub fn restore(
     dir: &Path,
     rules: &Rules,
     mut fetch: impl FnMut(&BlockRef) -> io::Result<Vec<u8>>,
-) -> Result<Restored, RestoreError> {
+) -> Result<Restored, TreeRestoreError> {
     let (done, skipped) = check(tree, rules)?;
     if tree.entries.is_empty() {
         return Ok(done);
     }
-    let at_dir = |source| RestoreError::Io { path: dir.to_owned(), source };
+    let at_dir = |source| TreeRestoreError::Io { path: dir.to_owned(), source };
     if std::fs::read_dir(dir).map_err(at_dir)?.next().is_some() {
-        return Err(RestoreError::NotEmpty(dir.to_owned()));
+        return Err(TreeRestoreError::NotEmpty(dir.to_owned()));
     }
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| at_dir(e.into()))?;
     let root = root.as_fd();
-    let failed = |index: u32| move |source: io::Error| RestoreError::Io { path: path_of(tree, index), source };
+    let failed = |index: u32| move |source: io::Error| TreeRestoreError::Io { path: path_of(tree, index), source };
     let mut parent: Option<(u32, OwnedFd)> = None;
     for (index, entry) in (0..).zip(&tree.entries).skip(1) {
         if skipped.contains(&index) {
@@ -282,20 +282,20 @@ fn fill(
     extents: &[Extent],
     last: &mut Option<(u32, Vec<u8>)>,
     fetch: &mut impl FnMut(&BlockRef) -> io::Result<Vec<u8>>,
-) -> Result<(), RestoreError> {
+) -> Result<(), TreeRestoreError> {
     if extents.is_empty() {
         return Ok(());
     }
     let path = || path_of(tree, index);
-    let failed = |source: io::Error| RestoreError::Io { path: path(), source };
+    let failed = |source: io::Error| TreeRestoreError::Io { path: path(), source };
     let fd = beneath::open(root, &tree.path(index), OFlags::WRONLY).map_err(failed)?;
     for extent in extents {
         if last.as_ref().is_none_or(|(block, _)| *block != extent.block) {
             let bytes = fetch(&tree.blocks[extent.block as usize]);
-            *last = Some((extent.block, bytes.map_err(|source| RestoreError::Fetch { path: path(), source })?));
+            *last = Some((extent.block, bytes.map_err(|source| TreeRestoreError::Fetch { path: path(), source })?));
         }
         let (_, block) = last.as_ref().expect("just fetched");
-        let short = || RestoreError::Fetch { path: path(), source: io::ErrorKind::UnexpectedEof.into() };
+        let short = || TreeRestoreError::Fetch { path: path(), source: io::ErrorKind::UnexpectedEof.into() };
         let at = extent.at as usize;
         let mut bytes = block.get(at..at + extent.length as usize).ok_or_else(short)?;
         let mut offset = extent.offset;

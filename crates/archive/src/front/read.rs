@@ -11,12 +11,12 @@
 //! from `Eager` on all is there that cannot wait for a fault, at `End` every page has come that the
 //! page table says is in the front.
 
-use super::{Manifest, PageList, SECTION_MAX, Sets, decode_pages, decode_sets, section};
+use super::{FrontManifest, PageList, SECTION_MAX, Sets, decode_pages, decode_sets, section};
 use crate::files::tree::Files;
 use crate::ids::ProcId;
 use crate::keys::Keyring;
 use crate::names::FrontRef;
-use crate::seal::{Expect, Header, Kind, OpenError};
+use crate::seal::{Expect, Header, ObjectKind, UnsealError};
 use crate::stream::{Chunk, ChunkReader, Ends};
 use crate::table::{Found, PageTable, Space};
 use std::collections::{HashSet, VecDeque};
@@ -24,9 +24,9 @@ use std::sync::Arc;
 
 /// What has arrived.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum FrontEvent {
     /// What the generation is: the first.
-    Manifest(Box<Manifest>),
+    Manifest(Box<FrontManifest>),
     /// The working sets.
     Sets(Sets),
     /// Where every page is.
@@ -67,7 +67,7 @@ pub enum Event {
 pub struct FrontReader {
     keys: Arc<Keyring>,
     chunks: ChunkReader,
-    manifest: Option<Manifest>,
+    manifest: Option<FrontManifest>,
     section: u8,
     /// Of a section that is held whole, what has come.
     held: Vec<u8>,
@@ -77,7 +77,7 @@ pub struct FrontReader {
     table: PageTable,
     /// Pages that have come.
     came: HashSet<(Space, u64)>,
-    ready: VecDeque<Event>,
+    ready: VecDeque<FrontEvent>,
 }
 
 impl FrontReader {
@@ -105,9 +105,9 @@ impl FrontReader {
     /// All events that some more bytes make.
     ///
     /// # Errors
-    /// See [`OpenError`]; after one nothing more may be pushed, and nothing that came before it is
-    /// complete.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Event>, OpenError> {
+    /// See [`UnsealError`]; after one nothing more may be pushed, and nothing that came before it
+    /// is complete.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<FrontEvent>, UnsealError> {
         let mut events = Vec::new();
         while let Some(event) = self.next(&mut bytes)? {
             events.push(event);
@@ -120,7 +120,7 @@ impl FrontReader {
     ///
     /// # Errors
     /// As [`FrontReader::push`].
-    pub fn next(&mut self, bytes: &mut &[u8]) -> Result<Option<Event>, OpenError> {
+    pub fn next(&mut self, bytes: &mut &[u8]) -> Result<Option<FrontEvent>, UnsealError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
@@ -136,12 +136,12 @@ impl FrontReader {
     ///
     /// # Errors
     /// `Truncated`.
-    pub fn finish(&self) -> Result<(), OpenError> {
+    pub fn finish(&self) -> Result<(), UnsealError> {
         self.chunks.finish()
     }
 
-    fn chunk(&mut self, chunk: Chunk) -> Result<(), OpenError> {
-        let malformed = |what| OpenError::Malformed { what };
+    fn chunk(&mut self, chunk: Chunk) -> Result<(), UnsealError> {
+        let malformed = |what| UnsealError::Malformed { what };
         if chunk.section != self.section || (chunk.ends == Ends::Object) != (chunk.section == section::END) {
             return Err(malformed("order of sections"));
         }
@@ -156,11 +156,11 @@ impl FrontReader {
             section::EAGER | section::SET_PAGES if !chunk.bytes.is_empty() => {
                 let (space, pages) = self.pages(&chunk.bytes).ok_or(malformed("chunk of pages"))?;
                 self.ready.push_back(match chunk.section {
-                    section::EAGER => Event::EagerPages { space, pages },
-                    _ => Event::SetPages { space, pages },
+                    section::EAGER => FrontEvent::EagerPages { space, pages },
+                    _ => FrontEvent::SetPages { space, pages },
                 });
             }
-            section::END => self.ready.push_back(Event::End),
+            section::END => self.ready.push_back(FrontEvent::End),
             _ => {}
         }
         if chunk.ends == Ends::Section {
@@ -183,8 +183,8 @@ impl FrontReader {
     }
 
     /// A section is over.
-    fn leave(&mut self) -> Result<(), OpenError> {
-        let malformed = |what| OpenError::Malformed { what };
+    fn leave(&mut self) -> Result<(), UnsealError> {
+        let malformed = |what| UnsealError::Malformed { what };
         let held = std::mem::take(&mut self.held);
         let packs = || self.manifest.as_ref().map_or(&[][..], |manifest| &manifest.packs);
         let event = match self.section {
@@ -193,16 +193,16 @@ impl FrontReader {
                 let files = manifest.metadata.iter().map(|file| file.size).enumerate();
                 self.awaited = files.collect();
                 self.manifest = Some(manifest.clone());
-                Event::Manifest(Box::new(manifest))
+                FrontEvent::Manifest(Box::new(manifest))
             }
-            section::SETS => Event::Sets(decode_sets(&held).ok_or(malformed("list of working sets"))?),
+            section::SETS => FrontEvent::Sets(decode_sets(&held).ok_or(malformed("list of working sets"))?),
             section::TABLE => {
                 self.table = PageTable::decode(&held, packs()).ok_or(malformed("page table"))?;
-                Event::PageTable(self.table.clone())
+                FrontEvent::PageTable(self.table.clone())
             }
-            section::FILES => Event::Files(Files::decode(&held, packs()).ok_or(malformed("list of files"))?),
+            section::FILES => FrontEvent::Files(Files::decode(&held, packs()).ok_or(malformed("list of files"))?),
             section::METADATA => return self.complete().ok_or(malformed("metadata")),
-            section::EAGER => Event::Eager,
+            section::EAGER => FrontEvent::Eager,
             _ => {
                 let table = std::mem::take(&mut self.table);
                 let came = std::mem::take(&mut self.came);
@@ -243,19 +243,19 @@ impl FrontReader {
     fn part(&mut self, file: usize, bytes: Vec<u8>, is_complete: bool) {
         let manifest = self.manifest.as_ref().expect("files are awaited once there is one");
         let name = manifest.metadata[file].name.clone();
-        self.ready.push_back(Event::Metadata { name, bytes, is_complete });
+        self.ready.push_back(FrontEvent::Metadata { name, bytes, is_complete });
     }
 }
 
 fn expect(proc: Option<ProcId>, front: Option<FrontRef>) -> Expect {
     let (generation, salt) = (front.map(|front| front.generation), front.map(|front| front.id.0));
-    Expect { kind: Kind::Front, proc, generation, salt }
+    Expect { kind: ObjectKind::Front, proc, generation, salt }
 }
 
 /// A manifest that says what its header says.
-fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<Manifest, OpenError> {
-    let malformed = OpenError::Malformed { what: "manifest" };
-    let manifest: Manifest = serde_json::from_slice(bytes).map_err(|_| malformed.clone())?;
+fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<FrontManifest, UnsealError> {
+    let malformed = UnsealError::Malformed { what: "manifest" };
+    let manifest: FrontManifest = serde_json::from_slice(bytes).map_err(|_| malformed.clone())?;
     let is_its = header.is_some_and(|header| header.generation == manifest.generation);
     if is_its && manifest.fault().is_none() { Ok(manifest) } else { Err(malformed) }
 }
@@ -264,18 +264,18 @@ fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<Manifest, OpenEr
 /// are needed. `proc` and `front` are checked if they are given.
 ///
 /// # Errors
-/// See [`OpenError`].
+/// See [`UnsealError`].
 pub fn summary(
     keys: &Keyring,
     proc: Option<ProcId>,
     front: Option<FrontRef>,
     mut bytes: &[u8],
-) -> Result<Option<Manifest>, OpenError> {
+) -> Result<Option<FrontManifest>, UnsealError> {
     let mut chunks = ChunkReader::new(expect(proc, front));
     let mut held = Vec::new();
     while let Some(chunk) = chunks.next(keys, &mut bytes)? {
         if chunk.section != section::MANIFEST || held.len() + chunk.bytes.len() > SECTION_MAX {
-            return Err(OpenError::Malformed { what: "manifest" });
+            return Err(UnsealError::Malformed { what: "manifest" });
         }
         held.extend_from_slice(&chunk.bytes);
         if chunk.ends == Ends::Section {
@@ -295,8 +295,8 @@ mod tests {
     use crate::table::Home;
     use kip_types::Generation;
 
-    fn manifest(metadata: &[(&str, u64)]) -> Manifest {
-        Manifest {
+    fn manifest(metadata: &[(&str, u64)]) -> FrontManifest {
+        FrontManifest {
             generation: Generation(1),
             parent: None,
             frozen_at_ms: 0,
@@ -313,10 +313,10 @@ mod tests {
 
     /// A front of these chunks, each its section's last but those with `goes_on`, sealed by the
     /// realm's own key.
-    fn read(chunks: &[(u8, &[u8])], goes_on: &[usize]) -> Result<usize, OpenError> {
+    fn read(chunks: &[(u8, &[u8])], goes_on: &[usize]) -> Result<usize, UnsealError> {
         let keys = Arc::new(Keyring::generate("blue".parse().unwrap(), 1));
         let proc = ProcId::random();
-        let mut writer = ChunkWriter::begin(&keys, Kind::Front, proc, Generation(1)).unwrap();
+        let mut writer = ChunkWriter::begin(&keys, ObjectKind::Front, proc, Generation(1)).unwrap();
         for (index, (section, bytes)) in chunks.iter().enumerate() {
             let ends = match *section {
                 section::END => Ends::Object,
@@ -340,7 +340,7 @@ mod tests {
         }
         let malformed = |chunks: &[(u8, &[u8])], goes_on: &[usize]| {
             let refused = read(chunks, goes_on).unwrap_err();
-            assert!(matches!(refused, OpenError::Malformed { .. }), "{refused}");
+            assert!(matches!(refused, UnsealError::Malformed { .. }), "{refused}");
         };
         let with = |at: usize, chunk: &'static [u8]| {
             let mut chunks = front(&with_file);
@@ -369,7 +369,7 @@ mod tests {
         other[7] = (9, b"");
         malformed(&other, &[]);
         let truncated = read(&front(&plain)[..7], &[]);
-        assert!(matches!(truncated, Err(OpenError::Truncated { .. })), "{truncated:?}");
+        assert!(matches!(truncated, Err(UnsealError::Truncated { .. })), "{truncated:?}");
     }
 
     #[test]
@@ -390,7 +390,7 @@ mod tests {
         };
         assert_eq!(front(&[0x1000], &[0x2000]), Ok(8));
         assert_eq!(front(&[], &[0x2000, 0x1000]), Ok(7));
-        let malformed = |what| Err(OpenError::Malformed { what });
+        let malformed = |what| Err(UnsealError::Malformed { what });
         assert_eq!(front(&[0x1000], &[]), malformed("page table"), "one did not come");
         assert_eq!(front(&[0x1000], &[0x1000, 0x2000]), malformed("chunk of pages"), "twice");
         assert_eq!(front(&[0x1000, 0x2000, 0x3000], &[]), malformed("chunk of pages"), "those are zeros");

@@ -5,7 +5,7 @@
 //! restore. Calls out of order are faults of the caller and end the program that makes them. After
 //! an error the front is given up.
 
-use super::{CHUNK, Manifest, SECTION_MAX, SET_PAGES, Sets, encode_pages, encode_sets, section};
+use super::{CHUNK, FrontManifest, SECTION_MAX, SET_PAGES, Sets, encode_pages, encode_sets, section};
 use crate::codec::Codec;
 use crate::files::tree::Files;
 use crate::ids::{FrontId, PackId, ProcId};
@@ -13,7 +13,7 @@ use crate::keys::{Keyring, NoKey};
 use crate::memory::{Archived, MemoryError, Pages};
 use crate::names::FrontRef;
 use crate::pack::PackRef;
-use crate::seal::Kind;
+use crate::seal::ObjectKind;
 use crate::stream::{CHUNK_MAX, ChunkWriter, Ends};
 use crate::table::{PageTable, Space};
 use kip_snapshot::pages::PAGE;
@@ -68,7 +68,7 @@ pub enum FrontError {
 #[derive(Debug)]
 pub struct FrontWriter {
     chunks: ChunkWriter,
-    manifest: Manifest,
+    manifest: FrontManifest,
     section: u8,
     /// Metadata that makes no full chunk yet.
     held: Vec<u8>,
@@ -84,15 +84,20 @@ impl FrontWriter {
     ///
     /// # Errors
     /// The realm has no key to seal with; a manifest that no reader would accept.
-    pub fn begin(keys: &Keyring, proc: ProcId, manifest: &Manifest) -> Result<FrontWriter, FrontError> {
+    pub fn begin(keys: &Keyring, proc: ProcId, manifest: &FrontManifest) -> Result<FrontWriter, FrontError> {
         FrontWriter::begin_within(SECTION_MAX, keys, proc, manifest)
     }
 
-    fn begin_within(most: usize, keys: &Keyring, proc: ProcId, manifest: &Manifest) -> Result<FrontWriter, FrontError> {
+    fn begin_within(
+        most: usize,
+        keys: &Keyring,
+        proc: ProcId,
+        manifest: &FrontManifest,
+    ) -> Result<FrontWriter, FrontError> {
         if let Some(fault) = manifest.fault() {
             return Err(FrontError::Fault { what: "manifest".into(), fault });
         }
-        let chunks = ChunkWriter::begin(keys, Kind::Front, proc, manifest.generation)?;
+        let chunks = ChunkWriter::begin(keys, ObjectKind::Front, proc, manifest.generation)?;
         let announced = manifest.metadata.iter().map(|file| file.size).sum();
         let (manifest, held, section) = (manifest.clone(), Vec::new(), section::MANIFEST);
         let mut writer = FrontWriter { chunks, manifest, section, held, announced, came: 0, most };
@@ -282,8 +287,8 @@ mod tests {
     use crate::table::{Home, TableRun};
     use kip_types::Generation;
 
-    fn manifest() -> Manifest {
-        Manifest {
+    fn manifest() -> FrontManifest {
+        FrontManifest {
             generation: Generation(1),
             parent: None,
             frozen_at_ms: 0,
@@ -298,7 +303,7 @@ mod tests {
         }
     }
 
-    fn begun(most: usize, manifest: &Manifest) -> Result<FrontWriter, FrontError> {
+    fn begun(most: usize, manifest: &FrontManifest) -> Result<FrontWriter, FrontError> {
         let keys = Keyring::generate("blue".parse().unwrap(), 1);
         FrontWriter::begin_within(most, &keys, ProcId([1; 16]), manifest)
     }
@@ -316,7 +321,7 @@ mod tests {
         let file = |name: &str, size| MetadataFile { name: name.into(), size };
         for metadata in [vec![file("..", 1)], vec![file("a", 1), file("a", 1)], vec![file("a", 9), file("b", u64::MAX)]]
         {
-            assert!(matches!(begun(9999, &Manifest { metadata, ..manifest() }), Err(FrontError::Fault { .. })));
+            assert!(matches!(begun(9999, &FrontManifest { metadata, ..manifest() }), Err(FrontError::Fault { .. })));
         }
         let mut writer = begun(9999, &manifest()).unwrap();
         writer.sets(&Sets::new()).unwrap();
@@ -342,7 +347,7 @@ mod tests {
 
     #[test]
     fn metadata_is_what_the_manifest_says() {
-        let manifest = Manifest { metadata: vec![MetadataFile { name: "a".into(), size: 3 }], ..manifest() };
+        let manifest = FrontManifest { metadata: vec![MetadataFile { name: "a".into(), size: 3 }], ..manifest() };
         let ready = || {
             let mut writer = begun(9999, &manifest).unwrap();
             writer.sets(&Sets::new()).unwrap();

@@ -16,7 +16,7 @@ fn front(generation: u64, salt: u64) -> FrontRef {
 #[test]
 fn two_marks_a_grace_time_apart_are_needed() {
     let object = Object::Pack(pack(1));
-    let stored = [Stored { object, written_ms: 0 }];
+    let stored = [DatedObject { object, written_ms: 0 }];
     let (none, all) = (BTreeSet::new(), BTreeSet::from([object]));
     let mark = |began_ms, live| Mark { began_ms, live, stored: &stored };
     let mut first = plan(&mark(1000, &none), &Candidates::default(), 100);
@@ -32,14 +32,14 @@ fn two_marks_a_grace_time_apart_are_needed() {
     assert_eq!(plan(&mark(1200, &none), &saved.candidates, 100).delete, [], "it begins anew");
     let back = plan(&mark(500, &none), &first.candidates, 100);
     assert_eq!((back.delete.len(), back.candidates.0[&object]), (0, Some(500)), "the clock went back");
-    let young = [Stored { object, written_ms: 1050 }];
+    let young = [DatedObject { object, written_ms: 1050 }];
     assert_eq!(plan(&Mark { stored: &young, ..mark(1110, &none) }, &first.candidates, 100).delete, []);
 }
 
 #[test]
 fn the_wait_counts_from_when_candidates_were_stored() {
     let object = Object::Pack(pack(1));
-    let stored = [Stored { object, written_ms: 0 }];
+    let stored = [DatedObject { object, written_ms: 0 }];
     let none = BTreeSet::new();
     let mark = |began_ms| Mark { began_ms, live: &none, stored: &stored };
     let found = plan(&mark(1000), &Candidates::default(), 100).candidates;
@@ -77,8 +77,8 @@ fn of_a_listing_only_the_realms_own_packs_and_fronts_may_go() {
     let head = ObjectName::Head { realm: blue.clone(), proc }.to_string();
     let odd = format!("{}.part", names[0]);
     let listing = [(&*names[0], 5), (&*foreign, 6), (&*head, 7), (&*odd, 8), (&*names[1], 9)];
-    let stored = |object, written_ms| Stored { object, written_ms };
-    assert_eq!(Stored::listed(&blue, listing), [stored(both[0], 5), stored(both[1], 9)]);
+    let stored = |object, written_ms| DatedObject { object, written_ms };
+    assert_eq!(DatedObject::listed(&blue, listing), [stored(both[0], 5), stored(both[1], 9)]);
 }
 
 const GRACE: u64 = 100;
@@ -132,7 +132,7 @@ struct HeadModel {
 #[derive(Default)]
 struct Collector {
     earlier: Candidates,
-    listed: Option<Vec<Stored>>,
+    listed: Option<Vec<DatedObject>>,
     began_ms: u64,
     live: Option<BTreeSet<Object>>,
     plan: Option<SweepPlan>,
@@ -238,7 +238,7 @@ impl World {
         match step {
             Step::List => {
                 let earlier = self.candidates.clone();
-                let stored = |(object, (written_ms, _)): (&Object, &(u64, u64))| Stored {
+                let stored = |(object, (written_ms, _)): (&Object, &(u64, u64))| DatedObject {
                     object: *object,
                     written_ms: *written_ms,
                 };

@@ -72,7 +72,7 @@ impl Swap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::head::Owner;
+    use crate::head::HeadOwner;
     use crate::ids::{FrontId, OwnerId, ProcId};
     use crate::names::FrontRef;
     use proptest::prelude::*;
@@ -81,7 +81,7 @@ mod tests {
         Head::first(ProcId([9; 16]), "web".parse().unwrap(), "blue".parse().unwrap(), OwnerId([0; 16]))
     }
 
-    fn advanced(head: &Head, owner: Owner, salt: u8) -> Head {
+    fn advanced(head: &Head, owner: HeadOwner, salt: u8) -> Head {
         let front = FrontRef { generation: head.generation().next(), id: FrontId([salt; 32]) };
         head.advance(owner, front, 2).unwrap()
     }

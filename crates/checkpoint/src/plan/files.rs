@@ -33,7 +33,7 @@ const PIDFD_NONBLOCK: u64 = 0o4000;
 /// that can be in no plan.
 pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
     let files = Files::read(images)?;
-    let places = sockets::places(images)?;
+    let places = kip_criu_images::processes::places(images)?;
     let mut found = Vec::new();
     for (id, file) in &files.by_id {
         // Only mapped, its descriptor closed.

@@ -6,6 +6,8 @@ pub const AREA: u64 = 0x4a00_0000_0000;
 pub const AREA_END: u64 = 0x4a10_0000_0000;
 /// Mapped in every process that is being rebuilt: MAIN_STACK in restorer.c.
 pub const RESTORER_STACK: u64 = AREA + 0x100_0000;
+/// Most bytes of a plan: from PLAN to VDSO in plan.h.
+pub(super) const PLAN_MOST: u64 = 0x1000_0000;
 /// Where pid 1 makes shared memory: SHARED in restorer.c.
 pub(super) const SHARED: u64 = AREA + 0x1_0000_0000;
 /// Page size.
@@ -13,7 +15,7 @@ pub(super) const PAGE: usize = 4096;
 /// First word of the restorer's part.
 const MAGIC: u64 = 0x4e_414c_5050_494b;
 /// Words of `struct plan`.
-const HEAD_WORDS: usize = 15;
+const HEAD_WORDS: usize = 19;
 
 /// The restorer's part, as it grows.
 #[derive(Debug)]
@@ -72,9 +74,9 @@ impl Writer {
     }
 
     /// Fills in the head.
-    pub(super) fn finish(mut self, base: u64, spans: [Span; 5], init: u64, init_argument: u64) -> Program {
+    pub(super) fn finish(mut self, base: u64, spans: [Span; 7], init: u64, init_argument: u64) -> Program {
         self.align();
-        let [files, shared, tasks, vdso, terminals] = spans;
+        let [files, shared, tasks, vdso, terminals, settings, objects] = spans;
         let head = [
             MAGIC,
             self.bytes.len() as u64,
@@ -89,6 +91,10 @@ impl Writer {
             vdso.1,
             terminals.0,
             terminals.1,
+            settings.0,
+            settings.1,
+            objects.0,
+            objects.1,
             init,
             init_argument,
         ];

@@ -5,8 +5,9 @@ use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
 use crate::pages::part;
 use kip_criu_images::codes::status;
-use kip_criu_images::fields::{mm_entry, pagemap_entry, pagemap_head, vma_entry};
+use kip_criu_images::fields::{aio_ring_entry, mm_entry, pagemap_entry, pagemap_head, vma_entry};
 use kip_criu_images::pagemap::{IN_PARENT, PRESENT, pages_of};
+use kip_criu_images::system_v::{Segment, SystemV};
 use kip_criu_images::{Images, Message};
 use kip_snapshot::pages::{PageMap, Run};
 use std::collections::BTreeMap;
@@ -35,7 +36,7 @@ struct Mapping {
     protection: u64,
     flags: u64,
     file: Option<Ref>,
-    shared: Option<u64>,
+    shared: Option<SharedId>,
     offset: u64,
     advice: u64,
     /// Its pages may come later: what the pager can serve.
@@ -52,12 +53,24 @@ pub(super) struct Pages {
     runs: Vec<(u64, u64)>,
 }
 
+/// A ring of io_setup(2).
+#[derive(Debug)]
+struct Ring {
+    start: u64,
+    end: u64,
+    /// As io_setup(2) takes it.
+    requests: u64,
+    /// Its first page, which has its head.
+    head: (Ref, Run),
+}
+
 /// The memory of one process.
 #[derive(Debug)]
 pub(super) struct Memory {
     mappings: Vec<Mapping>,
     /// Guards in them.
     guards: Vec<(u64, u64)>,
+    rings: Vec<Ring>,
     /// What is read before the program runs, by address.
     runs: Vec<(Ref, Run)>,
     /// Pages of rseq(2) areas: the kernel writes to them when it moves a thread, and kills the
@@ -70,34 +83,103 @@ pub(super) struct Memory {
     pub vdso_shape: VdsoShape,
 }
 
-/// Memory shared among processes or mappings, by CRIU's number: its place among all and its size.
+/// A memory shared among processes or mappings, by CRIU's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum SharedId {
+    Anonymous(u64),
+    /// A System V segment, by its own number.
+    Segment(u64),
+    /// The same for those that have attached it to read only.
+    ReadOnly(u64),
+}
+
+/// What is shared: its size, and whether it is a segment that goes with its last attachment.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shared {
+    size: u64,
+    removed: bool,
+}
+
+/// Memory shared among processes or mappings; its place among all is its number in the plan.
 #[derive(Debug, Default)]
-pub(super) struct SharedMemory(BTreeMap<u64, u64>);
+pub(super) struct SharedMemory(BTreeMap<SharedId, Shared>);
 
 impl SharedMemory {
-    fn note(&mut self, id: u64, size: u64) {
-        let known = self.0.entry(id).or_insert(0);
-        *known = (*known).max(size);
+    /// With the segments of a namespace, whether they are mapped or not.
+    pub(super) fn of(system_v: &SystemV) -> SharedMemory {
+        let one = |Segment { id, size, removed, .. }| (SharedId::Segment(id), Shared { size, removed });
+        SharedMemory(system_v.segments().map(one).collect())
     }
 
-    fn place(&self, id: u64) -> u64 {
+    fn note(&mut self, id: u64, size: u64) -> SharedId {
+        let id = SharedId::Anonymous(id);
+        let known = self.0.entry(id).or_default();
+        known.size = known.size.max(size);
+        id
+    }
+
+    /// Notes a mapping of a segment.
+    fn note_segment(&mut self, id: u64, read_only: bool) -> Result<SharedId, PlanError> {
+        let Some(segment) = self.0.get(&SharedId::Segment(id)).copied() else {
+            return unsupported("System V memory of another IPC namespace");
+        };
+        if !read_only {
+            return Ok(SharedId::Segment(id));
+        }
+        self.0.insert(SharedId::ReadOnly(id), Shared { removed: false, ..segment });
+        Ok(SharedId::ReadOnly(id))
+    }
+
+    fn place(&self, id: SharedId) -> u64 {
         self.0.keys().position(|k| *k == id).expect("noted before") as u64
     }
 
-    /// `struct shared` for each, with its contents.
-    pub(super) fn read(&self, images: &Images, files: &mut Files<'_>) -> Result<Vec<(u64, Vec<Pages>)>, PlanError> {
+    /// `struct shared` for each, but for where the list of its contents is, and those.
+    pub(super) fn read(
+        &self,
+        images: &Images,
+        files: &mut Files<'_>,
+    ) -> Result<Vec<(SharedItem, Vec<Pages>)>, PlanError> {
         let mut address = SHARED;
         let mut all = Vec::new();
-        for (id, size) in &self.0 {
-            let entries = images.entries_if_any(&format!("pagemap-shmem-{id}.img"))?;
-            all.push((*size, read_pages(&entries, files, address)?));
-            address += size.next_multiple_of(PAGE as u64);
-        }
-        if address > AREA_END {
-            return unsupported("more shared memory than there is room to make it");
+        for (id, Shared { size, removed }) in &self.0 {
+            let room = |at: &u64| *at <= AREA_END;
+            let end =
+                size.checked_next_multiple_of(PAGE as u64).and_then(|size| address.checked_add(size)).filter(room);
+            let Some(end) = end else {
+                return unsupported("more shared memory than there is room to make it");
+            };
+            let (segment, contents) = match id {
+                SharedId::Anonymous(id) if self.0.contains_key(&SharedId::Segment(*id)) => {
+                    return unsupported("memory of both kinds by one number");
+                }
+                SharedId::Anonymous(id) => (NO_SEGMENT, Some(id)),
+                SharedId::Segment(id) => (*id, Some(id)),
+                SharedId::ReadOnly(id) => (*id, None),
+            };
+            let entries = match contents {
+                Some(id) => images.entries_if_any(&format!("pagemap-shmem-{id}.img"))?,
+                None => Vec::new(),
+            };
+            let how = u64::from(contents.is_none()) | u64::from(*removed) << 1;
+            all.push((SharedItem { size: *size, segment, how }, read_pages(&entries, files, address, *size)?));
+            address = end;
         }
         Ok(all)
     }
+}
+
+/// What is in no plan but as memory of its own: `segment` of `struct shared`.
+const NO_SEGMENT: u64 = u64::MAX;
+
+/// Words of `struct shared`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharedItem {
+    pub size: u64,
+    /// The number of the segment.
+    pub segment: u64,
+    /// `SHARED_*` in plan.h.
+    pub how: u64,
 }
 
 impl Memory {
@@ -114,9 +196,9 @@ impl Memory {
         let page = |address: u64| address & !(PAGE as u64 - 1);
         let rseq = rseq.iter().flat_map(|(at, length)| [page(*at), page(at + length.max(&1) - 1)]).collect();
         let (mappings, runs, vdso_shape) = (Vec::new(), Vec::new(), Vec::new());
-        let guards = Vec::new();
-        let mut memory = Memory { mappings, guards, runs, rseq, can_come: 0, vdso: 0, vdso_shape };
-        let mut special = Vec::new();
+        let (guards, rings) = (Vec::new(), Vec::new());
+        let mut memory = Memory { mappings, guards, rings, runs, rseq, can_come: 0, vdso: 0, vdso_shape };
+        let (mut special, mut rings) = (Vec::new(), Vec::new());
         for vma in mm.messages(mm_entry::VMAS)? {
             let (start, end) = (vma.number(vma_entry::START), vma.number(vma_entry::END));
             let status = vma.number(vma_entry::STATUS);
@@ -140,6 +222,10 @@ impl Memory {
                 special.push((start, end - start));
                 continue;
             }
+            if status & status::AIORING != 0 {
+                rings.push((start, end));
+                continue;
+            }
             memory.mappings.push(mapping(&vma, status, files, shared)?);
         }
         special.sort_unstable();
@@ -148,10 +234,29 @@ impl Memory {
         }
         memory.vdso_shape = special.iter().map(|(at, size)| (at.wrapping_sub(memory.vdso), *size)).collect();
         let Some(process) = pages.processes.get(&pid) else { return unsupported("a process without a pagemap") };
+        for (start, end) in rings {
+            let entries = mm.messages(mm_entry::AIOS)?;
+            let entry = entries.iter().find(|ring| ring.number(aio_ring_entry::ID) == start);
+            let head = process.runs.iter().find_map(|run| Some((run, part(run, start, start + PAGE as u64)?)));
+            let (Some(entry), Some((run, page))) = (entry, head) else { return unsupported("a ring without contents") };
+            let head = (files.pages(&pages.files[run.file as usize].name), page);
+            let requests = entry.number(aio_ring_entry::NR_REQ);
+            memory.rings.push(Ring { start, end, requests, head });
+            special.push((start, end - start));
+        }
+        special.sort_unstable();
         for run in &process.runs {
-            if !special.iter().any(|(start, size)| run.start < start + size && run.end() > *start) {
-                memory.runs.push((files.pages(&pages.files[run.file as usize].name), *run));
+            let file = files.pages(&pages.files[run.file as usize].name);
+            // A run of the store goes on from one mapping into the next.
+            let mut at = run.start;
+            for (start, size) in special.iter().filter(|(start, size)| run.start < start + size && run.end() > *start) {
+                memory.runs.extend(part(run, at, *start).map(|part| (file, part)));
+                at = start + size;
             }
+            memory.runs.extend(part(run, at, u64::MAX).map(|part| (file, part)));
+        }
+        if memory.eager().any(|run| run.start < AREA_END && run.end() > AREA) {
+            return unsupported("pages where the restorer needs room");
         }
         Ok(memory)
     }
@@ -203,7 +308,7 @@ impl Memory {
 
     /// What is read before the program runs.
     pub(super) fn eager(&self) -> impl Iterator<Item = Run> + '_ {
-        self.runs.iter().map(|(_, run)| *run)
+        self.runs.iter().chain(self.rings.iter().map(|ring| &ring.head)).map(|(_, run)| *run)
     }
 
     /// Whether any page of a mapping is read.
@@ -249,6 +354,14 @@ impl Memory {
         writer.list(&long.map(|(start, end)| vec![*start, end - start]).collect::<Vec<_>>())
     }
 
+    /// `struct ring`.
+    pub(super) fn write_rings(&self, writer: &mut Writer, files: &Files<'_>) -> Span {
+        let one = |Ring { start, end, requests, head: (file, run) }: &Ring| {
+            vec![*start, end - start, *requests, files.number(*file), u64::from(run.first) * PAGE as u64]
+        };
+        writer.list(&self.rings.iter().map(one).collect::<Vec<_>>())
+    }
+
     pub(super) fn write(&self, writer: &mut Writer, files: &Files<'_>, shared: &SharedMemory) -> (Span, Span, Span) {
         let mappings: Vec<Vec<u64>> = self
             .mappings
@@ -286,9 +399,10 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
         advice: vma.number(vma_entry::MADV),
         can_wait: status & status::ANON_PRIVATE != 0 && protection & PROT_READ != 0 && flags & MAP_LOCKED == 0,
     };
-    if status & status::ANON_SHARED != 0 {
-        shared.note(id, m.offset + (end - start));
-        m.shared = Some(id);
+    if status & status::SYSVIPC != 0 {
+        m.shared = Some(shared.note_segment(id, vma.varint(vma_entry::FDFLAGS) == Some(0))?);
+    } else if status & status::ANON_SHARED != 0 {
+        m.shared = Some(shared.note(id, m.offset.saturating_add(end.saturating_sub(start))));
     } else if status & status::MEMFD != 0 {
         if status & status::FILE_SHARED == 0 {
             m.file = Some(files.own_memory_file(id)?);
@@ -296,8 +410,7 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
         } else {
             // What CRIU makes of anonymous shared memory, or a memory file that has been closed.
             let (contents, size) = files.shared_memory_file(id)?;
-            shared.note(contents, size.max(m.offset + (end - start)));
-            m.shared = Some(contents);
+            m.shared = Some(shared.note(contents, size.max(m.offset.saturating_add(end.saturating_sub(start)))));
         }
     } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         // A process that mapped the file to write to it had it open for that.
@@ -311,13 +424,17 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
     Ok(m)
 }
 
-/// The page runs of a pagemap image of shared memory, moved by `base`.
-fn read_pages(entries: &[Message], files: &mut Files<'_>, base: u64) -> Result<Vec<Pages>, PlanError> {
+/// The page runs of a pagemap image of a shared memory of `size` bytes, moved by `base`.
+fn read_pages(entries: &[Message], files: &mut Files<'_>, base: u64, size: u64) -> Result<Vec<Pages>, PlanError> {
     let mut entries = entries.iter();
     let Some(head) = entries.next() else { return Ok(Vec::new()) };
     let file = files.pages(&format!("pages-{}.img", head.number(pagemap_head::PAGES_ID)));
     let mut lists: Vec<Pages> = Vec::new();
     for (position, at, length) in runs(entries.as_slice())? {
+        // The restorer reads them to where they say, and has other memory of its own behind.
+        if at + length > size.next_multiple_of(PAGE as u64) {
+            return unsupported("pages beyond the end of a shared memory");
+        }
         match lists.last_mut() {
             Some(list) if list.end == position => {
                 list.runs.push((at + base, length));
@@ -339,9 +456,12 @@ pub(super) fn runs(entries: &[Message]) -> Result<Vec<(u64, u64, u64)>, PlanErro
             return unsupported("pages in another snapshot");
         }
         if flags & PRESENT != 0 {
-            let length = pages_of(entry) * PAGE as u64;
-            found.push((position, entry.number(pagemap_entry::VADDR), length));
-            position += length;
+            let (at, length) = (entry.number(pagemap_entry::VADDR), pages_of(entry).saturating_mul(PAGE as u64));
+            let (Some(next), Some(_)) = (u64::checked_add(position, length), at.checked_add(length)) else {
+                return unsupported("pages beyond all memory");
+            };
+            found.push((position, at, length));
+            position = next;
         }
     }
     Ok(found)
@@ -357,4 +477,44 @@ pub(super) fn write_pages(writer: &mut Writer, files: &Files<'_>, lists: &[Pages
         })
         .collect();
     writer.list(&items)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // promise waking: pages that an image has beyond the end of a shared memory are refused, and so
+    //   are sizes and places that add up to more than there is
+    #[test]
+    fn pages_beyond_a_shared_memory_are_refused() {
+        const SIZE: u64 = 2 * PAGE as u64;
+        let read = |size: u64, at: u64, pages: u64| {
+            let (mut head, mut entry) = (Message::default(), Message::default());
+            head.set_varint(pagemap_head::PAGES_ID, 1);
+            for (field, value) in
+                [(pagemap_entry::VADDR, at), (pagemap_entry::NR_PAGES, pages), (pagemap_entry::FLAGS, PRESENT)]
+            {
+                entry.set_varint(field, value);
+            }
+            let mut images = Images::default();
+            images.put_entries("pagemap-shmem-7.img", &[head, entry]);
+            for empty in ["files.img", "mountpoints.img"] {
+                images.put_entries(empty, &[]);
+            }
+            let mut shared = SharedMemory::default();
+            shared.note(7, size);
+            let read = shared.read(&images, &mut Files::read(&images).unwrap());
+            read.map(|all| all.iter().map(|(_, lists)| lists.len()).sum::<usize>())
+        };
+        assert_eq!(read(SIZE, 0, 2).unwrap(), 1);
+        assert_eq!(read(SIZE - 1, PAGE as u64, 1).unwrap(), 1, "the last page is not whole");
+        for (size, at, pages) in
+            [(SIZE, 0, 3), (SIZE, SIZE, 1), (SIZE, !0xfff, 1), (SIZE, 0, u64::MAX), (AREA_END, 0, 1), (u64::MAX, 0, 1)]
+        {
+            assert!(
+                matches!(read(size, at, pages), Err(PlanError::Unsupported { .. })),
+                "{size:#x} {at:#x} {pages:#x}"
+            );
+        }
+    }
 }

@@ -4,7 +4,7 @@
 use super::layout::{Span, Writer};
 use super::tasks::one;
 use super::{PlanError, unsupported};
-use crate::clocks::{Clocks, Now};
+use kip_clocks::{Clocks, Now};
 use kip_criu_images::codes::seccomp;
 use kip_criu_images::fields::{
     core_entry, creds_entry, file_lock_entry, itimer_entry, posix_timer_entry, rlimit_entry, rseq_entry, sa_entry,

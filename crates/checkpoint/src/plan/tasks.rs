@@ -3,12 +3,12 @@
 use super::family::{self, Entry, Joins, Maker, Member};
 use super::files::{Files, Ref, base_above};
 use super::layout::{Program, Span, Writer};
-use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
+use super::memory::{Memory, SharedItem, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
-use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
-use crate::clocks::Now;
+use super::{PlanError, PlannedTask, PlannedThread, Wish, system_v, unsupported};
 use crate::registers;
 use crate::terminals::{self, Controlled};
+use kip_clocks::Now;
 use kip_criu_images::codes::{kind, state};
 use kip_criu_images::fields::{
     core_entry, eventpoll_tfd_entry, fdinfo_entry, fs_entry, mm_entry, pstree_entry, rseq_entry, task_core_entry,
@@ -34,7 +34,7 @@ const MEMORY: [u32; 11] = [
     mm_entry::MM_ENV_END,
 ];
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 65;
+const TASK_WORDS: usize = 67;
 const TASK_THREADS: usize = 21;
 /// Where its state and status are, and `TASK_STOPPED`.
 const STATE: usize = 7;
@@ -180,7 +180,8 @@ pub(super) fn write(
     wish: &Wish<'_>,
 ) -> Result<Written, PlanError> {
     let filters = Filters::read(images)?;
-    let mut shared = SharedMemory::default();
+    let namespace = system_v::read(images)?;
+    let mut shared = SharedMemory::of(&namespace);
     let mut found = Vec::new();
     let mut highest = 0;
     let mut watched = BTreeSet::new();
@@ -219,9 +220,9 @@ pub(super) fn write(
     let file_list = files.write(writer);
     let shared_items: Vec<Vec<u64>> = shared_pages
         .iter()
-        .map(|(size, pages)| {
+        .map(|(SharedItem { size, segment, how }, pages)| {
             let Span(at, count) = write_pages(writer, files, pages);
-            vec![*size, 0, at, count]
+            vec![*size, 0, at, count, *segment, *how]
         })
         .collect();
     let shared_list = writer.list(&shared_items);
@@ -254,8 +255,9 @@ pub(super) fn write(
         .collect();
     let terminals = writer.list(&terminals);
     let (init, argument) = (writer.string(wish.init), writer.string(&wish.program.to_string()));
+    let [settings, objects] = system_v::write(&namespace, writer);
     let writer = std::mem::replace(writer, Writer::new());
-    let spans = [file_list, shared_list, tasks, vdso, terminals];
+    let spans = [file_list, shared_list, tasks, vdso, terminals, settings, objects];
     let program = writer.finish(base_above(highest), spans, init, argument);
     Ok(Written { planned, program, eager })
 }
@@ -483,7 +485,8 @@ impl Task {
         item.extend([auxv.0, auxv.1]);
         let pending = pending(writer, tc.message(task_core_entry::SIGNALS_S)?)?;
         let populate = memory.map(|m| m.write_populate(writer)).unwrap_or_default();
-        item.extend([pending.0, pending.1, populate.0, populate.1]);
+        let rings = memory.map(|m| m.write_rings(writer, files)).unwrap_or_default();
+        item.extend([pending.0, pending.1, populate.0, populate.1, rings.0, rings.1]);
         Ok(item)
     }
 
@@ -524,9 +527,6 @@ impl Task {
     fn check(&self, tc: &Message) -> Result<(), PlanError> {
         if !matches!(tc.number(task_core_entry::TASK_STATE), state::ALIVE | state::STOPPED) {
             return unsupported("a process in an unknown state");
-        }
-        if !self.mm.messages(mm_entry::AIOS)?.is_empty() {
-            return unsupported("asynchronous I/O");
         }
         if self.mm.varint(mm_entry::DUMPABLE).unwrap_or(1) > 1 {
             return unsupported("a process that may only be dumped by root");

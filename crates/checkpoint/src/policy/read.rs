@@ -8,7 +8,7 @@ use kip_criu_images::fields::{
     seccomp_entry, seccomp_filter, task_core_entry, task_kobj_ids_entry, thread_core_entry, uid_gid_extent,
     unix_sk_entry, userns_entry,
 };
-use kip_criu_images::{ImageError, Images, Malformed, Message};
+use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kinds of namespaces, and the field of each.
@@ -28,7 +28,7 @@ const NAMESPACES: [(u32, &str); 8] = [
 pub enum FactsError {
     /// An image.
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     /// A message in an image.
     #[error("image {image} is damaged")]
     Damaged {

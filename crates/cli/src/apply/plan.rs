@@ -2,12 +2,11 @@
 
 use super::Asked;
 use kip_client::{CallError, Client};
-use kip_describe::{Described, Difference, Fault, Pull, differences};
-use kip_types::StateName;
-use kip_types::api::{Code, ContentView, InFile, LeftOpen, ProcView, Refusal, RunRequest, ValidateRequest};
+use kip_describe::{Described, Difference, Fault, Pull, differences, update_between};
+use kip_types::api::{Code, ContentKey, ContentView, InFile, LeftOpen, ProcView, Refusal, RunRequest, ValidateRequest};
 use kip_types::image::OciImage;
-use kip_types::name::ProcName;
 use kip_types::spec::{Image, Protocol, Spec, addresses_meet};
+use kip_types::{ProcName, StateName};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,7 +21,9 @@ pub enum Action {
     Create,
     /// It is as described, and stopped.
     Start,
-    /// It is not as described.
+    /// It is not as described, and an update makes it so.
+    Update,
+    /// It is not as described, and cannot be changed so.
     Replace,
     /// The file made it and does not describe it any more.
     Remove,
@@ -120,7 +121,10 @@ impl ApplyPlan {
             false => Vec::new(),
         };
         for (at, (change, described)) in self.changes.iter().zip(&self.described).enumerate() {
-            let Some(described) = described.as_ref().filter(|_| change.makes()) else { continue };
+            let Some(described) = described.as_ref().filter(|_| change.makes() || change.action == Action::Update)
+            else {
+                continue;
+            };
             let mut fault = |message: String| faults.push(Fault::new(&described.place, message));
             let name = &change.name;
             if let Some(what) = file_of_the_daemon(described).filter(|_| client.is_remote()) {
@@ -152,7 +156,7 @@ impl ApplyPlan {
             match &change.file {
                 Some(file) => fault(format!("{name} was made by {file} and differs from this file: {fields}")),
                 None if !replace => fault(format!(
-                    "{name} differs from the file: {fields}. A proc cannot be changed in place: --replace recreates it and deletes its own files"
+                    "{name} differs from the file: {fields}. Not all of this can be changed in place: --replace recreates it and deletes its own files"
                 )),
                 None => {}
             }
@@ -186,10 +190,14 @@ impl ApplyPlan {
         both.next().map(|(name, (proto, _, port))| (name, (proto, port)))
     }
 
-    /// Those that go before it leave their ports.
+    /// Those that go before it leave their ports, and so do those whose ports change.
     async fn validate(&self, client: &Client, described: &Described) -> anyhow::Result<Option<Refusal>> {
         let before = self.changes.iter().take_while(|change| change.name != described.request.spec.name);
-        let goes = |change: &&Change| matches!(change.action, Action::Remove | Action::Replace);
+        let goes = |change: &&Change| match change.action {
+            Action::Remove | Action::Replace => true,
+            Action::Update => change.fields.iter().any(|field| field.field == "port"),
+            _ => false,
+        };
         let instead_of = before.filter(goes).map(|change| change.name.clone()).collect();
         match client.validate(&ValidateRequest::new(described.request.clone(), instead_of)).await {
             Err(CallError::Refused(refusal)) => Ok(Some(refusal)),
@@ -225,7 +233,9 @@ async fn compare(
     view: &ProcView,
     wanted: &RunRequest,
 ) -> anyhow::Result<(Action, Vec<Difference>, Option<String>)> {
-    let mut fields = differences(&asked(&view.spec), wanted);
+    let is = asked(&view.spec);
+    let mut fields = differences(&is, wanted);
+    let by_key: Vec<String> = fields.iter().map(|field| field.field.clone()).collect();
     if view.spec.asked.is_none() {
         // An older daemon's, of which only what became of the request is known: what the file
         // leaves open is as good as any.
@@ -244,12 +254,17 @@ async fn compare(
         }
     }
     fields.extend(other_contents(client, wanted, &fields).await?);
+    let other = view.spec.file.clone().filter(|file| wanted.spec.file.as_ref() != Some(file));
+    let in_place = || {
+        let known = view.spec.asked.is_some() && other.is_none() && view.state != StateName::Elsewhere;
+        known && fields.iter().all(|field| by_key.contains(&field.field)) && update_between(&is, wanted).is_some()
+    };
     let action = match (fields.is_empty(), view.state) {
+        (false, _) if in_place() => Action::Update,
         (false, _) => Action::Replace,
         (true, StateName::Stopped) => Action::Start,
         (true, _) => Action::Same,
     };
-    let other = view.spec.file.clone().filter(|file| wanted.spec.file.as_ref() != Some(file));
     Ok((action, fields, other))
 }
 
@@ -264,11 +279,11 @@ async fn other_contents(client: &Client, wanted: &RunRequest, named: &[Differenc
         Err(CallError::Refused(refusal)) if refusal.code == Code::Invalid => return Ok(Vec::new()),
         contents => contents?,
     };
-    let differs = contents.differ.into_iter().filter(|content| tar || content.key != "tar");
+    let differs = contents.differ.into_iter().filter(|content| tar || content.key != ContentKey::Tar);
     let hidden = || Some("(not shown)".to_owned());
     Ok(differs
         .map(|ContentView { key, is, wanted }| Difference {
-            field: key,
+            field: key.into(),
             is: is.or_else(hidden),
             wanted: wanted.or_else(hidden),
         })

@@ -20,9 +20,13 @@ pub fn planned(changes: &[Change], replace: bool) -> String {
             Action::Create => text.push_str(&format!("+ {name}\n")),
             Action::Start => text.push_str(&format!("~ {name} is stopped: is started\n")),
             Action::Remove => text.push_str(&format!("- {name}\n")),
-            Action::Replace => {
-                let with = if replace { "" } else { ", with --replace" };
-                text.push_str(&format!("~ {name} is made anew{with}\n"));
+            Action::Update | Action::Replace => {
+                let what = match (change.action, replace) {
+                    (Action::Update, _) => "updated",
+                    (_, true) => "made anew",
+                    (_, false) => "made anew, with --replace",
+                };
+                text.push_str(&format!("~ {name} is {what}\n"));
                 for field in &change.fields {
                     field.is.iter().for_each(|value| text.push_str(&format!("    - {} = {value}\n", field.field)));
                     field.wanted.iter().for_each(|value| text.push_str(&format!("    + {} = {value}\n", field.field)));
@@ -39,6 +43,7 @@ pub fn done(change: &Change) -> String {
         Action::Same => "is as described",
         Action::Create => "made",
         Action::Start => "started",
+        Action::Update => "updated",
         Action::Replace => "made anew",
         Action::Remove => "removed",
     };

@@ -1,10 +1,10 @@
 //! Control groups: which hierarchy is mounted, and which controllers a proc's limits can use.
 
-use super::{Check, read};
+use super::{DoctorCheck, read};
 
 const NEEDED: [&str; 3] = ["memory", "cpu", "pids"];
 
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<DoctorCheck> {
     let found =
         hierarchies(&read("/proc/mounts").unwrap_or_default(), |mount| read(&format!("{mount}/cgroup.controllers")));
     vec![judge_mode(&found), judge_controllers(&found)]
@@ -47,33 +47,38 @@ fn hierarchies(mounts: &str, controllers: impl Fn(&str) -> Option<String>) -> Hi
     found
 }
 
-fn judge_mode(found: &Hierarchies) -> Check {
+fn judge_mode(found: &Hierarchies) -> DoctorCheck {
     const NAME: &str = "cgroups";
     match (&found.v2, found.v1.is_empty()) {
-        (Some(_), true) => Check::ok(NAME, "v2"),
-        (Some(_), false) => Check::ok(NAME, "hybrid: v1 controllers beside v2"),
-        (None, false) => Check::ok(NAME, "v1"),
+        (Some(_), true) => DoctorCheck::ok(NAME, "v2"),
+        (Some(_), false) => DoctorCheck::ok(NAME, "hybrid: v1 controllers beside v2"),
+        (None, false) => DoctorCheck::ok(NAME, "v1"),
         (None, true) => {
             let mend = "mount -t cgroup2 cgroup2 /sys/fs/cgroup";
-            Check::fail(NAME, "no hierarchy is mounted", "procs cannot be limited, counted or ended for certain", mend)
+            DoctorCheck::fail(
+                NAME,
+                "no hierarchy is mounted",
+                "procs cannot be limited, counted or ended for certain",
+                mend,
+            )
         }
     }
 }
 
-fn judge_controllers(found: &Hierarchies) -> Check {
+fn judge_controllers(found: &Hierarchies) -> DoctorCheck {
     const NAME: &str = "controllers";
     let lacking: Vec<&str> = NEEDED.into_iter().filter(|controller| !found.has(controller)).collect();
     if lacking.is_empty() {
-        return Check::ok(NAME, NEEDED.join(" "));
+        return DoctorCheck::ok(NAME, NEEDED.join(" "));
     }
     let cost = format!("limits of {} are refused", lacking.join(", "));
     let mend = "boot without cgroup_disable=; for memory on some machines with cgroup_enable=memory";
-    Check::warn(NAME, format!("no {}", lacking.join(", ")), cost, mend)
+    DoctorCheck::warn(NAME, format!("no {}", lacking.join(", ")), cost, mend)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::CheckStatus;
     use super::*;
 
     const HYBRID: &str = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
@@ -91,10 +96,10 @@ mod tests {
             assert_eq!(mount, "/sys/fs/cgroup");
             Some("cpuset cpu io memory pids".into())
         });
-        assert_eq!((judge_mode(&v2).found.as_str(), judge_controllers(&v2).status), ("v2", Status::Ok));
+        assert_eq!((judge_mode(&v2).found.as_str(), judge_controllers(&v2).status), ("v2", CheckStatus::Ok));
         let v1 = hierarchies(HYBRID.rsplit_once("cgroup2 /").unwrap().0, |_| None);
         assert_eq!(judge_mode(&v1).found, "v1");
-        assert_eq!(judge_mode(&hierarchies("", |_| None)).status, Status::Fail);
+        assert_eq!(judge_mode(&hierarchies("", |_| None)).status, CheckStatus::Fail);
     }
 
     #[test]

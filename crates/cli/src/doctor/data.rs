@@ -1,7 +1,7 @@
 //! The data directory: whether overlays work on its filesystem, whether /usr can be hard linked
 //! into it, room, rights.
 
-use super::{Check, is_root};
+use super::{DoctorCheck, is_root};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::mount::{FsOpenFlags, fsconfig_create, fsconfig_set_string, fsopen};
 use std::fs;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const MIB: u64 = 1 << 20;
 
-pub(super) fn checks(data: &Path) -> Vec<Check> {
+pub(super) fn checks(data: &Path) -> Vec<DoctorCheck> {
     let place = nearest(data);
     vec![rights(data), room(&place), links(&place), overlay(&place)]
 }
@@ -23,19 +23,19 @@ fn nearest(data: &Path) -> PathBuf {
     absolute.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned()
 }
 
-fn rights(data: &Path) -> Check {
+fn rights(data: &Path) -> DoctorCheck {
     const NAME: &str = "data directory";
     match fs::metadata(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Check::ok(NAME, format!("{} will be made", data.display()))
+            DoctorCheck::ok(NAME, format!("{} will be made", data.display()))
         }
-        Err(error) => Check::fail(
+        Err(error) => DoctorCheck::fail(
             NAME,
             format!("{}: {error}", data.display()),
             "`kip up` cannot use it",
             "give another --data DIR",
         ),
-        Ok(meta) if !meta.is_dir() => Check::fail(
+        Ok(meta) if !meta.is_dir() => DoctorCheck::fail(
             NAME,
             format!("{} is no directory", data.display()),
             "`kip up` cannot use it",
@@ -43,61 +43,64 @@ fn rights(data: &Path) -> Check {
         ),
         Ok(meta) if meta.permissions().mode() & 0o022 != 0 => {
             let cost = "a user who may write there can become root: snapshots are run as they are";
-            Check::fail(
+            DoctorCheck::fail(
                 NAME,
                 format!("{} may be written by others", data.display()),
                 cost,
                 format!("chmod go-w {}", data.display()),
             )
         }
-        Ok(_) => Check::ok(NAME, data.display().to_string()),
+        Ok(_) => DoctorCheck::ok(NAME, data.display().to_string()),
     }
 }
 
-fn room(place: &Path) -> Check {
+fn room(place: &Path) -> DoctorCheck {
     const NAME: &str = "room";
     match statvfs(place) {
         Ok(fs) if fs.f_flag.contains(StatVfsMountFlags::RDONLY) => {
             let found = format!("{} is mounted read-only", place.display());
-            Check::fail(NAME, found, "nothing can be started or parked", "give another --data DIR")
+            DoctorCheck::fail(NAME, found, "nothing can be started or parked", "give another --data DIR")
         }
         Ok(fs) => judge_room(fs.f_bavail.saturating_mul(fs.f_frsize), (fs.f_files > 0).then_some(fs.f_favail)),
-        Err(error) => {
-            Check::warn(NAME, format!("{}: {error}", place.display()), "not known whether snapshots fit", "see df")
-        }
+        Err(error) => DoctorCheck::warn(
+            NAME,
+            format!("{}: {error}", place.display()),
+            "not known whether snapshots fit",
+            "see df",
+        ),
     }
 }
 
 /// `inodes` is none where the filesystem makes them as needed.
-fn judge_room(bytes: u64, inodes: Option<u64>) -> Check {
+fn judge_room(bytes: u64, inodes: Option<u64>) -> DoctorCheck {
     const NAME: &str = "room";
     const COST: &str = "a proc whose snapshot does not fit runs on and is never parked";
     let mend = "make room, or give another --data DIR";
     let found = format!("{} MiB free", bytes / MIB);
     match inodes {
-        Some(few @ ..1000) => Check::fail(NAME, format!("{found}, {few} inodes"), COST, mend),
-        _ if bytes < 64 * MIB => Check::fail(NAME, found, COST, mend),
-        _ if bytes < 1024 * MIB => Check::warn(NAME, found, COST, mend),
-        _ => Check::ok(NAME, found),
+        Some(few @ ..1000) => DoctorCheck::fail(NAME, format!("{found}, {few} inodes"), COST, mend),
+        _ if bytes < 64 * MIB => DoctorCheck::fail(NAME, found, COST, mend),
+        _ if bytes < 1024 * MIB => DoctorCheck::warn(NAME, found, COST, mend),
+        _ => DoctorCheck::ok(NAME, found),
     }
 }
 
 /// Files of the base that a sleeper maps are pinned by hard links, which stay within one
 /// filesystem.
-fn links(place: &Path) -> Check {
+fn links(place: &Path) -> DoctorCheck {
     const NAME: &str = "pinning";
     let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
     if device(place) == device(Path::new("/usr")) {
-        return Check::ok(NAME, "by hard links: same filesystem as /usr");
+        return DoctorCheck::ok(NAME, "by hard links: same filesystem as /usr");
     }
     let cost = "pinning a sleeper's files copies them: the first park takes longer and up to some 100 MB";
-    Check::warn(NAME, "by copies: not the filesystem of /usr", cost, "a --data DIR on the filesystem of /usr")
+    DoctorCheck::warn(NAME, "by copies: not the filesystem of /usr", cost, "a --data DIR on the filesystem of /usr")
 }
 
-fn overlay(place: &Path) -> Check {
+fn overlay(place: &Path) -> DoctorCheck {
     const NAME: &str = "overlay on data";
     if !is_root() {
-        return Check::warn(
+        return DoctorCheck::warn(
             NAME,
             "not tried: needs root",
             "not known whether procs can have a root here",
@@ -105,11 +108,11 @@ fn overlay(place: &Path) -> Check {
         );
     }
     match Scratch::new(place).and_then(|scratch| try_overlay(&scratch.0)) {
-        Ok(()) => Check::ok(NAME, "works with index and nfs_export"),
+        Ok(()) => DoctorCheck::ok(NAME, "works with index and nfs_export"),
         Err(error) => {
             let mend = "a --data DIR on ext4, xfs or btrfs; in a container, a volume in place of its own overlay";
             let found = format!("refused in {}: {error}", place.display());
-            Check::fail(
+            DoctorCheck::fail(
                 NAME,
                 found,
                 "procs cannot have a root filesystem, or those that watch files cannot be parked",
@@ -156,15 +159,15 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::CheckStatus;
     use super::*;
 
     #[test]
     fn room_is_judged_by_bytes_and_inodes() {
-        assert_eq!(judge_room(5 << 30, None).status, Status::Ok);
-        assert_eq!(judge_room(5 << 30, Some(1 << 20)).status, Status::Ok);
-        assert_eq!(judge_room(500 * MIB, None).status, Status::Warn);
-        assert_eq!(judge_room(10 * MIB, None).status, Status::Fail);
+        assert_eq!(judge_room(5 << 30, None).status, CheckStatus::Ok);
+        assert_eq!(judge_room(5 << 30, Some(1 << 20)).status, CheckStatus::Ok);
+        assert_eq!(judge_room(500 * MIB, None).status, CheckStatus::Warn);
+        assert_eq!(judge_room(10 * MIB, None).status, CheckStatus::Fail);
         assert_eq!(judge_room(5 << 30, Some(3)).found, "5120 MiB free, 3 inodes");
     }
 
@@ -182,11 +185,11 @@ mod tests {
         assert!(rights(&own).found.ends_with("will be made"));
         fs::create_dir(&own).unwrap();
         fs::set_permissions(&own, fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(rights(&own).status, Status::Ok);
+        assert_eq!(rights(&own).status, CheckStatus::Ok);
         fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
-        assert_eq!(rights(&own).status, Status::Fail);
+        assert_eq!(rights(&own).status, CheckStatus::Fail);
         fs::write(scratch.0.join("file"), "").unwrap();
-        assert_eq!(rights(&scratch.0.join("file")).status, Status::Fail);
+        assert_eq!(rights(&scratch.0.join("file")).status, CheckStatus::Fail);
     }
 
     #[test]
@@ -197,7 +200,7 @@ mod tests {
         let check = overlay(&place);
         let left = fs::read_dir(&place).unwrap().count();
         fs::remove_dir(&place).unwrap();
-        assert_eq!((check.status, left), (Status::Ok, 0), "{check:?}");
-        assert_eq!(overlay(Path::new("/proc")).status, Status::Fail);
+        assert_eq!((check.status, left), (CheckStatus::Ok, 0), "{check:?}");
+        assert_eq!(overlay(Path::new("/proc")).status, CheckStatus::Fail);
     }
 }

@@ -1,7 +1,7 @@
 //! Kip's user and how much Kip may have: root, capabilities, open files, processes, memory, inotify
 //! instances.
 
-use super::{Check, is_root, read, read_number};
+use super::{DoctorCheck, is_root, read, read_number};
 use crate::text::bytes;
 use kip_daemon::{BadMarks, MemoryMarks};
 use rustix::process::{Resource, getrlimit};
@@ -23,17 +23,17 @@ const NEEDED: [(u32, &str); 12] = [
 ];
 const SYS_RESOURCE: u32 = 24;
 
-pub(super) fn privileges() -> Vec<Check> {
+pub(super) fn privileges() -> Vec<DoctorCheck> {
     let root = if is_root() {
-        Check::ok("root", "yes")
+        DoctorCheck::ok("root", "yes")
     } else {
-        Check::fail("root", "no", "`kip up` cannot make namespaces, mounts and rules", "sudo kip up")
+        DoctorCheck::fail("root", "no", "`kip up` cannot make namespaces, mounts and rules", "sudo kip up")
     };
     let status = read("/proc/self/status").unwrap_or_default();
     vec![root, judge_capabilities(effective(&status).unwrap_or(0))]
 }
 
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<DoctorCheck> {
     // A process that may raises it.
     let status = read("/proc/self/status").unwrap_or_default();
     let may = effective(&status).unwrap_or(0) & (1 << SYS_RESOURCE) != 0;
@@ -55,12 +55,12 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(hex.trim(), 16).ok()
 }
 
-fn judge_capabilities(bits: u64) -> Check {
+fn judge_capabilities(bits: u64) -> DoctorCheck {
     const NAME: &str = "capabilities";
     let lacking: Vec<&str> = NEEDED.iter().filter(|(bit, _)| bits & (1 << bit) == 0).map(|(_, name)| *name).collect();
     if !lacking.is_empty() {
         let found = format!("without {}", lacking.join(", "));
-        return Check::fail(
+        return DoctorCheck::fail(
             NAME,
             found,
             "procs cannot be made or parked",
@@ -69,66 +69,66 @@ fn judge_capabilities(bits: u64) -> Check {
     }
     if bits & (1 << SYS_RESOURCE) == 0 {
         let cost = "limits cannot be raised above the hard ones: the number of open files bounds the number of procs";
-        return Check::warn(
+        return DoctorCheck::warn(
             NAME,
             "without SYS_RESOURCE",
             cost,
             "grant it, or raise the hard limits before starting kip",
         );
     }
-    Check::ok(NAME, "all that are needed")
+    DoctorCheck::ok(NAME, "all that are needed")
 }
 
-/// A sleeper costs about a dozen descriptors in the daemon and in the keeper: namespaces, pipes,
-/// sockets.
-fn judge_files(hard: u64) -> Check {
+/// A proc with two sockets costs six descriptors in the daemon and in the keeper, and eight in the
+/// pager while it is hibernated.
+fn judge_files(hard: u64) -> DoctorCheck {
     const NAME: &str = "open files";
-    let procs = hard / 12;
+    let procs = hard / 8;
     if procs >= 1000 {
-        return Check::ok(NAME, format!("{}, enough for about {} procs", shown(hard), shown(procs)));
+        return DoctorCheck::ok(NAME, format!("{}, enough for about {} procs", shown(hard), shown(procs)));
     }
     let mend = "ulimit -Hn 65536 before `kip up`; under systemd LimitNOFILE=65536";
-    Check::warn(NAME, hard.to_string(), format!("at most about {procs} procs"), mend)
+    DoctorCheck::warn(NAME, hard.to_string(), format!("at most about {procs} procs"), mend)
 }
 
-fn judge_tasks(most: u64) -> Check {
+fn judge_tasks(most: u64) -> DoctorCheck {
     const NAME: &str = "processes";
     if most >= 16_384 {
-        return Check::ok(NAME, format!("{} on this machine", shown(most)));
+        return DoctorCheck::ok(NAME, format!("{} on this machine", shown(most)));
     }
     let mend = "sysctl -w kernel.pid_max=4194304 kernel.threads-max=200000";
-    Check::warn(NAME, format!("{most} on this machine"), "few running procs with threads fit", mend)
+    DoctorCheck::warn(NAME, format!("{most} on this machine"), "few running procs with threads fit", mend)
 }
 
 /// What `kip up` holds procs to without --memory.
-fn judge_memory(marks: Result<MemoryMarks, BadMarks>) -> Check {
+fn judge_memory(marks: Result<MemoryMarks, BadMarks>) -> DoctorCheck {
     const NAME: &str = "memory";
     match marks {
         Ok(marks) => {
             let [limit, high] = [marks.limit_bytes, marks.high_bytes()].map(bytes);
-            Check::ok(
+            DoctorCheck::ok(
                 NAME,
                 format!("{limit} for procs, idle ones are put to sleep above {high}; `kip up --memory` sets less"),
             )
         }
-        Err(e) => Check::fail(NAME, "unknown", e.to_string(), "mount /proc"),
+        Err(e) => DoctorCheck::fail(NAME, "unknown", e.to_string(), "mount /proc"),
     }
 }
 
-fn judge_inotify(instances: Option<u64>) -> Check {
+fn judge_inotify(instances: Option<u64>) -> DoctorCheck {
     const NAME: &str = "inotify";
     let mend = "sysctl -w fs.inotify.max_user_instances=512";
     match instances {
         Some(most) if most >= 128 => {
-            Check::ok(NAME, format!("{most} instances per user id; each proc has its own ids"))
+            DoctorCheck::ok(NAME, format!("{most} instances per user id; each proc has its own ids"))
         }
-        Some(most) => Check::warn(
+        Some(most) => DoctorCheck::warn(
             NAME,
             format!("{most} instances per user id"),
             "programs that watch many files fail to start",
             mend,
         ),
-        None => Check::warn(
+        None => DoctorCheck::warn(
             NAME,
             "the kernel has none",
             "programs that watch files fail to start",
@@ -143,7 +143,7 @@ fn shown(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::CheckStatus;
     use super::*;
 
     #[test]
@@ -151,23 +151,26 @@ mod tests {
         let status = "Name:\tkip\nCapInh:\t0000000000000000\nCapEff:\t000001fffeffffff\n";
         let bits = effective(status).unwrap();
         assert_eq!(judge_capabilities(bits).found, "without SYS_RESOURCE");
-        assert_eq!(judge_capabilities(u64::MAX).status, Status::Ok);
+        assert_eq!(judge_capabilities(u64::MAX).status, CheckStatus::Ok);
         let found = judge_capabilities(!(1 << 21)).found;
         assert_eq!(found, "without SYS_ADMIN");
-        assert_eq!(judge_capabilities(0).status, Status::Fail);
+        assert_eq!(judge_capabilities(0).status, CheckStatus::Fail);
         assert_eq!(effective("Name:\tkip\n"), None);
     }
 
     #[test]
     fn small_limits_warn() {
-        assert_eq!(judge_files(20_000).found, "20000, enough for about 1666 procs");
-        assert_eq!(judge_files(1024).cost.as_deref(), Some("at most about 85 procs"));
+        assert_eq!(judge_files(20_000).found, "20000, enough for about 2500 procs");
+        assert_eq!(judge_files(1024).cost.as_deref(), Some("at most about 128 procs"));
         assert_eq!(judge_files(u64::MAX).found, "unlimited, enough for about unlimited procs");
-        assert_eq!(judge_tasks(4096).status, Status::Warn);
-        assert_eq!((judge_inotify(Some(128)).status, judge_inotify(Some(16)).status), (Status::Ok, Status::Warn));
-        assert_eq!(judge_inotify(None).status, Status::Warn);
+        assert_eq!(judge_tasks(4096).status, CheckStatus::Warn);
+        assert_eq!(
+            (judge_inotify(Some(128)).status, judge_inotify(Some(16)).status),
+            (CheckStatus::Ok, CheckStatus::Warn)
+        );
+        assert_eq!(judge_inotify(None).status, CheckStatus::Warn);
         let marks = MemoryMarks::new(Some(100 << 20), None, None);
         assert!(judge_memory(marks).found.starts_with("100.0M for procs, idle ones are put to sleep above 90.0M"));
-        assert_eq!(judge_memory(Err(BadMarks::Unknown)).status, Status::Fail);
+        assert_eq!(judge_memory(Err(BadMarks::Unknown)).status, CheckStatus::Fail);
     }
 }

@@ -1,21 +1,21 @@
 //! The way of clients to published ports: forwarding per interface, and rules of others that drop
 //! what is forwarded.
 
-use super::{Check, is_root, read};
+use super::{DoctorCheck, is_root, read};
 use rustix::fs::StatVfsMountFlags;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<DoctorCheck> {
     let v4 = family("forwarding v4", "ipv4", "forwarding", &read("/proc/net/route").unwrap_or_default());
     let v6 = match read("/proc/sys/net/ipv6/conf/all/forwarding") {
-        None => Check::ok("forwarding v6", "no IPv6 here"),
-        Some(all) if all != "0" => Check::ok("forwarding v6", "on"),
+        None => DoctorCheck::ok("forwarding v6", "no IPv6 here"),
+        Some(all) if all != "0" => DoctorCheck::ok("forwarding v6", "on"),
         // From Linux 6.17 each interface has a switch of its own; before, only the global one
         // forwards.
         Some(_) if !Path::new("/proc/sys/net/ipv6/conf/all/force_forwarding").exists() => {
-            Check::ok("forwarding v6", "off; `kip up` switches it on for all interfaces")
+            DoctorCheck::ok("forwarding v6", "off; `kip up` switches it on for all interfaces")
         }
         Some(_) => {
             family("forwarding v6", "ipv6", "force_forwarding", &read("/proc/net/ipv6_route").unwrap_or_default())
@@ -33,7 +33,7 @@ struct Interface {
     is_uplink: bool,
 }
 
-fn family(name: &'static str, family: &str, setting: &str, routes: &str) -> Check {
+fn family(name: &'static str, family: &str, setting: &str, routes: &str) -> DoctorCheck {
     let uplinks = default_routes(routes);
     let conf = format!("/proc/sys/net/{family}/conf");
     let entries = std::fs::read_dir(&conf).into_iter().flatten().flatten();
@@ -71,7 +71,7 @@ fn default_routes(routes: &str) -> Vec<String> {
     found
 }
 
-fn judge(name: &'static str, conf: &str, setting: &str, interfaces: &[Interface]) -> Check {
+fn judge(name: &'static str, conf: &str, setting: &str, interfaces: &[Interface]) -> DoctorCheck {
     let those = |wanted: fn(&Interface) -> bool| -> Vec<&str> {
         interfaces.iter().filter(|i| wanted(i)).map(|i| i.name.as_str()).collect()
     };
@@ -85,39 +85,47 @@ fn judge(name: &'static str, conf: &str, setting: &str, interfaces: &[Interface]
         found.push(format!("switched on by `kip up`: {}", uplinks.join(" ")));
     }
     if off.is_empty() {
-        return Check::ok(name, if found.is_empty() { "no interface is up".to_owned() } else { found.join("; ") });
+        return DoctorCheck::ok(
+            name,
+            if found.is_empty() { "no interface is up".to_owned() } else { found.join("; ") },
+        );
     }
     found.push(format!("off: {}", off.join(" ")));
     let cost = format!("clients that come in by {} reach no published port; this host's own do", off.join(", "));
     // sysctl(8) spells a dot in an interface's name as a slash.
     let mend = off.iter().map(|name| format!("sysctl -w {conf}.{}.{setting}=1", name.replace('.', "/")));
-    Check::warn(name, found.join("; "), cost, mend.collect::<Vec<_>>().join("; "))
+    DoctorCheck::warn(name, found.join("; "), cost, mend.collect::<Vec<_>>().join("; "))
 }
 
 /// `kip up` switches forwarding on; in many containers it may not.
-fn settings() -> Check {
+fn settings() -> DoctorCheck {
     const NAME: &str = "net settings";
     if !is_root() {
-        return Check::warn(NAME, "not tried: needs root", "not known whether they may be changed", "run this as root");
+        return DoctorCheck::warn(
+            NAME,
+            "not tried: needs root",
+            "not known whether they may be changed",
+            "run this as root",
+        );
     }
     match rustix::fs::statvfs("/proc/sys/net/ipv4") {
         Ok(fs) if fs.f_flag.contains(StatVfsMountFlags::RDONLY) => {
             let mend = "outside containers; or a privileged one, with /proc/sys writable";
-            Check::fail(
+            DoctorCheck::fail(
                 NAME,
                 "/proc/sys is read-only",
                 "forwarding cannot be switched on: no port can be reached",
                 mend,
             )
         }
-        _ => Check::ok(NAME, "may be changed"),
+        _ => DoctorCheck::ok(NAME, "may be changed"),
     }
 }
 
-fn foreign_rules() -> Check {
+fn foreign_rules() -> DoctorCheck {
     const NAME: &str = "other firewalls";
     if !is_root() {
-        return Check::warn(
+        return DoctorCheck::warn(
             NAME,
             "not tried: needs root",
             "not known whether rules of others drop traffic to procs",
@@ -126,17 +134,17 @@ fn foreign_rules() -> Check {
     }
     let output = Command::new("nft").args(["-j", "list", "chains"]).stdin(Stdio::null()).stderr(Stdio::null()).output();
     match output.ok().and_then(|output| dropping_chains(&output.stdout)) {
-        None => Check::warn(
+        None => DoctorCheck::warn(
             NAME,
             "nft does not list them",
             "not known whether rules of others drop traffic to procs",
             "see nft",
         ),
-        Some(chains) if chains.is_empty() => Check::ok(NAME, "none that drops what is forwarded"),
+        Some(chains) if chains.is_empty() => DoctorCheck::ok(NAME, "none that drops what is forwarded"),
         Some(chains) => {
             let cost = "clients from outside may reach no published port: each firewall has its own say";
             let mend = "accept 10.213.0.0/16 and fd6b:6970::/32 in those chains, both ways";
-            Check::warn(NAME, format!("dropping by default: {}", chains.join(", ")), cost, mend)
+            DoctorCheck::warn(NAME, format!("dropping by default: {}", chains.join(", ")), cost, mend)
         }
     }
 }
@@ -154,7 +162,7 @@ fn dropping_chains(json: &[u8]) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::CheckStatus;
     use super::*;
 
     fn interface(name: &str, forwards: bool, is_uplink: bool) -> Interface {
@@ -166,10 +174,10 @@ mod tests {
         let all =
             [interface("docker0", true, false), interface("eth0", false, true), interface("eth1.7", false, false)];
         let check = judge("v4", "net.ipv4.conf", "forwarding", &all);
-        assert_eq!(check.status, Status::Warn);
+        assert_eq!(check.status, CheckStatus::Warn);
         assert_eq!(check.found, "on: docker0; switched on by `kip up`: eth0; off: eth1.7");
         assert_eq!(check.mend.as_deref(), Some("sysctl -w net.ipv4.conf.eth1/7.forwarding=1"));
-        assert_eq!(judge("v4", "net.ipv4.conf", "forwarding", &all[..2]).status, Status::Ok);
+        assert_eq!(judge("v4", "net.ipv4.conf", "forwarding", &all[..2]).status, CheckStatus::Ok);
         assert_eq!(judge("v4", "net.ipv4.conf", "forwarding", &[]).found, "no interface is up");
     }
 

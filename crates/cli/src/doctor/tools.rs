@@ -1,6 +1,6 @@
 //! Programs Kip starts: CRIU, nft, mkfs.ext4; and ip, for people.
 
-use super::{Check, is_root};
+use super::{DoctorCheck, is_root};
 use kip_checkpoint::locate::{CriuCommand, LocateError, OLDEST, locate};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn set_up() -> String {
     }
 }
 
-pub(super) fn checks(explicit: Option<&Path>) -> Vec<Check> {
+pub(super) fn checks(explicit: Option<&Path>) -> Vec<DoctorCheck> {
     let located = locate(explicit);
     let mut checks = vec![judge_criu(&located)];
     if let Ok(criu) = &located {
@@ -22,13 +22,18 @@ pub(super) fn checks(explicit: Option<&Path>) -> Vec<Check> {
         checks.push(criu_cache());
     }
     checks.push(tool("nft", |name| {
-        Check::fail(name, "not found", "no port of a proc can be reached", "apt-get install nftables")
+        DoctorCheck::fail(name, "not found", "no port of a proc can be reached", "apt-get install nftables")
     }));
     checks.push(tool("mkfs.ext4", |name| {
-        Check::warn(name, "not found", "no proc can be limited in disk space (--disk)", "apt-get install e2fsprogs")
+        DoctorCheck::warn(
+            name,
+            "not found",
+            "no proc can be limited in disk space (--disk)",
+            "apt-get install e2fsprogs",
+        )
     }));
     checks.push(tool("ip", |name| {
-        Check::warn(
+        DoctorCheck::warn(
             name,
             "not found",
             "nothing at run time; looking at a proc's network is harder",
@@ -38,25 +43,25 @@ pub(super) fn checks(explicit: Option<&Path>) -> Vec<Check> {
     checks
 }
 
-fn judge_criu(located: &Result<CriuCommand, LocateError>) -> Check {
+fn judge_criu(located: &Result<CriuCommand, LocateError>) -> DoctorCheck {
     const COST: &str = "nothing can be parked";
     match located {
-        Ok(criu) => Check::ok("criu", format!("{} in {}", criu.version, criu.path.display())),
+        Ok(criu) => DoctorCheck::ok("criu", format!("{} in {}", criu.version, criu.path.display())),
         Err(LocateError::TooOld { path, found }) => {
-            Check::fail("criu", format!("{found} in {}; {OLDEST} is needed", path.display()), COST, set_up())
+            DoctorCheck::fail("criu", format!("{found} in {}; {OLDEST} is needed", path.display()), COST, set_up())
         }
         Err(error) => {
             let reason = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
-            Check::fail("criu", format!("{error}{reason}"), COST, set_up())
+            DoctorCheck::fail("criu", format!("{error}{reason}"), COST, set_up())
         }
     }
 }
 
 /// `criu check` tries the kernel features that CRIU itself needs, about 80 ms.
-fn criu_features(criu: &CriuCommand) -> Check {
+fn criu_features(criu: &CriuCommand) -> DoctorCheck {
     const NAME: &str = "criu check";
     if !is_root() {
-        return Check::warn(
+        return DoctorCheck::warn(
             NAME,
             "not tried: needs root",
             "not known whether this kernel can be checkpointed",
@@ -64,13 +69,13 @@ fn criu_features(criu: &CriuCommand) -> Check {
         );
     }
     match criu.command().arg("check").output() {
-        Ok(output) if output.status.success() => Check::ok(NAME, "looks good"),
+        Ok(output) if output.status.success() => DoctorCheck::ok(NAME, "looks good"),
         Ok(output) => {
             let text =
                 format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-            Check::fail(NAME, first_error(&text), "nothing can be parked", "a kernel with what CRIU names")
+            DoctorCheck::fail(NAME, first_error(&text), "nothing can be parked", "a kernel with what CRIU names")
         }
-        Err(error) => Check::fail(NAME, format!("cannot be started: {error}"), "nothing can be parked", set_up()),
+        Err(error) => DoctorCheck::fail(NAME, format!("cannot be started: {error}"), "nothing can be parked", set_up()),
     }
 }
 
@@ -81,24 +86,24 @@ fn first_error(text: &str) -> String {
 }
 
 /// CRIU keeps what it found out about the kernel in /run, but only if that is a tmpfs.
-fn criu_cache() -> Check {
+fn criu_cache() -> DoctorCheck {
     const NAME: &str = "criu cache";
     const TMPFS: rustix::fs::FsWord = 0x0102_1994;
     match rustix::fs::statfs("/run") {
-        Ok(fs) if fs.f_type == TMPFS => Check::ok(NAME, "/run is a tmpfs"),
+        Ok(fs) if fs.f_type == TMPFS => DoctorCheck::ok(NAME, "/run is a tmpfs"),
         Ok(_) => {
             let cost = "a CRIU started with the machine's /run probes the kernel again each time, some milliseconds";
-            Check::warn(NAME, "/run is no tmpfs", cost, "mount a tmpfs on /run at boot")
+            DoctorCheck::warn(NAME, "/run is no tmpfs", cost, "mount a tmpfs on /run at boot")
         }
         Err(error) => {
-            Check::warn(NAME, format!("/run: {error}"), "the daemon has no place for its locks", "mkdir /run")
+            DoctorCheck::warn(NAME, format!("/run: {error}"), "the daemon has no place for its locks", "mkdir /run")
         }
     }
 }
 
-fn tool(name: &'static str, absent: impl FnOnce(&'static str) -> Check) -> Check {
+fn tool(name: &'static str, absent: impl FnOnce(&'static str) -> DoctorCheck) -> DoctorCheck {
     match find(name, std::env::var_os("PATH").as_deref()) {
-        Some(path) => Check::ok(name, path.display().to_string()),
+        Some(path) => DoctorCheck::ok(name, path.display().to_string()),
         None => absent(name),
     }
 }
@@ -116,14 +121,14 @@ fn find(name: &str, path: Option<&std::ffi::OsStr>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::CheckStatus;
     use super::*;
 
     #[test]
     fn a_missing_or_old_criu_says_what_to_do() {
         let missing = locate(Some(Path::new("/nonexistent/criu")));
         let check = judge_criu(&missing);
-        assert_eq!((check.status, check.mend), (Status::Fail, Some(set_up())));
+        assert_eq!((check.status, check.mend), (CheckStatus::Fail, Some(set_up())));
         assert!(check.found.contains("No such file"), "{}", check.found);
         let found = kip_checkpoint::locate::CriuVersion { major: 3, minor: 17, patch: 1 };
         let old = judge_criu(&Err(LocateError::TooOld { path: "/usr/sbin/criu".into(), found }));

@@ -12,7 +12,7 @@ pub const TIERS: [&str; 5] = ["hot", "hibernated", "parked", "archived", STOPPED
 const STOPPED: &str = "stopped";
 
 /// What the daemon said at one moment.
-pub struct Answer {
+pub struct DaemonSample {
     at: Instant,
     at_ms: u64,
     procs: Vec<ProcView>,
@@ -21,19 +21,19 @@ pub struct Answer {
     cache: Option<CacheView>,
 }
 
-impl Answer {
+impl DaemonSample {
     /// Asks for it.
-    pub async fn ask(client: &Client) -> anyhow::Result<Answer> {
+    pub async fn ask(client: &Client) -> anyhow::Result<DaemonSample> {
         let procs = client.list().await?;
         let (at, at_ms) = (Instant::now(), crate::text::now_ms());
         let info = client.info().await?;
         let (room, cache) = (info.room, info.cache);
-        Ok(Answer { at, at_ms, procs, wakes_last_minute: info.wakes_last_minute, room, cache })
+        Ok(DaemonSample { at, at_ms, procs, wakes_last_minute: info.wakes_last_minute, room, cache })
     }
 }
 
 /// The newer answer, with CPU shares since the older one.
-pub fn compare(older: &Answer, newer: &Answer) -> TopView {
+pub fn compare(older: &DaemonSample, newer: &DaemonSample) -> TopView {
     let span_us = newer.at.duration_since(older.at).as_micros() as f64;
     let used = |view: &ProcView| {
         let before = older.procs.iter().find(|p| p.name == view.name)?;
@@ -114,8 +114,8 @@ mod tests {
         .unwrap()
     }
 
-    fn answer(at: Instant, procs: Vec<ProcView>) -> Answer {
-        Answer { at, at_ms: 5, procs, wakes_last_minute: 3, room: None, cache: None }
+    fn answer(at: Instant, procs: Vec<ProcView>) -> DaemonSample {
+        DaemonSample { at, at_ms: 5, procs, wakes_last_minute: 3, room: None, cache: None }
     }
 
     #[test]

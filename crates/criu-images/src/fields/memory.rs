@@ -23,6 +23,14 @@ pub mod mm_entry {
     pub const THP_DISABLED: u32 = 17;
 }
 
+/// `aio_ring_entry` of mm.proto.
+pub mod aio_ring_entry {
+    /// Its address.
+    pub const ID: u32 = 1;
+    /// Requests, as io_setup(2) takes it for a ring of that size.
+    pub const NR_REQ: u32 = 2;
+}
+
 /// `pagemap_head` of pagemap.proto.
 pub mod pagemap_head {
     /// The number of the image with the contents, `pages-NUMBER.img`.

@@ -6,7 +6,7 @@ use crate::fields::{
     memfd_inode_entry, netlink_sk_entry, packet_sock_entry, pipe_entry, reg_file_entry, remap_file_path_entry,
     signalfd_entry, sk_packet_entry, timerfd_entry, tty_file_entry, unix_sk_entry,
 };
-use crate::file::ImageError;
+use crate::file::CheckpointImageError;
 use crate::images::Images;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,7 +121,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn read(images: &Images) -> Result<Files, ImageError> {
+    pub(super) fn read(images: &Images) -> Result<Files, CheckpointImageError> {
         let memory = images.entries_if_any("memfd.img")?;
         let remapped = images.entries_if_any("remap-fpath.img")?;
         let nameless = remapped.iter().filter(|entry| entry.number(remap_file_path_entry::REMAP_TYPE) != remap::PROCFS);
@@ -261,7 +261,7 @@ fn queues(images: &Images) -> Result<BTreeMap<u64, u64>, Malformed> {
 ///
 /// # Errors
 /// The image is damaged.
-pub fn carry_descriptors(images: &Images) -> Result<bool, ImageError> {
+pub fn carry_descriptors(images: &Images) -> Result<bool, CheckpointImageError> {
     let packets = packets(images).map_err(images.damaged(QUEUES))?;
     Ok(packets.iter().any(|packet| packet.bytes(sk_packet_entry::SCM).is_some()))
 }

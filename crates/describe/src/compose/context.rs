@@ -17,6 +17,8 @@ pub struct Context<'a> {
     pub volumes: BTreeMap<String, String>,
     /// Those of them that must be there already, by their names on the machine.
     pub external: BTreeSet<String>,
+    /// Networks that are internal.
+    pub internal: BTreeSet<String>,
     /// Files of secrets by the file's name for them.
     pub secrets: BTreeMap<String, PathBuf>,
     pub faults: Vec<Fault>,
@@ -27,7 +29,17 @@ impl<'a> Context<'a> {
     pub fn new(directory: &'a Path, lookup: Lookup<'a>) -> Context<'a> {
         let (project, volumes, secrets) = (String::new(), BTreeMap::new(), BTreeMap::new());
         let (faults, notes) = (Vec::new(), Vec::new());
-        Context { directory, lookup, project, volumes, external: BTreeSet::new(), secrets, faults, notes }
+        Context {
+            directory,
+            lookup,
+            project,
+            volumes,
+            external: BTreeSet::new(),
+            internal: BTreeSet::new(),
+            secrets,
+            faults,
+            notes,
+        }
     }
 
     pub fn fault(&mut self, place: &SourcePosition, message: impl Into<String>) {

@@ -6,12 +6,10 @@ use crate::place::meant;
 use crate::yaml::Node;
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 53] = [
+pub const LACKING: [(&str, Weight, &str); 48] = [
     ("annotations", Harmless, "annotations are left out"),
     ("attach", Harmless, "`kip logs` shows the output of each service"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
-    ("cap_add", Changes, "a proc has twelve capabilities within its own user namespace, and gets no others"),
-    ("cap_drop", Harmless, "a proc keeps its capabilities, which are within its own user namespace"),
     ("cgroup", Changes, "a proc has its own cgroup namespace"),
     ("cgroup_parent", Harmless, "Kip keeps the cgroups of all procs in one place"),
     ("configs", Changes, "these files would not be there: give them as volumes, ./FILE:/PLACE:ro"),
@@ -50,12 +48,9 @@ pub const LACKING: [(&str, Weight, &str); 53] = [
     ("pre_stop", Changes, "Kip does not run this hook"),
     ("privileged", Changes, "a proc is never privileged"),
     ("provider", Changes, "Kip asks no other program to provide services"),
-    ("read_only", Harmless, "a proc may write to its own files, which no other proc sees"),
     ("runtime", Harmless, "Kip runs one kind of sandbox"),
     ("security_opt", Harmless, "a proc has Kip's own seccomp filter, and no new privileges"),
-    ("shm_size", Harmless, "/dev/shm is a directory of the proc's own files, without a limit"),
     ("sysctls", Changes, "a proc has the kernel's default settings"),
-    ("tmpfs", Harmless, "a tmpfs is a directory of the proc's own files, on the disk"),
     ("userns_mode", Changes, "a proc has its own user namespace"),
     ("uts", Changes, "a proc has its own UTS namespace"),
     ("volumes_from", Changes, "write the volumes here"),

@@ -1,9 +1,10 @@
 //! Volumes, in the short and the long form, and those that the file declares.
 
-use super::context::Context;
+use super::context::{Context, size};
 use crate::place::Weight;
 use crate::values::Volume;
 use crate::yaml::{Node, Value};
+use kip_types::spec::Tmpfs;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -99,12 +100,12 @@ pub fn secrets(context: &mut Context<'_>, node: &Node, key: &str, into: &mut BTr
     }
 }
 
-/// Reads a service's `volumes`.
-pub fn volumes(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Volume> {
+/// Reads a service's `volumes`; those in memory go to `in_memory`.
+pub fn volumes(context: &mut Context<'_>, node: &Node, key: &str, in_memory: &mut Vec<Tmpfs>) -> Vec<Volume> {
     let mut all = Vec::new();
     for one in context.list(node, key) {
         let volume = match &one.value {
-            Value::Map(_) => long(context, one, key),
+            Value::Map(_) => long(context, one, key, in_memory),
             _ => context.text(one, key).and_then(|text| short(context, one, key, &text)),
         };
         let Some(volume) = volume else { continue };
@@ -144,9 +145,9 @@ fn short(context: &mut Context<'_>, node: &Node, key: &str, text: &str) -> Optio
     Some(Volume { source, target: target.to_owned(), read_only })
 }
 
-fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
+fn long(context: &mut Context<'_>, node: &Node, key: &str, in_memory: &mut Vec<Tmpfs>) -> Option<Volume> {
     let mut volume = Volume { source: String::new(), target: String::new(), read_only: false };
-    let mut kind = "volume".to_owned();
+    let (mut kind, mut options) = ("volume".to_owned(), Vec::new());
     for (name, place, value) in node.entries() {
         match name.as_str() {
             "type" => kind = context.text(value, key).unwrap_or(kind),
@@ -162,8 +163,8 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
                 }
             }
             "bind" => bind(context, value, key),
-            // Of a tmpfs the whole is told.
-            "consistency" | "tmpfs" => {}
+            "tmpfs" => options = tmpfs_options(context, value, key),
+            "consistency" => {}
             other => {
                 context.fault(place, format!("{key} has no key {other}: known are type, source, target, read_only"))
             }
@@ -176,12 +177,10 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
         "bind" if volume.source.starts_with('~') => volume.source = home(context, &volume.source),
         "bind" => volume.source = format!("./{}", volume.source),
         "tmpfs" => {
-            context.lacks(
-                &node.place,
-                Weight::Harmless,
-                key,
-                "a tmpfs is a directory of the proc's own files, on the disk",
-            );
+            match format!("{}:{}", volume.target, options.join(",")).parse() {
+                Ok(one) => in_memory.push(one),
+                Err(e) => context.fault(&node.place, format!("{key}: {e}")),
+            }
             return None;
         }
         other => {
@@ -191,6 +190,22 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
         }
     }
     Some(volume)
+}
+
+/// What the long form says of a file system in memory, as the short form of `tmpfs` has it.
+fn tmpfs_options(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<String> {
+    let mut options = Vec::new();
+    for (name, place, value) in node.entries() {
+        match name.as_str() {
+            "size" => options.extend(context.parsed(value, key, size).map(|bytes| format!("size={bytes}"))),
+            // YAML takes the 0 of an octal number off, or leaves it.
+            "mode" => {
+                options.extend(context.text(value, key).map(|mode| format!("mode={}", mode.trim_start_matches("0o"))))
+            }
+            other => context.fault(place, format!("{key}.tmpfs has no key {other}: known are size, mode")),
+        }
+    }
+    options
 }
 
 /// What the long form says of a directory of the machine.

@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use crate::place::{Weight, meant};
-use crate::yaml::Node;
+use crate::yaml::{Node, Value};
 
 /// Keys of a network.
 const KEYS: [&str; 10] = [
@@ -19,14 +19,14 @@ const KEYS: [&str; 10] = [
     "name",
 ];
 
-/// Reads the file's own `networks`.
+/// Reads the file's own `networks`. Services of internal ones call nothing outside.
 pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
     for (name, _, network) in node.map_or(&[][..], Node::entries) {
         for (key, place, value) in network.entries() {
             let path = format!("networks.{name}.{key}");
             match key.as_str() {
                 "internal" if context.flag(value, &path) => {
-                    context.lacks(place, Weight::Changes, &path, "a proc may call out: Kip does not prevent that");
+                    context.internal.insert(name.clone());
                 }
                 "external" if context.flag(value, &path) => {
                     let why = "services of this file find each other by name, and no others find them";
@@ -57,6 +57,24 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
     }
 }
 
+fn text(node: &Node) -> Option<&str> {
+    match &node.value {
+        Value::Text { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+/// Whether a service with these `networks` is in internal ones only.
+pub fn is_internal(context: &Context<'_>, node: Option<&Node>) -> bool {
+    let named: Vec<&str> = match node.map(|node| &node.value) {
+        Some(Value::Map(map)) => map.iter().map(|(name, ..)| name.as_str()).collect(),
+        Some(Value::List(list)) => list.iter().filter_map(text).collect(),
+        _ => Vec::new(),
+    };
+    let internal = |name: &str| context.internal.contains(name);
+    if named.is_empty() { internal("default") } else { named.into_iter().all(internal) }
+}
+
 /// Reads a service's `networks`: the names that it has there.
 pub fn names(context: &mut Context<'_>, node: &Node, path: &str) -> Vec<String> {
     let mut names = Vec::new();
@@ -65,7 +83,7 @@ pub fn names(context: &mut Context<'_>, node: &Node, path: &str) -> Vec<String> 
         names.extend(how.get("aliases").map(|list| context.texts(list, &path)).unwrap_or_default());
     }
     let known = node.entries().len();
-    if known > 1 || matches!(&node.value, crate::yaml::Value::List(all) if all.len() > 1) {
+    if known > 1 || matches!(&node.value, Value::List(all) if all.len() > 1) {
         let why = "all services of the file find each other; none is kept apart";
         context.lacks(&node.place, Weight::Harmless, path, why);
     }

@@ -12,12 +12,12 @@ use crate::yaml::{Node, Value};
 use crate::{Described, environ};
 use kip_types::life::Restart;
 use kip_types::name::ProcName;
-use kip_types::spec::{LEAST_LOG_BYTES, LOG_BYTES, MOST_LOG_FILES, bad_hostname, parse_signal};
+use kip_types::spec::{Capability, Egress, LEAST_LOG_BYTES, LOG_BYTES, MOST_LOG_FILES, bad_hostname, parse_signal};
 use serde::Deserialize;
 use std::cell::RefCell;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 38] = [
+const READ: [&str; 43] = [
     "image",
     "build",
     "command",
@@ -34,6 +34,11 @@ const READ: [&str; 38] = [
     "pids_limit",
     "storage_opt",
     "ulimits",
+    "read_only",
+    "tmpfs",
+    "shm_size",
+    "cap_add",
+    "cap_drop",
     "logging",
     "deploy",
     "stop_signal",
@@ -58,7 +63,7 @@ const READ: [&str; 38] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 17] = [
+const KIPS_OWN: [&str; 18] = [
     "before-sleep",
     "after-wake",
     "hook-timeout",
@@ -76,6 +81,7 @@ const KIPS_OWN: [&str; 17] = [
     "never-sleep",
     "idle-dry-run",
     "allow-setuid",
+    "egress",
 ];
 
 /// A service as far as it is understood by itself.
@@ -157,6 +163,9 @@ impl Service {
         if let Some(expose) = node.get("expose") {
             ports::exposed(context, expose, &format!("services.{name}.expose"), &mut service.table.port);
         }
+        if service.table.egress.is_empty() && networks::is_internal(context, node.get("networks")) {
+            service.table.egress = vec![Egress::None];
+        }
         if service.table.image.is_none() {
             context.fault(place, format!("services.{name} names no image: write image: NAME"));
         }
@@ -232,7 +241,7 @@ impl Service {
     fn files_and_ports(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
         match key {
             "ports" => self.table.port = ports::ports(context, node, path),
-            "volumes" => self.table.volume = mounts::volumes(context, node, path),
+            "volumes" => self.table.volume = mounts::volumes(context, node, path, &mut self.table.tmpfs),
             // After the ports, see `read`.
             "expose" | "profiles" => {}
             _ => return false,
@@ -258,6 +267,14 @@ impl Service {
                 }
             }
             "ulimits" => self.ulimits(context, node, path),
+            "read_only" => self.table.read_only = context.flag(node, path),
+            "tmpfs" => {
+                let list = context.list(node, path);
+                self.table.tmpfs.extend(list.into_iter().filter_map(|one| context.parsed(one, path, str::parse)));
+            }
+            "shm_size" => self.table.shm_size = context.parsed(node, path, size).map(Size),
+            "cap_add" => self.table.cap_add = capabilities(context, node, path),
+            "cap_drop" => self.table.cap_drop = capabilities(context, node, path),
             "logging" => self.logging(context, node, path),
             "deploy" => self.deploy(context, node, path),
             _ => return false,
@@ -354,32 +371,6 @@ impl Service {
             _ => return false,
         }
         true
-    }
-
-    /// `NAME:ADDRESS` or `NAME=ADDRESS` in a list, or a map of names to one address or several.
-    fn extra_hosts(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
-        let mut all = Vec::new();
-        if let Value::Map(_) = &node.value {
-            for (name, _, value) in node.entries() {
-                let addrs = context.texts(value, path).into_iter();
-                all.extend(addrs.map(|addr| (value.place.clone(), format!("{name}={addr}"))));
-            }
-        } else {
-            for one in context.list(node, path) {
-                all.extend(context.text(one, path).map(|text| (one.place.clone(), text)));
-            }
-        }
-        for (place, text) in all {
-            if text.ends_with("host-gateway") {
-                let key = format!("{path}: host-gateway");
-                context.lacks(&place, Weight::Changes, &key, "write an address of the machine");
-                continue;
-            }
-            match text.parse() {
-                Ok(entry) => self.table.add_host.push(entry),
-                Err(e) => context.fault(&place, format!("{path}: {e}")),
-            }
-        }
     }
 
     /// A health check that has succeeded once shows that the service is ready; that is all that it
@@ -522,6 +513,12 @@ impl Service {
             }
         }
     }
+}
+
+/// Names of capabilities. Which ones a proc can have the daemon says.
+fn capabilities(context: &mut Context<'_>, node: &Node, path: &str) -> Vec<Capability> {
+    let list = context.list(node, path);
+    list.into_iter().filter_map(|one| context.parsed(one, path, str::parse)).collect()
 }
 
 /// The nearest that Kip has: what a log keeps is seldom what a service depends on.

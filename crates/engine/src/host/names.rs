@@ -25,8 +25,9 @@ const FILE: &str = "upper/root/etc/hosts";
 /// What is said of a proc: a line for each of its addresses.
 fn lines(proc: &Proc) -> String {
     let Addresses { v4, v6, .. } = Addresses::of(proc.shared.instance, proc.slot);
+    let spec = proc.spec();
     let mut names = vec![proc.name.as_str()];
-    names.extend(proc.spec.aliases.iter().map(String::as_str).filter(|alias| *alias != proc.name.as_str()));
+    names.extend(spec.aliases.iter().map(String::as_str).filter(|alias| *alias != proc.name.as_str()));
     let names = names.join(" ");
     format!("{v4}\t{names}\n{v6}\t{names}\n")
 }
@@ -44,9 +45,9 @@ fn with_part(text: &str, part: &str) -> String {
 /// Writes for a proc the names of those of its network, itself among them. It has its files, at
 /// `place`.
 pub fn write_at(proc: &Proc, place: &OwnFilesPlace) {
-    let Some(network) = &proc.spec.network else { return };
+    let Some(network) = &proc.spec().network else { return };
     let procs = proc.shared.live_procs();
-    let mut all: Vec<&Arc<Proc>> = procs.iter().filter(|p| p.spec.network.as_ref() == Some(network)).collect();
+    let mut all: Vec<&Arc<Proc>> = procs.iter().filter(|p| p.spec().network.as_ref() == Some(network)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     let part: String = all.into_iter().map(|p| lines(p)).collect();
     let path = place.path().join(FILE);
@@ -65,11 +66,16 @@ pub fn write_at(proc: &Proc, place: &OwnFilesPlace) {
 }
 
 /// What /etc/resolv.conf of a proc with a resolver is made as: that first, then the machine's own,
-/// for where no daemon runs.
+/// for where no daemon runs. A proc with limited egress reaches no others.
 pub fn resolv_conf(proc: &Proc) -> Option<String> {
     resolver::has_one(proc).then(|| {
         let host = kip_sandbox::base::resolv_conf("/".as_ref());
         let host = host.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+        let limited = proc.egress.is_limited();
+        // A search domain would only make names of which none is in the rules.
+        let out = ["nameserver", "search", "domain"];
+        let stays = |line: &&str| !(limited && out.iter().any(|word| line.trim_start().starts_with(word)));
+        let host: String = host.split_inclusive('\n').filter(stays).collect();
         // Names of procs have no dots, and are asked for as they are.
         format!("{BEGIN}nameserver {}\noptions ndots:0\n{END}{host}", resolver::ADDRESS)
     })
@@ -79,7 +85,7 @@ pub fn resolv_conf(proc: &Proc) -> Option<String> {
 /// proc that has no files now has the names written when it gets them.
 pub fn write_all(machine: &Host, network: &str) {
     let procs = machine.live_procs();
-    for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network)) {
+    for proc in procs.iter().filter(|p| p.spec().network.as_deref() == Some(network)) {
         match proc.files.place() {
             Ok(place) if place.path().join(FILE).exists() => write_at(proc, &place),
             Ok(_) => {}

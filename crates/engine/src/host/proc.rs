@@ -1,6 +1,8 @@
-//! What of a proc never changes while it exists: name, spec, slot, directories, cgroup; and its
-//! held descriptors.
+//! What a proc has apart from its state: key, slot, directories and cgroup, which never change
+//! while it exists; its name and its spec, which an update replaces as a whole; and its held
+//! descriptors.
 
+use super::egress::Egress;
 use super::measured::Measured;
 use super::resolver::Resolver;
 use super::{Host, names};
@@ -8,15 +10,17 @@ use crate::console::Console;
 use crate::fd_store::{FdStore, key};
 use crate::pins;
 use crate::tree::Tree;
+use kip_clocks::AbsoluteWaits;
 use kip_image::Digest;
 use kip_journal::meter::Meter;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
-use kip_sandbox::launcher::LaunchError;
+use kip_sandbox::launcher::{CopiedMounts, LaunchError};
 use kip_sandbox::quota::{OwnFiles, OwnFilesPlace};
 use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
 use kip_types::chain;
-use kip_types::{Image, ProcName, Spec};
+use kip_types::{CurrentName, Image, ProcName, Spec};
+use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,11 +48,14 @@ pub fn layers_of(spec: &Spec) -> Option<Vec<Digest>> {
 /// A proc, apart from its state.
 #[derive(Debug)]
 pub struct Proc {
-    /// Its name.
-    pub name: ProcName,
-    /// What it was run with.
-    pub spec: Spec,
-    /// `DATA/procs/NAME`.
+    /// The name of its directory, its cgroup, and of what keeper, pager and logs have of it. It is
+    /// the name that the proc was made with, unless a proc that was renamed since had that one.
+    pub key: ProcName,
+    /// Its name for clients and for other procs.
+    pub name: CurrentName,
+    /// What it was run with, as the last update has left it.
+    spec: RwLock<Arc<Spec>>,
+    /// `DATA/procs/KEY`.
     pub dir: PathBuf,
     /// Its own files.
     pub files: Arc<OwnFiles>,
@@ -64,10 +71,14 @@ pub struct Proc {
     pub meter: Meter,
     /// What its sleeps have measured.
     pub measured: Measured,
+    /// Its waits until absolute times, each as it was when a look at it first found it.
+    pub absolute_waits: Mutex<AbsoluteWaits>,
     /// Whose turn it is to ask it: one check at a time.
     pub probing: tokio::sync::Mutex<()>,
     /// Its own terminal or open standard input.
     pub console: Arc<Console>,
+    /// What it may call outside its network.
+    pub egress: Arc<Egress>,
     /// Answers its DNS queries.
     pub resolver: Resolver,
     /// What it has of its machine.
@@ -75,22 +86,25 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// A proc that is recorded, in the directory of its name. `fd_store` is empty for one that has
+    /// A proc that is recorded, in the directory of its key. `fd_store` is empty for one that has
     /// not been here before.
     pub fn new(
         shared: &Arc<Host>,
+        key: ProcName,
         spec: Spec,
         slot: Slot,
         base: PathBuf,
         fd_store: FdStore,
         meter: Meter,
     ) -> Arc<Proc> {
-        let (name, dir) = (spec.name.clone(), shared.records.directory(&spec.name));
-        let cgroup = shared.cgroups.open(&shared.cgroup_name(&name));
+        let (name, dir) = (CurrentName::new(spec.name.clone()), shared.records.directory(&key));
+        let cgroup = shared.cgroups.open(&shared.cgroup_name(&key));
+        let egress = Arc::new(Egress::open(&spec, &dir));
         Arc::new(Proc {
+            key,
             name,
             files: OwnFiles::of(&spec, &dir),
-            spec,
+            spec: RwLock::new(Arc::new(spec)),
             dir,
             slot,
             base,
@@ -98,11 +112,25 @@ impl Proc {
             fd_store,
             meter,
             measured: Measured::default(),
+            absolute_waits: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
             console: Arc::default(),
             resolver: Resolver::default(),
+            egress,
             shared: Arc::clone(shared),
         })
+    }
+
+    /// What it was run with, as the last update has left it. One value does not change while a
+    /// caller has it.
+    pub fn spec(&self) -> Arc<Spec> {
+        Arc::clone(&self.spec.read())
+    }
+
+    /// Replaces the spec, after the new one is on disk. Only limits, timing, labels, the restart
+    /// policy and the way to end may differ: everything else was acted on when the proc was made.
+    pub fn set_spec(&self, spec: Spec) {
+        *self.spec.write() = Arc::new(spec);
     }
 
     /// First host id of the proc's block of user and group ids.
@@ -117,7 +145,7 @@ impl Proc {
 
     /// Where a tarball was unpacked.
     pub fn layer(&self) -> Option<PathBuf> {
-        matches!(self.spec.image, Image::Tar(_)).then(|| self.dir.join("layer"))
+        matches!(self.spec().image, Image::Tar(_)).then(|| self.dir.join("layer"))
     }
 
     /// Directories whose files lie over the host's /usr inside. Its own are at `place`.
@@ -134,11 +162,11 @@ impl Proc {
             base: self.base.clone(),
             layer: self.layer(),
             pins: with_pins.then(|| self.dir.join("pins")),
-            image: layers_of(&self.spec).map(|layers| self.shared.images.layer_dirs(&layers)),
+            image: layers_of(&self.spec()).map(|layers| self.shared.images.layer_dirs(&layers)),
             dir: place.to_owned(),
             uid_base: self.first_id(),
-            hostname: self.spec.hostname().to_owned(),
-            hosts: self.spec.extra_hosts.iter().map(|host| format!("{}\t{}\n", host.addr, host.name)).collect(),
+            hostname: self.spec().hostname().to_owned(),
+            hosts: self.spec().extra_hosts.iter().map(|host| format!("{}\t{}\n", host.addr, host.name)).collect(),
             resolv_conf: names::resolv_conf(self),
         }
     }
@@ -180,12 +208,12 @@ impl Proc {
         mounted
     }
 
-    /// Other mounts of its filesystems while it runs. Held through the sleep they keep them as they
-    /// are, and with them what the kernel knows by inode: sockets that have a path, FIFOs, open
-    /// files that are deleted.
-    pub fn copy_mounts(&self, init: u32) -> io::Result<Mounts> {
+    /// Other mounts of its filesystems while it runs, and of those in memory at these places. Held
+    /// through the sleep they keep them as they are, and with them what the kernel knows by inode:
+    /// sockets that have a path, FIFOs, open files that are deleted.
+    pub fn copy_mounts(&self, init: u32, in_memory: &[String]) -> io::Result<CopiedMounts> {
         let pidfd = kip_sys::process::pidfd_open(init)?;
-        self.shared.launcher().copy_mounts(pidfd.as_fd()).map_err(io::Error::other)
+        self.shared.launcher().copy_mounts(pidfd.as_fd(), in_memory).map_err(io::Error::other)
     }
 
     /// The mounts that are held, unless a wake is to have others: pins over the base, or no longer.
@@ -199,9 +227,14 @@ impl Proc {
     /// Holds the mounts of a wake that has failed again, from the mount namespace that it made:
     /// with them the file systems live on, and what watches files in them (inotify(7)). New ones
     /// would be file systems of their own.
-    pub fn hold_mounts_again(&self, namespace: BorrowedFd<'_>) {
-        let held = self.shared.launcher().copy_mounts(namespace).map_err(io::Error::other).and_then(|mounts| {
-            let mut fds = vec![(key::ROOT.to_owned(), mounts.root), (key::USR.to_owned(), mounts.usr)];
+    ///
+    /// `in_memory` are places and keys of the file systems in memory that were held.
+    pub fn hold_mounts_again(&self, namespace: BorrowedFd<'_>, in_memory: Vec<(String, String)>) {
+        let (points, keys): (Vec<String>, Vec<String>) = in_memory.into_iter().unzip();
+        let copied = self.shared.launcher().copy_mounts(namespace, &points).map_err(io::Error::other);
+        let held = copied.and_then(|CopiedMounts { files: mounts, in_memory }| {
+            let mut fds: Vec<(String, OwnedFd)> = keys.into_iter().zip(in_memory).collect();
+            fds.extend([(key::ROOT.to_owned(), mounts.root), (key::USR.to_owned(), mounts.usr)]);
             fds.extend(mounts.terminals.map(|fd| (key::TERMINALS.to_owned(), fd)));
             self.fd_store.hold(fds).map_err(io::Error::other)
         });
@@ -231,7 +264,20 @@ impl Proc {
             tracing::warn!(proc = %self.name, error = %e, "the keeper did not let mounts go");
         }
         let mounts = held.map_or_else(|| self.mounts(with_pins), Ok)?;
+        self.restrict(&mounts)?;
         Ok(Mounts { terminals, ..mounts })
+    }
+
+    /// Makes mounts of its files read-only, if its owner wants them so. Those that are held are so
+    /// already, for they were copied from its own.
+    ///
+    /// # Errors
+    /// [`kip_sys::mount::restrict`].
+    pub fn restrict(&self, mounts: &Mounts) -> Result<(), RootfsError> {
+        let read_only = rustix::mount::MountAttrFlags::MOUNT_ATTR_RDONLY;
+        let all = [&mounts.root, &mounts.usr].into_iter().filter(|_| self.spec().read_only);
+        let set = |mount: &OwnedFd| kip_sys::mount::restrict(mount.as_fd(), read_only);
+        all.into_iter().try_for_each(set).map_err(RootfsError::ReadOnly)
     }
 
     /// Namespaces that are held through parking, with their CLONE_NEW* types.
@@ -267,7 +313,7 @@ pub struct Namespace {
 }
 
 /// The namespaces of a running sandbox that are to be held when it is parked. With `own_ipc` the
-/// IPC namespace is not among them: it goes into the snapshot, with the System V memory in it.
+/// IPC namespace is not among them: it goes into the snapshot, with the System V IPC in it.
 pub fn namespaces_of(init: u32, own_ipc: bool) -> io::Result<Vec<Namespace>> {
     let kinds = KINDS.iter().filter(|(key, ..)| !(own_ipc && *key == key::IPC));
     let open = |(key, name, kind): &(&'static str, &str, i32)| {

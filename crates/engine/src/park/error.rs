@@ -1,11 +1,12 @@
 //! Why a proc was not parked.
 
 use crate::pins::PinError;
+use crate::tmpfs::UnfitTmpfs;
 use crate::volumes::sleep::UnfitVolume;
-use kip_checkpoint::clocks::ClockError;
 use kip_checkpoint::dump::DumpError;
 use kip_checkpoint::plan::PlanError;
-use kip_criu_images::ImageError;
+use kip_clocks::ClockError;
+use kip_criu_images::CheckpointImageError;
 use kip_keeper::KeeperError;
 use kip_pager::client::PagerError;
 use kip_sandbox::quota::QuotaError;
@@ -21,7 +22,7 @@ pub enum ParkError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     #[error(transparent)]
     Clock(#[from] ClockError),
     #[error(transparent)]
@@ -55,6 +56,8 @@ pub enum ParkError {
     Record(#[source] kip_records::record::RecordError),
     #[error(transparent)]
     Volume(#[from] UnfitVolume),
+    #[error(transparent)]
+    Tmpfs(#[from] UnfitTmpfs),
     #[error("the first thread of process {pid} ({name}) has ended while others of it go on, pthread_exit(3)")]
     WithoutFirstThread { pid: u32, name: String },
     #[error("the proc opened a terminal while it was parked")]

@@ -65,7 +65,7 @@ pub(super) fn fill(proc: &Proc, mounts: &Mounts, volume: &VolumeSpec) -> io::Res
     let (Some(uid), Some(gid)) = (inside(found.st_uid), inside(found.st_gid)) else { return Ok(()) };
     std::os::unix::fs::chown(&path, Some(uid), Some(gid))?;
     fs::set_permissions(&path, fs::Permissions::from_mode(found.st_mode & 0o7777))?;
-    if !matches!(proc.spec.image, Image::Oci(_)) {
+    if !matches!(proc.spec().image, Image::Oci(_)) {
         return Ok(());
     }
     let growing = directory(&proc.shared.data).join(format!("{FILLING}{name}.new"));

@@ -14,7 +14,7 @@ use super::{in_order, is_shared, path_of};
 use crate::host::Proc;
 use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::{is_below, release_volume_files};
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use kip_records::body::{Slept, SleptFile};
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::volume::{self, Volume, VolumeError};
@@ -33,7 +33,7 @@ pub enum UnfitVolume {
     #[error("its processes cannot be read")]
     Processes(#[source] io::Error),
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(#[from] CheckpointImageError),
     #[error("the volume at {target} is not there any more: a directory above it was moved; start it anew")]
     Moved { target: String },
     #[error("{} is not what is mounted at {target} any more: it was replaced since the start; start it anew", path.display())]
@@ -109,12 +109,12 @@ fn read_file(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<SleptFile> 
 /// The volumes of a running proc, in the order in which they are mounted, still without files.
 pub fn read(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
     let mut volumes = Vec::new();
-    if proc.spec.volumes.is_empty() {
+    if proc.spec().volumes.is_empty() {
         return Ok(volumes);
     }
     let root = File::open(format!("/proc/{init}/root")).map_err(UnfitVolume::Processes)?;
     let mounts = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(UnfitVolume::Processes)?;
-    for spec in in_order(&proc.spec) {
+    for spec in in_order(&proc.spec()) {
         let (target, path) = (spec.target.clone(), path_of(&proc.shared.data, &spec.source));
         let unread = |e: Errno| UnfitVolume::Inspect { target: target.clone(), source: e.into() };
         // Also where its last part is a link.
@@ -144,7 +144,8 @@ pub fn read(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
 
 /// Owner and group of the secrets in a directory, as ids of the inside.
 fn owner_of(proc: &Proc, directory: &OwnedFd) -> rustix::io::Result<(u32, u32)> {
-    let name = proc.spec.secrets.first().map_or("", String::as_str);
+    let spec = proc.spec();
+    let name = spec.secrets.first().map_or("", String::as_str);
     let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let inside = |id: u32| id.saturating_sub(proc.first_id());
     Ok((inside(stat.st_uid), inside(stat.st_gid)))
@@ -179,18 +180,19 @@ pub fn note_files(volumes: &mut [Slept], images: &mut Images, init: u32) -> Resu
 /// # Errors
 /// They are not as they were.
 pub fn for_wake(proc: &Proc, generation: Generation, slept: &[Slept]) -> Result<Vec<Volume>, VolumeChanged> {
-    if slept.len() != proc.spec.volumes.len() {
+    if slept.len() != proc.spec().volumes.len() {
         return Err(VolumeChanged::Spec);
     }
     if slept.is_empty() {
         return Ok(Vec::new());
     }
     let user = proc.held_user().map_err(VolumeChanged::User)?;
+    let of_it = proc.spec();
     let mut volumes = Vec::new();
     let restored = is_restored(&proc.dir, generation);
     for one in slept {
         // What its spec says, not the manifest: that may have been in a store.
-        let spec = proc.spec.volumes.iter().find(|v| v.target == one.target).ok_or(VolumeChanged::Spec)?;
+        let spec = of_it.volumes.iter().find(|v| v.target == one.target).ok_or(VolumeChanged::Spec)?;
         if spec.source == VolumeSource::Secrets {
             // Checked like all that may have been in a store: no ids but its own.
             let owner = one.owner.filter(|(uid, gid)| *uid < IDS_PER_BLOCK && *gid < IDS_PER_BLOCK);

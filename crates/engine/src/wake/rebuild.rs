@@ -14,13 +14,14 @@ use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
 use crate::terminals;
+use crate::tmpfs;
 use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
-use kip_checkpoint::{Rebuild, RebuildError, Unfilled};
+use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
 use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
-use kip_sandbox::launcher::{LaunchError, RestoreRequest};
+use kip_sandbox::launcher::{LaunchError, SandboxRestore};
 use kip_sandbox::rootfs::RootfsError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
@@ -63,7 +64,9 @@ pub enum Failure {
 pub(super) struct Ready {
     plan: Plan,
     received: Vec<Arc<OwnedFd>>,
-    namespaces: [Arc<OwnedFd>; 4],
+    namespaces: [Arc<OwnedFd>; 3],
+    /// None if the IPC namespace is in the snapshot: another one is made.
+    ipc: Option<Arc<OwnedFd>>,
 }
 
 impl Ready {
@@ -91,6 +94,9 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
             return None;
         }
     };
+    if plan.same_files && !tmpfs::are_held(proc, &manifest.body.tmpfs) {
+        return None;
+    }
     let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
     let mut memory_files = MemoryFiles::default();
     let complain = |error: &io::Error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again");
@@ -120,8 +126,9 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
     let received = plan.received.iter().skip(1).map(&mut get).collect::<Option<Vec<_>>>()?;
     let namespace = |key| proc.fd_store.get(key);
     let user = Arc::new(proc.held_user().ok()?);
-    let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
-    Some(Ready { plan, received, namespaces })
+    let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?];
+    let ipc = if manifest.body.own_ipc { None } else { Some(namespace(key::IPC)?) };
+    Some(Ready { plan, received, namespaces, ipc })
 }
 
 /// What of the machine the tree gets that is no part of its plan.
@@ -130,6 +137,10 @@ pub(super) struct Around<'a> {
     pub(super) with_pins: bool,
     /// Its volumes.
     pub(super) volumes: Vec<Volume>,
+    /// Its file systems in memory.
+    pub(super) in_memory: Vec<Volume>,
+    /// Places and keys of those of them that were held.
+    pub(super) held_in_memory: Vec<(String, String)>,
     /// Its own time namespace, if it has one.
     pub(super) time: Option<BorrowedFd<'a>>,
 }
@@ -144,31 +155,34 @@ pub(super) fn rebuild(
     cause: WakeCause,
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
-    let Around { with_pins, volumes, time } = around;
+    let Around { with_pins, volumes, in_memory, held_in_memory, time } = around;
     let body = &manifest.body;
-    if ready.plan.is_lazy() && proc.spec.timing.prefetch {
+    if ready.plan.is_lazy() && proc.spec().timing.prefetch {
         read_ahead(&images.join(SETS));
     }
     steps.done("plan");
     fault::reach("wake-helper");
     let mut mounts = proc.take_mounts(with_pins).map_err(Failure::Mounts)?;
-    mounts.volumes = volumes;
+    mounts.volumes = tmpfs::in_order(in_memory, volumes);
     let terminals = terminals::for_wake(proc, body, mounts.terminals.take()).map_err(Failure::Terminals)?;
     mounts.volumes.extend(terminals);
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
     let bytes = manifest.parts.iter().map(|p| p.size).sum();
-    let since = |packet_ns: i64| Duration::from_nanos((kip_sys::ran::monotonic_ns() - packet_ns).max(1) as u64);
-    let waited = body.clocks.packet_ns.map(since);
-    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes, waited)?;
-    let [user, net, uts, ipc] = &ready.namespaces;
+    let came = |packet_ns: i64| Came {
+        ago: Duration::from_nanos((kip_sys::ran::monotonic_ns() - packet_ns).max(1) as u64),
+        taken_within: body.clocks.taken_within(),
+    };
+    let came = body.clocks.packet_ns.map(came);
+    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes, came)?;
+    let [user, net, uts] = &ready.namespaces;
     steps.done("mounts");
-    let started = proc.shared.launcher().restore(RestoreRequest {
+    let started = proc.shared.launcher().restore(SandboxRestore {
         mounts,
         user: user.as_fd(),
         net: net.as_fd(),
         uts: uts.as_fd(),
-        ipc: ipc.as_fd(),
+        ipc: ready.ipc.as_ref().map(|fd| fd.as_fd()),
         time,
         control: control.as_fd(),
         program: proc.shared.restorer.as_fd(),
@@ -222,7 +236,7 @@ pub(super) fn rebuild(
         if let Err(e) = stopped.go() {
             tracing::warn!(proc = %proc.name, error = %e, "a rebuilt thread was not let go");
         }
-        timers::send_later(proc, rebuild.later());
+        timers::send_later(proc, rebuild.later(), body.clocks.taken_within());
         timers::give_back(shortened);
         Ok(())
     });
@@ -234,7 +248,7 @@ pub(super) fn rebuild(
         }
         Err(e) => {
             if let Ok(mounted) = mounted {
-                proc.hold_mounts_again(mounted.as_fd());
+                proc.hold_mounts_again(mounted.as_fd(), held_in_memory);
             }
             // With pid 1 the kernel ends all the others; often it has ended by itself, which must
             // not hide why.
@@ -268,12 +282,12 @@ fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), S
 /// Lets the pager look after what was left out.
 fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], cause: WakeCause) -> Result<(), Failure> {
     let rebuilt = Rebuilt {
-        name: proc.name.to_string(),
+        name: proc.key.to_string(),
         number: proc.slot.number().into(),
         directory: proc.dir.join(crate::host::proc::PAGER_DIRECTORY),
         generation: images.to_owned(),
         processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
-        prefetch: proc.spec.timing.prefetch,
+        prefetch: proc.spec().timing.prefetch,
         set: cause.purpose().set,
     };
     let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();

@@ -4,7 +4,7 @@
 use crate::descriptors::take;
 use crate::host::Proc;
 use crate::tree::Tree;
-use kip_checkpoint::clocks::{self, Form, Missed, Now};
+use kip_clocks::{Form, Missed, Now};
 use kip_sys::ends::{self, End};
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, read_memory, write_memory};
 use kip_sys::shortened::{self, Shortened, Wait};
@@ -31,7 +31,7 @@ pub(super) struct TimerPlan {
 
 impl TimerPlan {
     /// Begins now.
-    pub(super) fn new(proc: &Proc, clocks: &clocks::Clocks) -> TimerPlan {
+    pub(super) fn new(proc: &Proc, clocks: &kip_clocks::Clocks) -> TimerPlan {
         let leads = proc.shared.leads();
         // Before its first wake: the fastest of the others.
         let last = leads.get(&proc.slot).or_else(|| leads.values().min()).copied();
@@ -46,7 +46,7 @@ impl TimerPlan {
     }
 
     /// Waits for that moment, and learns for the next time.
-    pub(super) fn wait(&self, proc: &Proc, clocks: &clocks::Clocks) {
+    pub(super) fn wait(&self, proc: &Proc, clocks: &kip_clocks::Clocks) {
         if !clocks.are_in_images() {
             return;
         }
@@ -62,7 +62,7 @@ impl TimerPlan {
 /// Sets everything about time in the restored processes, which must be stopped; if they are
 /// `traced` by this thread, waits for events whose time-out has passed end by it. What cannot be
 /// set is logged.
-pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
+pub(super) fn set(proc: &Proc, clocks: &kip_clocks::Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
     let nothing =
         clocks.patches.is_empty() && clocks.timerfds.is_empty() && clocks.sockets.is_empty() && clocks.words.is_empty();
     if nothing && missed.is_empty() {
@@ -75,8 +75,8 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
     };
     for timerfd in &clocks.timerfds {
         let set = host(timerfd.pid).and_then(|pid| take(pid, timerfd.fd));
-        let after_packet = clocks::after_packet(timerfd, clocks, Now::read());
-        if let Err(e) = set.and_then(|fd| clocks::set_timerfd(fd.as_fd(), &after_packet)) {
+        let after_packet = kip_clocks::after_packet(timerfd, clocks, Now::read());
+        if let Err(e) = set.and_then(|fd| kip_clocks::set_timerfd(fd.as_fd(), &after_packet)) {
             complain("a timerfd could not be set", timerfd.pid, &e);
         }
     }
@@ -93,8 +93,8 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
     for patch in clocks.patches.iter().filter(|patch| patch.form != Form::Millis) {
         // Anew for each: what comes between makes the wait longer.
         let now = Now::read();
-        let bytes = clocks::patch_bytes(patch, clocks, now);
-        let over = clocks::is_over(patch, clocks, now);
+        let bytes = kip_clocks::patch_bytes(patch, clocks, now);
+        let over = kip_clocks::is_over(patch, clocks, now);
         let fill = |tid| {
             // A thread of a stopped process is not ours.
             if over && traced && matches!(timed::end_wait(tid), Ok(true)) {
@@ -140,16 +140,16 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
 }
 
 /// Sends signals of timers that came due after the packet which the program was woken for, when the
-/// program has had time to take that: [`clocks::AFTER_PACKET`]. Those of a timer that is gone by
+/// program has had time to take that, `taken_within`. Those of a timer that is gone by
 /// then, or that would end a program which takes them no more, are not sent.
-pub(super) fn send_later(proc: &Proc, signals: &[Missed]) {
+pub(super) fn send_later(proc: &Proc, signals: &[Missed], taken_within: Duration) {
     if signals.is_empty() {
         return;
     }
     let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
     let signals: Vec<Missed> = signals.iter().filter_map(|signal| on_host(signal, &tree).ok()).collect();
     let send = move || {
-        std::thread::sleep(clocks::AFTER_PACKET);
+        std::thread::sleep(taken_within);
         for signal in signals {
             // What has ended meanwhile misses nothing.
             let _ = match signal {

@@ -10,7 +10,7 @@
 //! and what is to be forgotten is decided on this side: its own comparison of IPv6 addresses is
 //! inverted (`ctnetlink_filter_match_tuple`, seen in 6.18), and kernels before 5.8 compare nothing.
 
-use super::nfnetlink::{Connection, Content, NLM_F_ACK, NLM_F_DUMP, attribute, nested};
+use super::nfnetlink::{Connection, Content, NLM_F_ACK, NLM_F_DUMP, attribute, find, find_whole, nested};
 use std::io;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
@@ -33,7 +33,6 @@ const CTA_IP_V4_SRC: u16 = 1;
 const CTA_IP_V4_DST: u16 = 2;
 const CTA_IP_V6_SRC: u16 = 3;
 const CTA_IP_V6_DST: u16 = 4;
-const KIND_MASK: u16 = 0x3fff;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
 /// Which parts of a tuple a filter compares (net/netfilter/nf_conntrack_netlink.c, kernel 5.8).
@@ -77,7 +76,7 @@ fn list(connection: &mut Connection, family: u8, unwanted: &impl Fn(&Flow) -> bo
         Content::Object(kind, flow) => {
             let is_flow = kind == NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW;
             if is_flow && Flow::parse(flow).is_some_and(|f| unwanted(&f)) {
-                found.extend(find(flow, CTA_TUPLE_ORIG));
+                found.extend(find_whole(flow, CTA_TUPLE_ORIG).map(<[u8]>::to_vec));
             }
             ControlFlow::Continue(())
         }
@@ -88,9 +87,7 @@ fn list(connection: &mut Connection, family: u8, unwanted: &impl Fn(&Flow) -> bo
 impl Flow {
     /// None for what is not UDP.
     fn parse(attributes: &[u8]) -> Option<Flow> {
-        let value = |path: &[u16]| {
-            path.iter().try_fold(attributes.to_vec(), |inside, kind| Some(find(&inside, *kind)?.split_off(4)))
-        };
+        let value = |path: &[u16]| path.iter().try_fold(attributes, |inside, kind| find(inside, *kind));
         if value(&[CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_PROTO_NUM])? != [UDP] {
             return None;
         }
@@ -103,19 +100,6 @@ impl Flow {
         let leads_to = address(CTA_TUPLE_REPLY, CTA_IP_V4_SRC, CTA_IP_V6_SRC)?;
         Some(Flow { port: u16::from_be_bytes(port.try_into().ok()?), sent_to, leads_to })
     }
-}
-
-/// The first attribute of a kind, header included.
-fn find(mut attributes: &[u8], wanted: u16) -> Option<Vec<u8>> {
-    while attributes.len() >= 4 {
-        let length = (u16::from_ne_bytes([attributes[0], attributes[1]]) as usize).max(4);
-        let kind = u16::from_ne_bytes([attributes[2], attributes[3]]) & KIND_MASK;
-        if kind == wanted {
-            return attributes.get(..length).map(<[u8]>::to_vec);
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-    None
 }
 
 fn only_udp() -> Vec<u8> {

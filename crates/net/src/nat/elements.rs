@@ -18,17 +18,19 @@ const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NFT_MSG_GETTABLE: u16 = 1;
 const NFT_MSG_NEWSETELEM: u16 = 12;
+const NFT_MSG_GETSETELEM: u16 = 13;
 const NFT_MSG_DELSETELEM: u16 = 14;
 const NFPROTO_INET: u8 = 1;
 /// Kinds of attributes; the numbers are those of linux/netfilter/nf_tables.h.
 const TABLE_NAME: u16 = 1;
 const SET_ELEM_LIST_TABLE: u16 = 1;
 const SET_ELEM_LIST_SET: u16 = 2;
-const SET_ELEM_LIST_ELEMENTS: u16 = 3;
+pub(super) const SET_ELEM_LIST_ELEMENTS: u16 = 3;
 const LIST_ELEM: u16 = 1;
-const SET_ELEM_KEY: u16 = 1;
+pub(super) const SET_ELEM_KEY: u16 = 1;
 const SET_ELEM_DATA: u16 = 2;
-const DATA_VALUE: u16 = 1;
+const SET_ELEM_KEY_END: u16 = 10;
+pub(super) const DATA_VALUE: u16 = 1;
 
 /// Changes in one transaction; the socket's buffer limits a message to about 200 KB.
 const MOST: usize = 1000;
@@ -48,10 +50,18 @@ pub(super) enum Set {
     Declared6,
     Own4,
     Own6,
+    Limited4,
+    Limited6,
+    Allowed4,
+    Allowed6,
+    Refused4,
+    Refused6,
+    Held4,
+    Held6,
 }
 
 impl Set {
-    pub const ALL: [Set; 12] = [
+    pub const ALL: [Set; 20] = [
         Set::Tcp4,
         Set::Udp4,
         Set::Tcp6,
@@ -64,6 +74,14 @@ impl Set {
         Set::Declared6,
         Set::Own4,
         Set::Own6,
+        Set::Limited4,
+        Set::Limited6,
+        Set::Allowed4,
+        Set::Allowed6,
+        Set::Refused4,
+        Set::Refused6,
+        Set::Held4,
+        Set::Held6,
     ];
 
     pub fn name(self) -> &'static str {
@@ -80,6 +98,14 @@ impl Set {
             Set::Declared6 => "declared6",
             Set::Own4 => "own4",
             Set::Own6 => "own6",
+            Set::Limited4 => "limited4",
+            Set::Limited6 => "limited6",
+            Set::Allowed4 => "allowed4",
+            Set::Allowed6 => "allowed6",
+            Set::Refused4 => "refused4",
+            Set::Refused6 => "refused6",
+            Set::Held4 => "held4",
+            Set::Held6 => "held6",
         }
     }
 
@@ -93,6 +119,21 @@ impl Set {
             Set::Declared6 => "devgroup . ipv6_addr . inet_proto . inet_service",
             Set::Own4 => "ipv4_addr . ipv4_addr",
             Set::Own6 => "ipv6_addr . ipv6_addr",
+            Set::Limited4 | Set::Held4 => "ipv4_addr",
+            Set::Limited6 | Set::Held6 => "ipv6_addr",
+            Set::Allowed4 | Set::Refused4 => "ipv4_addr . ipv4_addr . inet_proto . inet_service",
+            Set::Allowed6 | Set::Refused6 => "ipv6_addr . ipv6_addr . inet_proto . inet_service",
+        }
+    }
+
+    /// What is said of it besides its types.
+    pub fn properties(self) -> &'static str {
+        match self {
+            Set::Allowed4 | Set::Allowed6 => " flags interval;",
+            // Filled by the kernel. A proc that tries more addresses than there is room for is
+            // refused all the same.
+            Set::Refused4 | Set::Refused6 => " flags dynamic, timeout; timeout 1h; size 4096;",
+            _ => "",
         }
     }
 
@@ -108,6 +149,9 @@ enum Part {
     Address(IpAddr),
     Protocol(Protocol),
     Port(u16),
+    Addresses(IpAddr, IpAddr),
+    Protocols(u8, u8),
+    Ports(u16, u16),
 }
 
 /// One element.
@@ -159,6 +203,41 @@ impl Element {
         Element { set, key: vec![Part::Address(address); 2], value: Vec::new() }
     }
 
+    /// Lets packets of a proc through: first and last of addresses, numbers of protocols and ports.
+    pub fn allowed(source: IpAddr, to: (IpAddr, IpAddr), protocols: (u8, u8), ports: (u16, u16)) -> Element {
+        let set = if source.is_ipv4() { Set::Allowed4 } else { Set::Allowed6 };
+        let key = vec![
+            Part::Address(source),
+            Part::Addresses(to.0, to.1),
+            Part::Protocols(protocols.0, protocols.1),
+            Part::Ports(ports.0, ports.1),
+        ];
+        Element { set, key, value: Vec::new() }
+    }
+
+    /// A proc's address whose calls are judged by what is allowed.
+    pub fn limited(source: IpAddr) -> Element {
+        let set = if source.is_ipv4() { Set::Limited4 } else { Set::Limited6 };
+        Element { set, key: vec![Part::Address(source)], value: Vec::new() }
+    }
+
+    /// A proc's address to which new flows wait.
+    pub fn held(address: IpAddr) -> Element {
+        let set = if address.is_ipv4() { Set::Held4 } else { Set::Held6 };
+        Element { set, key: vec![Part::Address(address)], value: Vec::new() }
+    }
+
+    /// Whether an element that lets packets through is for this one.
+    #[cfg(test)]
+    pub fn covers(&self, to: IpAddr, protocol: u8, port: u16) -> bool {
+        self.key[1..].iter().all(|part| match *part {
+            Part::Addresses(first, last) => first <= to && to <= last,
+            Part::Protocols(first, last) => first <= protocol && protocol <= last,
+            Part::Ports(first, last) => first <= port && port <= last,
+            _ => false,
+        })
+    }
+
     pub fn text(&self) -> String {
         let join = |parts: &[Part]| parts.iter().map(|p| p.text()).collect::<Vec<_>>().join(" . ");
         if self.value.is_empty() { join(&self.key) } else { format!("{} : {}", join(&self.key), join(&self.value)) }
@@ -172,17 +251,34 @@ impl Part {
             Part::Address(address) => address.to_string(),
             Part::Protocol(proto) => proto.to_string(),
             Part::Port(port) => port.to_string(),
+            Part::Addresses(first, last) if first == last => first.to_string(),
+            Part::Addresses(first, last) => format!("{first}-{last}"),
+            Part::Protocols(first, last) if first == last => first.to_string(),
+            Part::Protocols(first, last) => format!("{first}-{last}"),
+            Part::Ports(first, last) if first == last => first.to_string(),
+            Part::Ports(first, last) => format!("{first}-{last}"),
+        }
+    }
+
+    /// Where a range begins and where it ends; for all else the same twice.
+    fn ends(self) -> [Part; 2] {
+        match self {
+            Part::Addresses(first, last) => [Part::Address(first), Part::Address(last)],
+            Part::Protocols(first, last) => [Part::Protocols(first, first), Part::Protocols(last, last)],
+            Part::Ports(first, last) => [Part::Port(first), Part::Port(last)],
+            other => [other; 2],
         }
     }
 
     fn bytes(self) -> Vec<u8> {
         match self {
             Part::Group(group) => group.to_ne_bytes().to_vec(),
-            Part::Address(IpAddr::V4(a)) => a.octets().to_vec(),
-            Part::Address(IpAddr::V6(a)) => a.octets().to_vec(),
+            Part::Address(IpAddr::V4(a)) | Part::Addresses(IpAddr::V4(a), _) => a.octets().to_vec(),
+            Part::Address(IpAddr::V6(a)) | Part::Addresses(IpAddr::V6(a), _) => a.octets().to_vec(),
             Part::Protocol(Protocol::Tcp) => vec![6],
             Part::Protocol(Protocol::Udp) => vec![17],
-            Part::Port(port) => port.to_be_bytes().to_vec(),
+            Part::Protocols(number, _) => vec![number],
+            Part::Port(port) | Part::Ports(port, _) => port.to_be_bytes().to_vec(),
         }
     }
 }
@@ -207,19 +303,40 @@ pub(super) fn apply(connection: &mut Connection, table: &str, changes: &[Change]
     changes.chunks(MOST).try_for_each(|changes| transaction(connection, table, changes))
 }
 
+/// Removes elements by their keys, all or none of each [`MOST`].
+pub(super) fn remove_keys(connection: &mut Connection, table: &str, set: Set, keys: &[Vec<u8>]) -> io::Result<()> {
+    let message = |key: &Vec<u8>| {
+        let key = nested(SET_ELEM_KEY, attribute(DATA_VALUE, key.clone()));
+        (NFT_MSG_DELSETELEM, 0, of_set(table, set, Some(nested(LIST_ELEM, key))))
+    };
+    keys.chunks(MOST).try_for_each(|keys| batch(connection, keys.iter().map(message).collect()))
+}
+
+/// Appends the question for all elements of a set and returns its sequence number.
+pub(super) fn append_list(connection: &mut Connection, bytes: &mut Vec<u8>, table: &str, set: Set, flags: u16) -> u32 {
+    let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETSETELEM;
+    connection.append(bytes, kind, flags, NFPROTO_INET, &of_set(table, set, None))
+}
+
 fn transaction(connection: &mut Connection, table: &str, changes: &[Change]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(256 * changes.len());
+    let message = |change: &Change| match change {
+        Change::Add(element) => (NFT_MSG_NEWSETELEM, NLM_F_CREATE, body(table, element)),
+        Change::Remove(element) => (NFT_MSG_DELSETELEM, 0, body(table, element)),
+    };
+    batch(connection, changes.iter().map(message).collect())
+}
+
+/// One transaction of messages, each with its kind, its flags and its body.
+fn batch(connection: &mut Connection, messages: Vec<(u16, u16, Vec<u8>)>) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(256 * messages.len());
     let batch = connection.append(&mut bytes, NFNL_MSG_BATCH_BEGIN, 0, NFPROTO_UNSPEC, &[]);
     let mut last = batch;
-    for (i, change) in changes.iter().enumerate() {
-        let (kind, flags, element) = match change {
-            Change::Add(element) => (NFT_MSG_NEWSETELEM, NLM_F_CREATE, element),
-            Change::Remove(element) => (NFT_MSG_DELSETELEM, 0, element),
-        };
+    let count = messages.len();
+    for (i, (kind, flags, body)) in messages.into_iter().enumerate() {
         // Refusals are always told; success only of the last, which is that of all.
-        let answer = if i + 1 == changes.len() { NLM_F_ACK } else { 0 };
+        let answer = if i + 1 == count { NLM_F_ACK } else { 0 };
         let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
-        last = connection.append(&mut bytes, kind, answer | flags, NFPROTO_INET, &body(table, element));
+        last = connection.append(&mut bytes, kind, answer | flags, NFPROTO_INET, &body);
     }
     connection.append(&mut bytes, NFNL_MSG_BATCH_END, 0, NFPROTO_UNSPEC, &[]);
     // An answer to the batch's beginning is one to all of it.
@@ -239,13 +356,24 @@ fn transaction(connection: &mut Connection, table: &str, changes: &[Change]) -> 
 }
 
 fn body(table: &str, element: &Element) -> Vec<u8> {
-    let mut inner = data(SET_ELEM_KEY, &element.key);
+    let ends: Vec<[Part; 2]> = element.key.iter().map(|part| part.ends()).collect();
+    let end = |which: usize| ends.iter().map(|ends| ends[which]).collect::<Vec<Part>>();
+    let (first, last) = (end(0), end(1));
+    let mut inner = data(SET_ELEM_KEY, &first);
+    if first != last {
+        inner.extend(data(SET_ELEM_KEY_END, &last));
+    }
     if !element.value.is_empty() {
         inner.extend(data(SET_ELEM_DATA, &element.value));
     }
+    of_set(table, element.set, Some(nested(LIST_ELEM, inner)))
+}
+
+/// The body of a message about a set, with an element of it or none.
+fn of_set(table: &str, set: Set, element: Option<Vec<u8>>) -> Vec<u8> {
     let mut body = attribute(SET_ELEM_LIST_TABLE, c_string(table));
-    body.extend(attribute(SET_ELEM_LIST_SET, c_string(element.set.name())));
-    body.extend(nested(SET_ELEM_LIST_ELEMENTS, nested(LIST_ELEM, inner)));
+    body.extend(attribute(SET_ELEM_LIST_SET, c_string(set.name())));
+    body.extend(element.map(|element| nested(SET_ELEM_LIST_ELEMENTS, element)).unwrap_or_default());
     body
 }
 

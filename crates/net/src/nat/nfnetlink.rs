@@ -15,6 +15,8 @@ pub(super) const NFNL_SUBSYS_NFTABLES: u16 = 10;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLA_F_NESTED: u16 = 1 << 15;
+/// The kind of an attribute without its flags.
+const KIND_MASK: u16 = 0x3fff;
 /// Sizes of struct nlmsghdr and struct nfgenmsg.
 const HEADER: usize = 16;
 const GENERAL: usize = 4;
@@ -108,6 +110,31 @@ fn content(message: &[u8]) -> Content<'_> {
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Kind and content of each attribute.
+pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    whole(bytes).map(|(kind, attribute)| (kind, &attribute[4..]))
+}
+
+/// Content of the first attribute of a kind.
+pub(super) fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find_map(|(kind, content)| (kind == wanted).then_some(content))
+}
+
+/// The first attribute of a kind, header included.
+pub(super) fn find_whole(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    whole(bytes).find_map(|(kind, attribute)| (kind == wanted).then_some(attribute))
+}
+
+fn whole(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = (u16::from_ne_bytes([*rest.first()?, *rest.get(1)?]) as usize).max(4);
+        let kind = u16::from_ne_bytes([*rest.get(2)?, *rest.get(3)?]) & KIND_MASK;
+        let attribute = rest.get(..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, attribute))
+    })
 }
 
 /// An attribute that holds others.

@@ -6,14 +6,20 @@
 //! * `tcp4at`, `udp4at`, `tcp6at`, `udp6at`: the same by host address and host port.
 //! * `declared4`, `declared6`: network (as the group of the incoming interface), proc address,
 //!   protocol, port that procs of that network may dial directly.
+//! * `limited4`, `limited6`: addresses of procs that may call only what `allowed4` and `allowed6`
+//!   name: proc address, addresses outside, protocols, ports. What is refused them is in `refused4`
+//!   and `refused6`, which the kernel fills and [`super::refused`] reads.
+//! * `held4`, `held6`: addresses of procs to which new flows wait: their first packets are dropped
+//!   after the translation, before the kernel remembers the flow.
 //! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's
 //!   address; without translating its source as well, the answer would never leave its namespace
 //!   and so never be translated back.
 
-use super::Published;
 use super::elements::{Element, Set};
+use super::{Published, allowed};
 use crate::addr::Instance;
 use std::fmt::Write;
+use std::net::IpAddr;
 
 /// Where a machine learns of its secrets, and what is on its own links only: no business of a
 /// tenant's. Some of these addresses are name servers too. After the first two, which all clouds
@@ -37,7 +43,7 @@ pub(super) fn full(instance: Instance, elements: &[Element]) -> String {
     let _ = writeln!(text, "table inet {} {{", instance.table());
     for set in Set::ALL {
         let kind = if set.is_map() { "map" } else { "set" };
-        let _ = write!(text, "  {kind} {} {{ type {};", set.name(), set.types());
+        let _ = write!(text, "  {kind} {} {{ type {};{}", set.name(), set.types(), set.properties());
         let mut inside = elements.iter().filter(|e| e.set == set).peekable();
         if inside.peek().is_some() {
             let list: Vec<_> = inside.map(|e| e.text()).collect();
@@ -72,6 +78,16 @@ pub(super) fn elements(instance: Instance, group: Option<u32>, published: &Publi
         all.push(Element::own(addresses.v4.into()));
         all.push(Element::own(addresses.v6.into()));
     }
+    if published.held {
+        all.push(Element::held(addresses.v4.into()));
+        all.push(Element::held(addresses.v6.into()));
+    }
+    if let Some(allowed) = &published.egress {
+        for source in [IpAddr::from(addresses.v4), IpAddr::from(addresses.v6)] {
+            all.push(Element::limited(source));
+            all.extend(allowed::elements(source, allowed));
+        }
+    }
     all.sort_unstable();
     all.dedup();
     all
@@ -100,6 +116,22 @@ fn chains(instance: Instance) -> String {
     dnat ip6 to tcp dport map @tcp6
     dnat ip6 to udp dport map @udp6
 ";
+    let limits = |v: &str, ip: &str| {
+        let sent = format!("{ip} saddr . {ip} daddr . meta l4proto");
+        format!(
+            "\
+  chain limited{v} {{
+    meta iifgroup . {ip} daddr . meta l4proto . th dport @declared{v} accept
+    {sent} . th dport @allowed{v} accept
+    meta l4proto {{ tcp, udp }} update @refused{v} {{ {sent} . th dport }}
+    meta l4proto {{ icmp, ipv6-icmp }} update @refused{v} {{ {sent} . 0 }}
+    reject with icmpx admin-prohibited
+  }}
+"
+        )
+    };
+    let held = "    ct state new ip daddr @held4 drop\n    ct state new ip6 daddr @held6 drop\n";
+    let limits = limits("4", "ip") + &limits("6", "ip6");
     format!(
         "\
   # What a proc sends must come from its own address and not go to the host's loopback. This is before any
@@ -110,6 +142,14 @@ fn chains(instance: Instance) -> String {
     ip daddr 127.0.0.0/8 drop
     ip6 daddr ::1 drop
     fib saddr . iif oif missing counter drop
+  }}
+  # What a proc with limited egress begins is judged before any translation, by where it is sent to.
+{limits}  chain egress {{
+    type filter hook prerouting priority mangle; policy accept;
+    iifname != {procs} accept
+    ct state established,related accept
+    ip saddr @limited4 jump limited4
+    ip6 saddr @limited6 jump limited6
   }}
   # Packets for the loopback that come by a link are forged: translated they would pass for others, so they are left to the
   # kernel, which drops them.
@@ -129,6 +169,13 @@ fn chains(instance: Instance) -> String {
     iifname {procs} oifname {procs} ip6 saddr . ip6 daddr @own6 snat ip6 to {gateway6}
     iifname {procs} oifname != {procs} masquerade
   }}
+  # After the translation and before the way is looked for: where a proc has ended there is none, and clients would be told.
+  chain arrived {{
+    type filter hook prerouting priority -90; policy accept;
+{held}  }}
+  chain sent {{
+    type filter hook output priority -90; policy accept;
+{held}  }}
   chain forwarded {{
     type filter hook forward priority filter; policy accept;
     iifname != {procs} oifname != {procs} accept

@@ -1,7 +1,7 @@
 //! Calls that change nothing a program could see.
 
 use super::{Pager, PagerError, unexpected};
-use crate::protocol::{Answer, MOST_PEEKED, Peek, Request, Survey, Timer};
+use crate::protocol::{MOST_PEEKED, PagerAnswer, PagerRequest, Peek, Survey, Timer};
 use crate::swap::PAGE;
 use kip_snapshot::pages::PageMap;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -37,9 +37,9 @@ impl Pager {
     /// See [`PagerError`].
     pub fn chart(&self, name: &str) -> Result<Option<PageMap>, PagerError> {
         let file = memory()?;
-        match self.call_with(&Request::Chart { name: name.into() }, &[file.as_fd()])? {
-            Answer::Charted { known: false } => Ok(None),
-            Answer::Charted { known: true } => {
+        match self.call_with(&PagerRequest::Chart { name: name.into() }, &[file.as_fd()])? {
+            PagerAnswer::Charted { known: false } => Ok(None),
+            PagerAnswer::Charted { known: true } => {
                 let read = PageMap::load_from(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
                 read.map(Some).map_err(|e| PagerError::Gone(io::Error::other(e)))
             }
@@ -53,8 +53,8 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`]; its threads run on.
     pub fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<Vec<Timer>, PagerError> {
-        match self.call(&Request::Survey { name: name.into(), processes: processes.into(), survey })? {
-            Answer::Surveyed { timers } => Ok(timers),
+        match self.call(&PagerRequest::Survey { name: name.into(), processes: processes.into(), survey })? {
+            PagerAnswer::Surveyed { timers } => Ok(timers),
             other => Err(unexpected(&other)),
         }
     }
@@ -74,8 +74,8 @@ impl Pager {
         for pages in pages.chunks(MOST_PEEKED) {
             let file = memory()?;
             let peek = Peek { name: name.into(), processes: PathBuf::from(processes), pages: pages.to_vec() };
-            let (away, unread) = match self.call_with(&Request::Peek(peek), &[file.as_fd()])? {
-                Answer::Peeked { away, unread } => (away, unread),
+            let (away, unread) = match self.call_with(&PagerRequest::Peek(peek), &[file.as_fd()])? {
+                PagerAnswer::Peeked { away, unread } => (away, unread),
                 other => return Err(unexpected(&other)),
             };
             let at = |index: u32| pages.get(index as usize).copied().unwrap_or_default();

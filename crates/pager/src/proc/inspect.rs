@@ -8,9 +8,9 @@
 use super::Proc;
 use crate::slots::Runs;
 use crate::source::PageSource as _;
-use crate::space::{self, Kind};
+use crate::space::{self, SpaceKind};
 use crate::swap::{Aligned, PAGE};
-use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
+use kip_snapshot::pages::{PageFile, PageMap, ProcessPages, Run};
 use kip_sys::pagemap::{self, Filter, States};
 use std::fs::File;
 use std::io;
@@ -73,7 +73,7 @@ impl Proc {
             let memory = self.family.spaces().get(&known.id).map(|member| member.memory.clone());
             let Some(memory) = memory else { continue };
             let runs = self.runs_in(memory.state().map.runs(), swap)?;
-            map.processes.insert(*pid, Process { runs, sets: Vec::new() });
+            map.processes.insert(*pid, ProcessPages { runs, sets: Vec::new() });
         }
         Ok(map)
     }
@@ -141,10 +141,10 @@ fn read_missing(pid: u32, address: u64, bytes: &mut [u8; PAGE]) -> io::Result<Pe
     let mapping = space::mappings(pid)?.into_iter().find(|mapping| mapping.range.contains(&address));
     match mapping.map(|mapping| mapping.kind) {
         None => Err(io::Error::new(io::ErrorKind::NotFound, format!("nothing is mapped at {address:x}"))),
-        Some(Kind::Anonymous | Kind::Left(_)) => {
+        Some(SpaceKind::Anonymous | SpaceKind::Left(_)) => {
             bytes.fill(0);
             Ok(Peeked::Here)
         }
-        Some(Kind::File | Kind::Kernel) => read_there(pid, address, bytes),
+        Some(SpaceKind::File | SpaceKind::Kernel) => read_there(pid, address, bytes),
     }
 }

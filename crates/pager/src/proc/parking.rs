@@ -11,10 +11,10 @@ use crate::serve::Server;
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
 use crate::source::PageSource as _;
-use crate::space::{self, Kind};
-use crate::stored::Stored;
+use crate::space::{self, SpaceKind};
+use crate::stored::StoredSet;
 use crate::swap::{PAGE, Swap};
-use kip_snapshot::pages::{PageMap, Process, Run};
+use kip_snapshot::pages::{PageMap, ProcessPages, Run};
 use kip_stop::ended;
 use kip_sys::uffd::{self, Catch};
 use std::collections::{BTreeMap, HashMap};
@@ -37,9 +37,9 @@ pub struct Unfilled {
 }
 
 /// Where each process's part of the file of working sets begins.
-fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32, u32> {
+fn set_slots(parked: &Parked, processes: &BTreeMap<u32, ProcessPages>) -> HashMap<u32, u32> {
     let Some(mut next) = parked.sets() else { return HashMap::new() };
-    let place = |(inside, process): (&u32, &Process)| {
+    let place = |(inside, process): (&u32, &ProcessPages)| {
         let slot = next;
         next += process.expected().len() as u32;
         (*inside, slot)
@@ -53,7 +53,7 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32
 fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, parked: &Parked) -> io::Result<Runs> {
     let mut runs = Runs::default();
     let mut watched = 0;
-    for mapping in space::mappings(pid)?.into_iter().filter(|m| m.kind == Kind::Anonymous) {
+    for mapping in space::mappings(pid)?.into_iter().filter(|m| m.kind == SpaceKind::Anonymous) {
         let first = all.partition_point(|run| run.end() <= mapping.range.start);
         let mut met = all[first..].iter().take_while(|run| run.start < mapping.range.end).peekable();
         if met.peek().is_none() {
@@ -108,8 +108,8 @@ impl Proc {
             mend(host, &runs, |slot, page| parked.read(slot, page))?;
             let slot = |page| runs.get(page).map(|(slot, _)| slot);
             let stored = match (set_slots.remove(&inside), parked.sets()) {
-                (Some(first), _) => Stored::parked(&process.sets, slot, parked.clone(), first),
-                (None, None) => Stored::coming(&process.sets, kind, slot, parked.clone()),
+                (Some(first), _) => StoredSet::parked(&process.sets, slot, parked.clone(), first),
+                (None, None) => StoredSet::coming(&process.sets, kind, slot, parked.clone()),
                 (None, Some(_)) => None,
             };
             let memory = proc.family.take_in(uffd, runs, Some(host))?;
@@ -200,7 +200,7 @@ impl Proc {
                     other => other?,
                 }
             }
-            map.processes.insert(pid, Process { runs, sets: known.histories.working_sets() });
+            map.processes.insert(pid, ProcessPages { runs, sets: known.histories.working_sets() });
         }
         Ok(map)
     }

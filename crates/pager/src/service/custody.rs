@@ -3,7 +3,7 @@
 use super::{News, Service, line};
 use crate::memory::SpaceId;
 use crate::proc::Custodian;
-use crate::protocol::Event;
+use crate::protocol::PagerEvent;
 use kip_keeper::Keeper;
 use std::io;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct InKeeper {
     pub(super) name: String,
     pub(super) number: u32,
     pub(super) news: mpsc::Sender<News>,
-    pub(super) missing: mpsc::Sender<Event>,
+    pub(super) missing: mpsc::Sender<PagerEvent>,
 }
 
 /// Prefix of a proc's names.
@@ -50,13 +50,13 @@ impl Custodian for InKeeper {
 
     fn damaged(&self, error: &io::Error) {
         let (name, number, message) = (self.name.clone(), self.number, error.to_string());
-        let _ = self.news.send(News::Event(Event::Damaged { name, number, message }));
+        let _ = self.news.send(News::Event(PagerEvent::Damaged { name, number, message }));
     }
 
     fn missing(&self, file: &str, pages: Range<u32>) {
         let (name, number, file) = (self.name.clone(), self.number, file.to_owned());
         let (first, pages) = (pages.start, pages.end - pages.start);
-        let _ = self.missing.send(Event::Missing { name, number, file, first, pages });
+        let _ = self.missing.send(PagerEvent::Missing { name, number, file, first, pages });
     }
 }
 

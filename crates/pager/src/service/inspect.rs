@@ -2,7 +2,7 @@
 
 use super::{Service, line, listed};
 use crate::proc::{LIFTED, Peeked, peek_whole};
-use crate::protocol::{Answer, Peek, Survey};
+use crate::protocol::{PagerAnswer, Peek, Survey};
 use crate::swap::PAGE;
 use kip_stop::timers;
 use std::fs::File;
@@ -23,17 +23,17 @@ fn first(fds: Vec<OwnedFd>) -> Result<OwnedFd, String> {
 }
 
 impl Service {
-    pub(super) fn chart(&self, name: &str, fds: Vec<OwnedFd>) -> Result<Answer, String> {
+    pub(super) fn chart(&self, name: &str, fds: Vec<OwnedFd>) -> Result<PagerAnswer, String> {
         let file = first(fds)?;
-        let Some(slot) = self.known(name) else { return Ok(Answer::Charted { known: false }) };
+        let Some(slot) = self.known(name) else { return Ok(PagerAnswer::Charted { known: false }) };
         let guard = slot.lock();
-        let Some(entry) = guard.as_ref() else { return Ok(Answer::Charted { known: false }) };
+        let Some(entry) = guard.as_ref() else { return Ok(PagerAnswer::Charted { known: false }) };
         let map = entry.proc.chart().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
         map.save_as(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd()))).map_err(line)?;
-        Ok(Answer::Charted { known: true })
+        Ok(PagerAnswer::Charted { known: true })
     }
 
-    pub(super) fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<Answer, String> {
+    pub(super) fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<PagerAnswer, String> {
         let pids = listed(processes).map_err(|e| format!("{}: {e}", processes.display()))?;
         let within = |time| Instant::now() + time;
         let timers = match survey {
@@ -46,10 +46,10 @@ impl Service {
                 timers::of_running(&pids, within(ASKED_WITHIN), lifted.as_deref())
             }
         };
-        timers.map(|timers| Answer::Surveyed { timers }).map_err(line)
+        timers.map(|timers| PagerAnswer::Surveyed { timers }).map_err(line)
     }
 
-    pub(super) fn peek(&self, peek: &Peek, fds: Vec<OwnedFd>) -> Result<Answer, String> {
+    pub(super) fn peek(&self, peek: &Peek, fds: Vec<OwnedFd>) -> Result<PagerAnswer, String> {
         let file = File::from(first(fds)?);
         let slot = self.slot(&peek.name);
         // Nothing of it is taken out meanwhile.
@@ -73,6 +73,6 @@ impl Service {
                 Err(e) => unread.push((index, e.to_string())),
             }
         }
-        Ok(Answer::Peeked { away, unread })
+        Ok(PagerAnswer::Peeked { away, unread })
     }
 }

@@ -1,7 +1,7 @@
 //! Notification of followers, by threads that wait for no proc.
 
 use super::{Entry, News, Rung, STACK, Service, Slot, by_long_tick, install_us, installed_pages, micros};
-use crate::protocol::{Event, Woken};
+use crate::protocol::{PagerEvent, Woken};
 use kip_sys::fdpass;
 use parking_lot::{Mutex, MutexGuard};
 use std::os::fd::AsFd as _;
@@ -61,10 +61,10 @@ impl Service {
         drop(entry);
         let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages, long_tick };
         tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
-        self.broadcast(&Event::Woke { name, number, turn, woken, by });
+        self.broadcast(&PagerEvent::Woke { name, number, turn, woken, by });
     }
 
-    pub(super) fn broadcast(&self, event: &Event) {
+    pub(super) fn broadcast(&self, event: &PagerEvent) {
         let bytes = serde_json::to_vec(event).expect("events are plain data");
         self.followers.lock().retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
     }

@@ -1,6 +1,6 @@
 //! The entries of an archive, made one by one below the destination.
 
-use super::{Form, Limits, RATIO_COUNTS_FROM_BYTES, Trouble, Unpacked, Watched};
+use super::{ArchiveLimits, Form, RATIO_COUNTS_FROM_BYTES, Trouble, Unpacked, Watched};
 use crate::base::USR_LINKS;
 use crate::rootfs::OPAQUE;
 use kip_files::unpack::relative;
@@ -22,13 +22,13 @@ const LEFT_OUT: usize = 20;
 pub(super) struct Unpacking<'a> {
     form: Form,
     root: OwnedFd,
-    limits: &'a Limits,
+    limits: &'a ArchiveLimits,
     packed: Rc<Cell<u64>>,
     pub(super) done: Unpacked,
 }
 
 impl<'a> Unpacking<'a> {
-    pub(super) fn new(form: Form, root: OwnedFd, limits: &'a Limits, packed: Rc<Cell<u64>>) -> Unpacking<'a> {
+    pub(super) fn new(form: Form, root: OwnedFd, limits: &'a ArchiveLimits, packed: Rc<Cell<u64>>) -> Unpacking<'a> {
         Unpacking { form, root, limits, packed, done: Unpacked::default() }
     }
 

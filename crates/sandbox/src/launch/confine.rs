@@ -2,6 +2,7 @@
 
 use crate::protocol::{Failure, Ids, Program, Step};
 use kip_sys::caps::Instruction;
+use kip_types::spec::CapabilityBits;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{
@@ -11,23 +12,16 @@ use rustix::thread::{
 };
 use std::os::fd::BorrowedFd;
 
-/// What the sandbox's root can do within its own user namespace: what common servers need to open
-/// low ports, change their user and own their files. Nothing of it reaches the host.
-pub(super) const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::FOWNER)
-    .union(CapabilitySet::FSETID)
-    .union(CapabilitySet::KILL)
-    .union(CapabilitySet::SETGID)
-    .union(CapabilitySet::SETUID)
-    .union(CapabilitySet::SETPCAP)
-    .union(CapabilitySet::NET_BIND_SERVICE)
-    .union(CapabilitySet::SYS_CHROOT)
-    .union(CapabilitySet::SETFCAP)
-    .union(CapabilitySet::AUDIT_WRITE);
+/// What pid 1 needs to start the program as another user and with fewer capabilities.
+const OF_INIT: CapabilitySet = CapabilitySet::SETGID.union(CapabilitySet::SETUID).union(CapabilitySet::SETPCAP);
 
 /// The same, a bit for each (capabilities(7)).
-pub const CAPABILITY_BITS: u64 = CAPABILITIES.bits();
+pub const INIT_CAPABILITY_BITS: CapabilityBits = OF_INIT.bits();
+
+/// What the program can have, if pid 1 has to have more.
+pub(super) fn limited(program: &Program) -> Option<CapabilityBits> {
+    (program.capabilities & INIT_CAPABILITY_BITS != INIT_CAPABILITY_BITS).then_some(program.capabilities)
+}
 
 /// The user namespace to enter.
 #[derive(Debug, Clone, Copy)]
@@ -55,20 +49,33 @@ pub(super) fn enter_user(namespace: UserNamespace<'_>) -> Result<(), Failure> {
     become_root()
 }
 
-/// Gives up all that the program is not to have, for good.
-pub(super) fn confine(program: &Program, filter: &[Instruction]) -> Result<(), Failure> {
+/// What is executed next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// A kip-init, which starts the program.
+    Init,
+    /// The program itself.
+    Program,
+}
+
+/// Gives up all that the program is not to have, for good. What a program of root gets at its
+/// execve(2) is the bounding set; until then the thread keeps what it needs to become another user.
+pub(super) fn confine(program: &Program, filter: &[Instruction], next: Next) -> Result<(), Failure> {
     // The user namespace lets no limit be raised above what it is here.
     for limit in &program.limits {
         kip_sys::process::set_limit(limit.resource, limit.soft, limit.hard).map_err(Failure::at(Step::Limits))?;
     }
-    limit_bounding_set().map_err(Failure::at(Step::Capabilities))?;
+    let given = CapabilitySet::from_bits_retain(program.capabilities);
+    let own = given.union(OF_INIT);
+    let bounding = if next == Next::Init { own } else { given };
+    limit_bounding_set(bounding).map_err(Failure::at(Step::Capabilities))?;
     if !program.allow_setuid {
         set_no_new_privs(true).map_err(Failure::at(Step::NoNewPrivs))?;
     }
     // Before the capabilities go: without no_new_privs it needs CAP_SYS_ADMIN in the user
     // namespace.
     kip_sys::caps::add_seccomp_filter(filter).map_err(Failure::at(Step::Seccomp))?;
-    let sets = CapabilitySets { effective: CAPABILITIES, permitted: CAPABILITIES, inheritable: CapabilitySet::empty() };
+    let sets = CapabilitySets { effective: own, permitted: own, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).map_err(Failure::at(Step::Capabilities))
 }
 
@@ -93,10 +100,10 @@ pub(super) fn become_user(ids: &Ids) -> Result<(), Failure> {
 }
 
 /// The kernel refuses the first number that it has no capability for.
-fn limit_bounding_set() -> rustix::io::Result<()> {
+fn limit_bounding_set(kept: CapabilitySet) -> rustix::io::Result<()> {
     for bit in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
-        if CAPABILITIES.contains(capability) {
+        if kept.contains(capability) {
             continue;
         }
         match remove_capability_from_bounding_set(capability) {

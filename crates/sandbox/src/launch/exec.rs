@@ -1,6 +1,6 @@
 //! Running another program in a sandbox that is there.
 
-use super::confine::{UserNamespace, become_user, confine, enter_user};
+use super::confine::{Next, UserNamespace, become_user, confine, enter_user};
 use super::start::{Init, enter_cgroups, place_stdio};
 use super::template::in_time;
 use super::{Prepared, Spawned};
@@ -48,7 +48,7 @@ fn exec_here(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Sp
     move_into_thread_name_spaces(parts.init.as_fd(), ThreadNameSpaceType::PROCESS_ID)
         .map_err(Failure::at(Step::Namespaces))?;
     let spawned = super::spawn(Clone { shared: true, ..Clone::default() }, || {
-        join(prepared, parts, program)?;
+        join(prepared, parts, program, Next::Program)?;
         kip_sys::ns::close_on_exec_from(3).map_err(Failure::at(Step::Stdio))?;
         kip_sys::ns::unblock_signals().map_err(Failure::at(Step::Exec))?;
         rustix::process::chdir(workdir.as_c_str()).map_err(Failure::at(Step::WorkDir))?;
@@ -95,7 +95,7 @@ fn session_here(prepared: &Prepared, parts: &Parts, status: &OwnedFd, program: &
         .map_err(Failure::at(Step::Namespaces))?;
     let spawned = super::in_child(Step::Clone, || {
         super::spawn(Clone { shared: true, ..Clone::default() }, || {
-            join(prepared, parts, program)?;
+            join(prepared, parts, program, Next::Init)?;
             init.exec(status.as_fd())
         })
     });
@@ -103,7 +103,7 @@ fn session_here(prepared: &Prepared, parts: &Parts, status: &OwnedFd, program: &
     spawned.map(|child| child.pidfd)
 }
 
-fn join(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Failure> {
+fn join(prepared: &Prepared, parts: &Parts, program: &Program, next: Next) -> Result<(), Failure> {
     enter_cgroups(&parts.cgroups)?;
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
@@ -114,7 +114,7 @@ fn join(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fai
     move_into_thread_name_spaces(parts.init.as_fd(), kinds).map_err(Failure::at(Step::Namespaces))?;
     place_stdio([parts.stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
     enter_user(UserNamespace::Of(parts.init.as_fd()))?;
-    confine(program, &prepared.filter)
+    confine(program, &prepared.filter, next)
 }
 
 /// The paths to try, as execvp(3) has them, to be resolved inside.
@@ -138,6 +138,7 @@ mod tests {
             env: env.iter().map(|s| s.to_string()).collect(),
             workdir: None,
             allow_setuid: false,
+            capabilities: 0,
             ids: None,
             limits: Vec::new(),
             exec_only: false,

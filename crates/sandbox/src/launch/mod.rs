@@ -16,7 +16,7 @@ mod start;
 mod template;
 mod volumes;
 
-pub use confine::CAPABILITY_BITS;
+pub use confine::INIT_CAPABILITY_BITS;
 pub use exec::DEFAULT_PATH;
 pub use start::MASKED;
 
@@ -178,14 +178,14 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start { program, has_stdin, volumes, directories } => {
+            Request::Start { program, has_stdin, volumes, directories, read_only } => {
                 let ([root, usr, user, net, uts, ipc, stdout, stderr, status], mut rest) = first(fds)?;
                 if has_stdin && rest.is_empty() {
                     return Err(wrong_number());
                 }
                 let stdin = has_stdin.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, directories, may_make: true };
+                let mounts = start::Files { root, usr, volumes, directories, may_make: true, read_only };
                 let parts = start::Parts { mounts, user, net, uts, ipc, stdin, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
@@ -202,14 +202,16 @@ impl Server {
                 let parts = exec::Parts { init, own_time, stdin, stdout, stderr, cgroups };
                 Ok((Reply::Session, vec![exec::session(prepared, &parts, &status, &program)?]))
             }
-            Request::Restore { own_time, volumes } => {
-                let ([root, usr, user, net, uts, ipc, control, program], mut rest) = first(fds)?;
-                if own_time && rest.is_empty() {
+            Request::Restore { new_ipc, own_time, volumes } => {
+                let ([root, usr, user, net, uts, control, program], mut rest) = first(fds)?;
+                if rest.len() < usize::from(!new_ipc) + usize::from(own_time) {
                     return Err(wrong_number());
                 }
+                let ipc = (!new_ipc).then(|| rest.remove(0));
                 let time = own_time.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, directories: Vec::new(), may_make: false };
+                let (directories, may_make, read_only) = (Vec::new(), false, false);
+                let mounts = start::Files { root, usr, volumes, directories, may_make, read_only };
                 let parts = restore::Parts { mounts, user, net, uts, ipc, time, control, program, cgroups };
                 let child = restore::restore(prepared, &parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
@@ -217,9 +219,14 @@ impl Server {
             Request::Namespaces { uid_base, hostname } => {
                 Ok((Reply::Ready, prepare::namespaces(prepared, uid_base, &hostname)?.into()))
             }
-            Request::Copy => {
+            Request::Copy { points } => {
                 let [init] = exactly(fds)?;
-                Ok((Reply::Ready, prepare::copy(&init)?))
+                Ok((Reply::Ready, prepare::copy(&init, &points)?))
+            }
+            Request::Fill { first_id } => {
+                let ([mount, contents, said], cgroups) = first(fds)?;
+                prepare::fill(&mount, contents, said, &cgroups, first_id)?;
+                Ok((Reply::Ready, vec![]))
             }
             Request::Mount(lower) => {
                 let ([state], trees) = first(fds)?;

@@ -1,8 +1,9 @@
 //! What a sandbox is made of, in advance: namespaces and mounts.
 
 use super::Prepared;
+use super::start::enter_cgroups;
 use super::template::{LAYERS, MOST_LAYERS};
-use crate::protocol::{Failure, Lower, Step};
+use crate::protocol::{FILLED, Failure, Lower, Step};
 use kip_sys::ns::{Child, Clone, Unshare, clone_child, unshare};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -99,19 +100,47 @@ pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result
 /// Other mounts of the `/` and `/usr` of a sandbox, detached. The same filesystems: they live on by
 /// these, and with them whatever the kernel keeps by inode, when the sandbox is gone. From within,
 /// for older kernels copy no detached mount.
-pub(super) fn copy(init: &OwnedFd) -> Result<Vec<OwnedFd>, Failure> {
+pub(super) fn copy(init: &OwnedFd, points: &[String]) -> Result<Vec<OwnedFd>, Failure> {
     super::in_child(Step::Copy, || {
         move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT)
             .map_err(Failure::at(Step::Namespaces))?;
         // No process inside can replace what something is mounted on.
-        let one = |path| open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
+        let one = |path: &str| open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
         let mut mounts =
             vec![one("/").map_err(Failure::at(Step::Copy))?, one("/usr").map_err(Failure::at(Step::Copy))?];
+        for point in points {
+            mounts.push(one(point).map_err(Failure::at(Step::Copy))?);
+        }
         if crate::terminals::device(CWD).is_some() {
             mounts.push(one(crate::terminals::TARGET).map_err(Failure::at(Step::Copy))?);
         }
         Ok(mounts)
     })
+}
+
+/// Has a child in the cgroups make what is in `contents` in a file system in memory. It has memory
+/// of its own, for the kernel charges what it writes to the cgroup of the process whose memory it
+/// runs in; and it is not waited for.
+pub(super) fn fill(
+    mount: &OwnedFd,
+    contents: OwnedFd,
+    said: OwnedFd,
+    cgroups: &[OwnedFd],
+    first_id: u32,
+) -> Result<(), Failure> {
+    let contents = std::fs::File::from(contents);
+    let mut make = || {
+        let filled = enter_cgroups(cgroups)
+            .map_err(|failure| failure.to_string())
+            .and_then(|()| kip_files::whole::read(&contents, mount.as_fd(), first_id).map_err(|e| e.to_string()));
+        // The daemon may be gone.
+        let _ = filled.as_ref().is_err_and(|why| rustix::io::write(&said, why.as_bytes()).is_err());
+        // What is not said here was done.
+        let _ = filled.is_ok_and(|()| rustix::io::write(&said, FILLED).is_err());
+        0
+    };
+    // The main loop reaps it.
+    clone_child(Clone::default(), &mut make).map(drop).map_err(Failure::at(Step::Fill))
 }
 
 /// The layers while they are attached in the launcher's mount namespace.

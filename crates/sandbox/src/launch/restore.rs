@@ -16,7 +16,7 @@ use super::template::{in_time, mount_proc};
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Step};
 use crate::restorer::CONTROL_FD;
-use kip_sys::ns::{Clone, Strings};
+use kip_sys::ns::{Clone, Strings, Unshare, unshare};
 use rustix::fs::Mode;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,8 @@ pub(super) struct Parts {
     pub user: OwnedFd,
     pub net: OwnedFd,
     pub uts: OwnedFd,
-    pub ipc: OwnedFd,
+    /// A new one is made if there is none.
+    pub ipc: Option<OwnedFd>,
     pub time: Option<OwnedFd>,
     pub control: OwnedFd,
     pub program: OwnedFd,
@@ -51,10 +52,13 @@ fn restore_here(parts: &Parts) -> Result<Spawned, Failure> {
         // The restorer has all descriptors of the tree open beside those of the process that it
         // becomes. Each process gets its own limits again.
         kip_sys::process::raise_nofile().map_err(Failure::at(Step::Restorer))?;
-        enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
+        enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_ref().map(AsFd::as_fd))?;
         // Last, for what comes before takes capabilities outside.
         move_into_link_name_space(parts.user.as_fd(), Some(LinkNameSpaceType::User))
             .map_err(Failure::at(Step::UserNamespace))?;
+        if parts.ipc.is_none() {
+            unshare(Unshare { ipc: true, ..Unshare::default() }).map_err(Failure::at(Step::NewUtsIpc))?;
+        }
         super::spawn(how, || {
             build(parts)?;
             // From here on a descriptor numbered 3 is gone, whatever it was.

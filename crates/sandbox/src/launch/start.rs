@@ -1,6 +1,6 @@
 //! Starting a sandbox: one child whose steps read from top to bottom.
 
-use super::confine::{UserNamespace, confine, enter_user};
+use super::confine::{Next, UserNamespace, confine, enter_user, limited};
 use super::template::{NEW_ROOT, enter_root, mount_proc};
 use super::volumes::{self, Placed};
 use super::{Prepared, Spawned};
@@ -9,7 +9,7 @@ use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -30,6 +30,8 @@ pub(super) struct Files {
     pub directories: Vec<String>,
     /// What volumes lie on is made if it is missing; else it has to be there.
     pub may_make: bool,
+    /// Neither `/` nor `/usr` can be written to by what runs in them.
+    pub read_only: bool,
 }
 
 /// The descriptors of a start, in the order of the request.
@@ -74,7 +76,7 @@ impl Init {
         };
         let workdir = program.workdir.clone().unwrap_or_default();
         let name = if program.exec_only { init::EXEC_ONLY } else { init::RUN };
-        let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref())];
+        let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref(), limited(program))];
         Ok(Init {
             path: CString::new(init::PATH).expect("a constant without NUL"),
             arguments: strings(&mut words.into_iter().chain(program.argv.iter().cloned()))?,
@@ -96,7 +98,7 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     // The session's leader has to be inside the pid namespace, or it cannot be checkpointed.
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
-    enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
+    enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), Some(parts.ipc.as_fd()))?;
     // It belongs to the pid namespace, and this one to the initial user namespace.
     let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
     enter_user(UserNamespace::Itself(parts.user.as_fd()))?;
@@ -104,7 +106,7 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
     let stdin = parts.stdin.as_ref().unwrap_or(&null);
     place_stdio([stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
-    confine(program, &prepared.filter)
+    confine(program, &prepared.filter, Next::Init)
 }
 
 /// Each process moves itself, before it has a second thread.
@@ -117,12 +119,13 @@ pub(super) fn enter_cgroups(files: &[OwnedFd]) -> Result<(), Failure> {
 
 /// Enters the namespaces that belong to the initial user namespace, in part, and are therefore
 /// entered from there.
-pub(super) fn enter_namespaces(net: BorrowedFd<'_>, uts: BorrowedFd<'_>, ipc: BorrowedFd<'_>) -> Result<(), Failure> {
-    for (fd, kind) in [
-        (net, LinkNameSpaceType::Network),
-        (uts, LinkNameSpaceType::HostNameAndNISDomainName),
-        (ipc, LinkNameSpaceType::InterProcessCommunication),
-    ] {
+pub(super) fn enter_namespaces(
+    net: BorrowedFd<'_>,
+    uts: BorrowedFd<'_>,
+    ipc: Option<BorrowedFd<'_>>,
+) -> Result<(), Failure> {
+    let always = [(net, LinkNameSpaceType::Network), (uts, LinkNameSpaceType::HostNameAndNISDomainName)];
+    for (fd, kind) in always.into_iter().chain(ipc.map(|ipc| (ipc, LinkNameSpaceType::InterProcessCommunication))) {
         move_into_link_name_space(fd, Some(kind)).map_err(Failure::at(Step::Namespaces))?;
     }
     Ok(())
@@ -137,6 +140,12 @@ pub(super) fn enter_mounts(files: &Files, proc: &OwnedFd) -> Result<(), Failure>
     // Before /proc, so that no link of the tenant's leads one into it.
     volumes::provide(&files.directories, root)?;
     volumes::attach(&files.volumes, root, files.may_make)?;
+    if files.read_only {
+        // After all that had to be made in them.
+        for mount in [root, files.usr.as_fd()] {
+            kip_sys::mount::restrict(mount, MountAttrFlags::MOUNT_ATTR_RDONLY).map_err(Failure::at(Step::Root))?;
+        }
+    }
     attach(proc.as_fd(), root, "proc").map_err(Failure::at(Step::Proc))?;
     for path in MASKED {
         mask(proc, path).map_err(Failure::at(Step::Mask))?;

@@ -4,9 +4,9 @@
 
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::{Cgroup, Cgroups};
-use kip_sandbox::init::{RECORD_BYTES, Record};
+use kip_sandbox::init::{InitRecord, RECORD_BYTES};
 use kip_sandbox::launcher::{
-    ExecRequest, LaunchError, Launcher, Namespaces, RestoreRequest, StartRequest, Started, environment,
+    LaunchError, Launcher, Namespaces, SandboxExec, SandboxRestore, SandboxStart, Started, environment,
 };
 use kip_sandbox::rootfs::{Mounts, RootfsSpec};
 use kip_types::Limits;
@@ -91,12 +91,14 @@ impl Place {
     pub fn try_start(&self, mounts: Mounts, command: &[&str], workdir: Option<&str>) -> Result<Running, LaunchError> {
         let (stdout, stdout_in) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (status, status_in) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let started = self.launcher.start(StartRequest {
+        let started = self.launcher.start(SandboxStart {
             command: &strings(command),
             env: &environment("boxed", &Default::default()),
             workdir,
             directories: &[],
+            read_only: false,
             allow_setuid: self.allow_setuid,
+            capabilities: kip_types::spec::capabilities(&[], &[]),
             ids: None,
             limits: &[],
             exec_only: self.exec_only,
@@ -119,13 +121,13 @@ impl Place {
         control: &'a OwnedFd,
         program: &'a OwnedFd,
         cgroup: &'a [OwnedFd],
-    ) -> RestoreRequest<'a> {
-        RestoreRequest {
+    ) -> SandboxRestore<'a> {
+        SandboxRestore {
             mounts,
             user: self.namespaces.user.as_fd(),
             net: self.net.as_fd(),
             uts: self.namespaces.uts.as_fd(),
-            ipc: self.namespaces.ipc.as_fd(),
+            ipc: Some(self.namespaces.ipc.as_fd()),
             time: None,
             control: control.as_fd(),
             program: program.as_fd(),
@@ -147,13 +149,14 @@ impl Place {
     pub fn exec(&self, running: &Running, command: &[&str]) -> Result<(String, Exit), LaunchError> {
         let (mut stdout, stdout_in) = pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (File::from(r), w)).unwrap();
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        let executing = self.launcher.exec(ExecRequest {
+        let executing = self.launcher.exec(SandboxExec {
             init: running.started.pidfd.as_fd(),
             own_time: false,
             command: &strings(command),
             env: &environment("boxed", &Default::default()),
             workdir: None,
             allow_setuid: self.allow_setuid,
+            capabilities: kip_types::spec::capabilities(&[], &[]),
             ids: None,
             limits: &[],
             cgroup: &self.cgroup.task_files().unwrap(),
@@ -183,10 +186,10 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn record(&mut self) -> Option<Record> {
+    pub fn record(&mut self) -> Option<InitRecord> {
         let mut bytes = [0; RECORD_BYTES];
         self.status.read_exact(&mut bytes).ok()?;
-        Some(Record::parse(&bytes).expect("a record of ours"))
+        Some(InitRecord::parse(&bytes).expect("a record of ours"))
     }
 
     /// Reads output until the line is there.
@@ -203,8 +206,8 @@ impl Running {
     pub fn finish(mut self) -> (String, Exit) {
         let mut text = String::new();
         self.stdout.read_to_string(&mut text).unwrap();
-        assert!(matches!(self.record(), Some(Record::Running { .. })), "output {text:?}");
-        let Some(Record::Ended(exit)) = self.record() else { panic!("no end; output {text:?}") };
+        assert!(matches!(self.record(), Some(InitRecord::Running { .. })), "output {text:?}");
+        let Some(InitRecord::Ended(exit)) = self.record() else { panic!("no end; output {text:?}") };
         assert!(kip_sys::process::wait_for_end(self.started.pidfd.as_fd(), Some(Duration::from_secs(10))).unwrap());
         (text, exit)
     }

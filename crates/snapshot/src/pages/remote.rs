@@ -144,12 +144,12 @@ impl RemoteFile {
         self.here.write_all_at(&marks, first.into())
     }
 
-    /// Whether any of some pages was marked as needed since it came.
+    /// Of some pages, which were marked as needed since they came.
     ///
     /// # Errors
     /// The file system's.
-    pub fn needed(&self, first: u32, pages: u32) -> io::Result<bool> {
-        Ok(self.marks(first, pages)?.contains(&NEEDED))
+    pub fn needed(&self, first: u32, pages: u32) -> io::Result<Vec<bool>> {
+        Ok(self.marks(first, pages)?.into_iter().map(|mark| mark == NEEDED).collect())
     }
 
     /// Reads pages one behind the other and compares them with their checksums.
@@ -254,7 +254,8 @@ mod tests {
         assert!(pages[..2 * PAGE].iter().all(|byte| *byte == 7) && pages[2 * PAGE..].iter().all(|byte| *byte == 0));
         assert!(again.read(2, &mut pages).is_err());
         again.mark_needed(2, 2).unwrap();
-        assert!(made.needed(0, 9).unwrap() && !made.needed(4, 5).unwrap() && !made.here(2, 1).unwrap()[0]);
+        assert_eq!(made.needed(2, 3).unwrap(), [false, true, false]);
+        assert!(!made.here(2, 1).unwrap()[0]);
         made.read(3, &mut pages).unwrap();
         let other = PageFile { remote: Some(8), ..file };
         assert!(matches!(RemoteFile::open(dir.path(), &other), Err(SnapshotError::Damaged { what: "size", .. })));

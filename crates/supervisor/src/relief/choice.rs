@@ -4,7 +4,7 @@
 //! all candidates of a cheaper step go first, so a proc that can be hibernated goes before one that
 //! can only be parked.
 
-use kip_engine::pressure::{MemoryMarks, QUIET};
+use kip_pressure::{MemoryMarks, QUIET};
 use std::time::Duration;
 
 /// A proc that was woken less than this ago goes last.

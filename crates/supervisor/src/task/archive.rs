@@ -137,7 +137,7 @@ impl Task {
 
     /// When it is archived because it has been parked for that long.
     pub(super) fn archives_at(&self) -> Option<Instant> {
-        let timing = &self.proc.spec.timing;
+        let timing = &self.proc.spec().timing;
         let archive = self.proc.shared.archive.as_ref();
         let may = matches!(self.record.state, State::Parked { .. })
             && self.record.stays_parked.is_none()
@@ -153,8 +153,8 @@ impl Task {
             return;
         };
         let generation = *generation;
-        if self.proc.spec.timing.archive_by_default && self.has_connections(generation) {
-            let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
+        if self.proc.spec().timing.archive_by_default && self.has_connections(generation) {
+            let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec().timing.archive_after_ms));
             self.phase.parked_mut().since = Instant::now() + wait;
             return;
         }
@@ -173,7 +173,7 @@ impl Task {
     /// Declines if it is not parked, is on its way already, or sleeps only when told to.
     pub(super) fn archive_for_room(&mut self, cause: String, reply: Reply<bool>) {
         let can = self.storing.is_none() && self.record.stays_parked.is_none();
-        let may = can && !self.proc.spec.timing.stays_awake();
+        let may = can && !self.proc.spec().timing.stays_awake();
         match (&self.record.state, self.proc.shared.archive.clone()) {
             (State::Parked { generation }, Some(archive)) if may => {
                 self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
@@ -208,7 +208,7 @@ impl Task {
                 let images = Images::read(&directory).map_err(|e| chain(&e))?;
                 let first = file_paths(&images).map_err(|e| chain(&e))?.into_iter().map(Into::into).collect();
                 let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), first, woke };
-                let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
+                let spec = serde_json::to_value(&*proc.spec()).expect("a spec is plain data");
                 let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));
                 let store = |id| archive.store(id, &proc.name, &directory, spec.clone(), &files);
                 match store(id()?) {
@@ -243,7 +243,7 @@ impl Task {
             // It was put to sleep, and has woken since: the view that is answered with says so.
             _ if self.record.state != (State::Parked { generation }) => Ok(false),
             Err(NotStored::Failed(message)) => {
-                let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
+                let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec().timing.archive_after_ms));
                 self.phase.parked_mut().since = Instant::now() + wait;
                 Err(self.stays_parked(Cause::Store, Code::Failed, &message))
             }
@@ -306,14 +306,16 @@ impl Task {
             self.keep(Record { last_sleep, ..self.record.clone() });
         }
         self.proc.shared.metrics.slept(Tier::Archived, since.elapsed().as_micros() as u64);
-        let proc = Arc::clone(&self.proc);
+        let (proc, uploads) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let swept = blocking(move || {
             if let Err(e) = kip_snapshot::leave_spare(&proc.dir, generation) {
                 tracing::debug!(proc = %proc.name, error = chain(&e), "no file of the archived generation is kept as a spare");
             }
+            kip_offload::forget_page_files(&proc.dir);
             if let Err(e) = kip_snapshot::sweep(&proc.dir, None) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
             }
+            uploads.forget_gone();
         });
         if let ((), Err(error)) = tokio::join!(swept, self.let_go(front)) {
             tracing::warn!(proc = %self.proc.name, error, "an archived proc can be woken by this data directory only");

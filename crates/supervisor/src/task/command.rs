@@ -1,17 +1,17 @@
 //! What others ask of a proc's task.
 
 use super::archive::NotStored;
-use super::{Asking, FilesHeld, Stilled};
+use super::{Asking, FilesHeld, Place, Probes, Stilled};
 use kip_engine::cause::WakeCause;
-use kip_engine::pressure::{Grant, Relieved};
 use kip_engine::stop::Network;
 use kip_engine::tickets::Ticket;
 use kip_offload::Uploaded;
 use kip_pager::protocol::Woken;
+use kip_pressure::{Grant, Relieved};
 use kip_records::state::Checked;
-use kip_types::api::Refusal;
+use kip_types::api::{PortView, Refusal, UpdateRequest};
 use kip_types::spec::Clock;
-use kip_types::{Generation, Tier};
+use kip_types::{Generation, ProcName, Tier};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -28,6 +28,18 @@ pub enum Command {
     Stop { grace: Duration, network: Network, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
     Remove { force: bool, reply: Reply<()> },
+    /// Change its spec, in whatever tier it is.
+    Update { change: Box<UpdateRequest>, reply: Reply<()> },
+    /// Give it another name.
+    Rename { name: ProcName, reply: Reply<()> },
+    /// Put it in the place of another proc.
+    TakePlace { place: Box<Place>, reply: Reply<()> },
+    /// Another one has taken its place: it is a trial from now on.
+    LeavePlace { reply: Reply<()> },
+    /// Reserve these ports again, which it let go for another one that does not take its place.
+    TakePortsAgain { ports: Vec<PortView>, reply: Reply<()> },
+    /// Have these answer at its probes.
+    ReplaceProbes { probes: Probes, reply: Reply<()> },
     /// It has become ready after the start at `started_at_ms`, or has not in time, for that reason.
     Ready { started_at_ms: u64, result: Result<(), String> },
     /// A probe is about to ask it; answered with nothing if it does not run.

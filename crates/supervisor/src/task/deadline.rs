@@ -150,7 +150,7 @@ impl Task {
                 let detail = format!("{to}, idle {:.1} s", quiet.as_secs_f64());
                 self.proc.shared.events.emit(Some(&self.proc.name), "would-sleep", detail);
             }
-            if !sleepy || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
+            if !sleepy || self.proc.spec().timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;
             }
             if self.puts_off(now - quiet).await {
@@ -170,7 +170,11 @@ impl Task {
         } else if let Some(next) = self.phase.next_timer()
             && Now::read().monotonic_ns >= next.at_ns
         {
-            self.wake_in_turn(WakeCause::Timer(next.source), Instant::now(), next.tick).await;
+            // Begun a little ahead, or late, if no daemon was there.
+            let (now, late_ns) = (Instant::now(), Now::read().monotonic_ns - next.due_ns);
+            let by = Duration::from_nanos(late_ns.unsigned_abs());
+            let due = if late_ns < 0 { now.checked_add(by) } else { now.checked_sub(by) };
+            self.wake_in_turn(WakeCause::Timer(next.source), now, due.unwrap_or(now), next.tick).await;
         } else if self.phase.parked().and_then(|parked| parked.listens_again).is_some_and(|at| Instant::now() >= at) {
             self.listen_again();
         } else if self.archives_at().is_some_and(|at| Instant::now() >= at) {

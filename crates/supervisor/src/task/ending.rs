@@ -1,10 +1,14 @@
 //! How a proc ends: its program by itself, and then perhaps another start; by request; for good.
 
 use super::*;
-use kip_engine::cause::{Request, WakeCause};
+use kip_engine::cause::{WakeCause, WakeCommand};
 
 /// A start again for which there is no room is tried again after this.
 const ROOM_AGAIN_MS: u64 = 5_000;
+/// The kernel does not say which process of a cgroup it has killed for want of memory. A program
+/// that is killed was so if that is no longer ago: any look at the proc may have counted it before
+/// the program's end is known here.
+const KILLED_WITHIN: Duration = Duration::from_secs(5);
 /// However the machine's clock was set meanwhile, a start again waits no longer.
 const LONGEST_WAIT: Duration = Duration::from_millis(kip_types::life::LONGEST_PAUSE_MS);
 
@@ -14,11 +18,16 @@ impl Task {
         self.leave_hibernation();
         (self.phase, self.starting) = (Phase::Down, None);
         let exit = kip_engine::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
-        let killed_before = self.proc.meter.oom_kills();
         self.proc.sample_cpu();
-        let out_of_memory = exit == Exit::Signal(9) && self.proc.meter.oom_kills() > killed_before;
+        let out_of_memory = exit == Exit::Signal(9) && self.proc.meter.was_killed_within(KILLED_WITHIN);
         self.proc.shared.metrics.ended(exit, out_of_memory);
-        let restart = self.proc.spec.restart;
+        if out_of_memory {
+            // It is there before the program is known to have ended, as its own last lines are.
+            let limit = self.proc.spec().limits.memory_bytes;
+            let limit = limit.map_or_else(String::new, |bytes| format!(" at its limit of {} MiB", bytes >> 20));
+            self.proc.shared.remark(&self.proc, &format!("the kernel has ended the program: out of memory{limit}"));
+        }
+        let restart = self.proc.spec().restart;
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
         let next = Record { out_of_memory, ..next };
         let network = Network::after(&next.state);
@@ -29,7 +38,7 @@ impl Task {
         }
         stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
-        let detail = next.exit().unwrap_or_else(|| exit.to_string());
+        let detail = next.exit_words().unwrap_or_else(|| exit.to_string());
         self.keep(next);
         self.proc.shared.events.emit(Some(&self.proc.name), "exited", detail);
         self.report_restart();
@@ -69,14 +78,14 @@ impl Task {
 
     pub(super) async fn stop(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
         if matches!(self.record.state, State::Stopped { .. }) {
-            return Ok(());
+            return self.stay_stopped(network).await;
         }
         self.refuse_if_elsewhere()?;
         if self.sleeps() && !grace.is_zero() {
             // A program that is to end in order has to run for that; one that cannot be woken is
             // ended as it is.
             self.admit_to_stop().await?;
-            let _ = self.wake_on_request(WakeCause::Request(Request::Stop)).await;
+            let _ = self.wake_on_request(WakeCause::Request(WakeCommand::Stop)).await;
             self.pressed.grant = None;
         }
         if network == Network::Left && matches!(self.record.state, State::Elsewhere { .. }) {
@@ -88,6 +97,20 @@ impl Task {
             self.take_back().await?;
         }
         self.end(grace, network).await
+    }
+
+    /// One that stands aside is not started again if another request ends it.
+    async fn stay_stopped(&mut self, network: Network) -> Result<(), Refusal> {
+        let starts_again = match network {
+            Network::Kept => true,
+            Network::Left => self.proc.spec().restart == Restart::Always,
+            Network::Removed | Network::Reserved => false,
+        };
+        if !self.record.stands_aside || starts_again {
+            return Ok(());
+        }
+        stop::release(&self.proc, network).await;
+        self.write(Record { stands_aside: false, ..self.record.clone() }, record::Durability::Fsync)
     }
 
     /// As it is, asleep or not.
@@ -102,7 +125,9 @@ impl Task {
             // What counts its connections goes with it.
             self.proc.sample_meter(init);
         }
-        self.advance(Input::Stop, record::Durability::Fsync)?;
+        let next = self.record.after(Input::Stop).map_err(|e| self.unfit(&e))?;
+        let stands_aside = network == Network::Kept;
+        self.write(Record { stands_aside, ..next }, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         kip_engine::watches::unwatch_sockets(&self.proc);
         self.phase = Phase::Down;
@@ -113,7 +138,7 @@ impl Task {
         let exit = exit.or(before);
         self.ending = network == Network::Left;
         // The end of all procs is not meant for this one: the next daemon starts it again.
-        let ended = match self.ending && self.proc.spec.restart == Restart::Always {
+        let ended = match self.ending && self.proc.spec().restart == Restart::Always {
             true => Input::ExitedForNow { exit, at_ms: now_ms() },
             false => Input::Exited(exit),
         };

@@ -4,16 +4,16 @@ use super::phase::{Phase, Woke};
 use super::ticks::sample;
 use super::{Task, Traffic, watched};
 use crate::idle::{Idle, Sample};
-use kip_checkpoint::clocks::Now;
+use kip_clocks::Now;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate::{self, Done};
 use kip_engine::metrics::Cause;
 use kip_engine::page_out;
-use kip_engine::pressure::{Grant, Sets};
 use kip_engine::wake::Steps;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Woken;
+use kip_pressure::{Grant, Sets};
 use kip_records::due::{self, NextWake, Ticks};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
@@ -173,7 +173,7 @@ impl Task {
         self.keep(Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..next });
         self.proc.meter.level(there_bytes.saturating_add(report.set_bytes));
         fault::reach("hibernate-recorded");
-        let timing = &self.proc.spec.timing;
+        let timing = &self.proc.spec().timing;
         let mut next = None;
         if let Some(held) = &held {
             next = due::next_wake(&held.clocks, timing.tick_ms, Ticks::OnTime, 0, LEAD.as_nanos() as i64);
@@ -213,7 +213,7 @@ impl Task {
         before: Sample<Traffic>,
     ) {
         let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
-        let timing = &self.proc.spec.timing;
+        let timing = &self.proc.spec().timing;
         let parks_at = (!timing.stays_awake()).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
         let sets = self.proc.shared.pressure.keep_sets(asleep.set_bytes);
         let there_bytes = asleep.there_bytes;
@@ -261,7 +261,7 @@ impl Task {
         let woke = if tick { Woke::ForTicks } else { Woke::Called };
         steps.done("decide");
         let proc = Arc::clone(&self.proc);
-        let woken = blocking(move || proc.shared.pager.wake(proc.name.as_str(), cause.purpose())).await;
+        let woken = blocking(move || proc.shared.pager.wake(proc.key.as_str(), cause.purpose())).await;
         match woken {
             Ok(woken) => {
                 steps.done_with("install", woken.install_us);
@@ -374,7 +374,7 @@ impl Task {
             return;
         }
         let proc = Arc::clone(&self.proc);
-        let Ok(status) = blocking(move || proc.shared.pager.inspect(proc.name.as_str())).await else { return };
+        let Ok(status) = blocking(move || proc.shared.pager.inspect(proc.key.as_str())).await else { return };
         let Some(hibernating) = self.phase.hibernated_mut() else { return };
         if status.asleep {
             hibernating.sets = self.proc.shared.pressure.keep_sets(status.set_bytes);

@@ -57,7 +57,7 @@ impl Task {
     /// meanwhile.
     pub(super) async fn before_sleep(&mut self, to: Tier) -> Result<(), Refusal> {
         self.check_over().await;
-        let hooks = &self.proc.spec.hooks;
+        let hooks = &self.proc.spec().hooks;
         let Some(command) = hooks.before_sleep.as_ref().filter(|_| self.phase.running().is_some()) else {
             return Ok(());
         };
@@ -79,7 +79,7 @@ impl Task {
 
     /// Notifies a proc that it has woken, beside what it does.
     pub(super) fn after_wake(&self, from: Tier, cause: WakeCause) {
-        let hooks = &self.proc.spec.hooks;
+        let hooks = &self.proc.spec().hooks;
         let Some(command) = hooks.after_wake.clone() else { return };
         let env = [("KIP_TIER", from.to_string()), ("KIP_TRIGGER", cause.to_string())];
         let env = env.map(|(key, value)| (key.to_owned(), value)).into();

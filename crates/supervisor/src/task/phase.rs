@@ -104,6 +104,9 @@ pub(super) struct Parked {
     pub(super) listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     pub(super) fetched: bool,
+    /// The thread that was at work when the program was frozen:
+    /// [`kip_clocks::Clocks::at_work`].
+    pub(super) at_work: Option<(u32, String)>,
 }
 
 impl Default for Parked {
@@ -120,7 +123,7 @@ impl Parked {
 
     /// One that is parked now.
     pub(super) fn new(next: Option<NextWake>) -> Parked {
-        Parked { next, since: Instant::now(), listens_again: None, fetched: false }
+        Parked { next, since: Instant::now(), listens_again: None, fetched: false, at_work: None }
     }
 }
 

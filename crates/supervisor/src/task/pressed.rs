@@ -9,7 +9,7 @@
 use super::{Asleep, By, Command, Task};
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
-use kip_engine::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
+use kip_pressure::{Grant, Need, QUIET, Relieved, Short, Work};
 use kip_records::state::Record;
 use kip_types::api::{Code, Refusal};
 use kip_types::{State, Tier};
@@ -33,6 +33,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 struct Caller {
     cause: WakeCause,
     at: Instant,
+    /// When its timer is due; of a client, when it came.
+    due: Instant,
     tick: bool,
 }
 
@@ -103,20 +105,21 @@ impl Task {
     }
 
     /// A place behind the others, taken after `pause` or when there is room.
-    fn place(&self, pause: Option<Duration>) -> Pin<Box<dyn Future<Output = Leave> + Send>> {
+    fn place(&self, due: Instant, pause: Option<Duration>) -> Pin<Box<dyn Future<Output = Leave> + Send>> {
         let pressure = Arc::clone(&self.proc.shared.pressure);
         let need = self.need();
         Box::pin(async move {
             if let Some(pause) = pause {
                 pressure.pause(&need, pause).await;
             }
-            pressure.admit(need).await
+            pressure.admit(need, due).await
         })
     }
 
     fn queue(&mut self, caller: Option<Caller>, commands: Vec<Command>, before: Option<Duration>) {
         let pause = before.map_or(FIRST_PAUSE, |p| (p * 2).min(LONGEST_PAUSE));
-        self.pressed.queued = Some(Queued { caller, commands, leave: self.place(before), pause });
+        let due = caller.as_ref().map_or_else(Instant::now, |caller| caller.due);
+        self.pressed.queued = Some(Queued { caller, commands, leave: self.place(due, before), pause });
     }
 
     /// Gives up the wake's place: no task may hold one without looking at it. Clients that wait for
@@ -146,9 +149,9 @@ impl Task {
     }
 
     /// Wakes the proc for a client or timer that cannot be told to come again: now, or when there
-    /// is room.
-    pub(super) async fn wake_in_turn(&mut self, cause: WakeCause, at: Instant, tick: bool) {
-        let caller = Caller { cause, at, tick };
+    /// is room, in the order of what is `due`.
+    pub(super) async fn wake_in_turn(&mut self, cause: WakeCause, at: Instant, due: Instant, tick: bool) {
+        let caller = Caller { cause, at, due, tick };
         if let Some(queued) = &mut self.pressed.queued {
             queued.caller.get_or_insert(caller);
         } else if self.try_admit() {
@@ -159,7 +162,7 @@ impl Task {
         }
     }
 
-    async fn wake_for(&mut self, Caller { cause, at, tick }: Caller) {
+    async fn wake_for(&mut self, Caller { cause, at, tick, .. }: Caller) {
         if matches!(self.record.state, State::Archived { .. }) && !self.fetch_or_fall_back().await {
             return;
         }
@@ -195,8 +198,10 @@ impl Task {
                 for command in commands {
                     refuse(command, &refusal);
                 }
-                if caller.is_some() {
-                    self.queue(caller, Vec::new(), Some(pause));
+                if let Some(caller) = caller {
+                    // Behind those that wait by now: they have room, perhaps.
+                    let again = Caller { due: Instant::now(), ..caller };
+                    self.queue(Some(again), Vec::new(), Some(pause));
                 }
             }
         }
@@ -226,7 +231,7 @@ impl Task {
         // If it has a place already, that is the one: two of one proc could wait for each other.
         let mut place = match &mut self.pressed.queued {
             Some(queued) => std::mem::replace(&mut queued.leave, Box::pin(std::future::pending())),
-            None => self.place(None),
+            None => self.place(begun, None),
         };
         loop {
             match place.await {
@@ -239,13 +244,13 @@ impl Task {
                     let what = format!("{name} cannot be woken to end in order");
                     let Refusal { message, .. } = short.refusal(&what, &self.proc.shared.pressure);
                     let message = format!("{message}; `kip stop --grace 0s {name}` ends it as it sleeps");
-                    let again = self.place(Some(FIRST_PAUSE));
+                    let again = self.place(Instant::now(), Some(FIRST_PAUSE));
                     if let Some(queued) = &mut self.pressed.queued {
                         queued.leave = again;
                     }
                     return Err(Refusal::new(Code::Exhausted, message));
                 }
-                Err(_) => place = self.place(Some(FIRST_PAUSE)),
+                Err(_) => place = self.place(Instant::now(), Some(FIRST_PAUSE)),
             }
         }
     }
@@ -261,7 +266,7 @@ impl Task {
             (State::Hibernated { .. }, _) => (to == Tier::Parked && !self.pressed.waits(), false),
             _ => (false, false),
         };
-        if !quiet || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
+        if !quiet || self.proc.spec().timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
         let ticks = if hibernates { None } else { Some(self.ticks_if_parked(By::Kip).await) };

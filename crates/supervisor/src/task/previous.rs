@@ -17,7 +17,7 @@ use crate::policy::{self, NotAllowed};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_engine::blocking::blocking;
-use kip_engine::cause::{Request, WakeCause};
+use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
 use kip_engine::plans::take_custody;
 use kip_engine::renew;
@@ -67,7 +67,7 @@ impl Task {
     /// Its newest generation is of no use any more.
     pub(super) async fn fall_back(&mut self, why: &str) {
         let mut why = why.to_owned();
-        if self.proc.spec.timing.fallback == Fallback::Previous {
+        if self.proc.spec().timing.fallback == Fallback::Previous {
             match self.wake_older(&why).await {
                 Ok(()) => return,
                 Err(NoOlder::Unknown(message)) if self.sleeps() => {
@@ -146,10 +146,11 @@ impl Task {
                 self.proc.shared.follow_output(&self.proc);
                 match recorded {
                     Ok(()) => {
-                        let mut woken = self.wake(WakeCause::Request(Request::Fallback), Instant::now(), false).await;
+                        let mut woken =
+                            self.wake(WakeCause::Request(WakeCommand::Fallback), Instant::now(), false).await;
                         if woken.is_err() {
                             tokio::time::sleep(SECOND_TRY_AFTER).await;
-                            woken = self.wake(WakeCause::Request(Request::Fallback), Instant::now(), false).await;
+                            woken = self.wake(WakeCause::Request(WakeCommand::Fallback), Instant::now(), false).await;
                         }
                         woken.map_err(|e| e.refusal.message)
                     }

@@ -38,7 +38,7 @@ impl Task {
 
     /// Begins to check, if it runs, has a check and is not known to be ready.
     pub(super) fn watch_readiness(&mut self) {
-        let Some(ready) = self.proc.spec.ready.clone().filter(|_| self.record.ready == Some(false)) else { return };
+        let Some(ready) = self.proc.spec().ready.clone().filter(|_| self.record.ready == Some(false)) else { return };
         let (proc, started_at_ms, awake) = (Arc::clone(&self.proc), self.record.started_at_ms, self.ticket());
         let (tickets, own) = (Arc::clone(&self.tickets), self.own.clone());
         let watching = tokio::spawn(async move {

@@ -3,8 +3,8 @@
 use super::archive::FETCH_AGAIN;
 use super::phase::{Parked, Phase, Running, Woke};
 use super::{AFTER_TICKS, By, Task};
-use kip_checkpoint::clocks::{Due, Source};
 use kip_checkpoint::dump::DumpError;
+use kip_clocks::{Due, Source};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
@@ -12,7 +12,7 @@ use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::park::{self, ParkError};
 use kip_engine::plans::{plan_parked, take_custody};
-use kip_engine::tree::{self, Tree};
+use kip_engine::tree::Tree;
 use kip_engine::volumes::sleep as volumes;
 use kip_engine::wake::{self, Steps, WakeError};
 use kip_records::body::Body;
@@ -102,16 +102,16 @@ impl Task {
         let next = parked.clone();
         let result = blocking(move || -> Result<_, ParkError> {
             // What is out stays out: it is taken over from where it lies.
-            let out = proc.shared.pager.prepare_parking(proc.name.as_str())?;
+            let out = proc.shared.pager.prepare_parking(proc.key.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
-            let mut memory = tree::memory(&Tree::read(&pids).pids);
+            let mut memory = kip_sys::smaps::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, once, &mut record);
             if let Err(e) = &done
                 && e.is_about_paged_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
-                proc.shared.pager.restore(proc.name.as_str())?;
+                proc.shared.pager.restore(proc.key.as_str())?;
                 done = park::park(&proc, &pids, generation, false, once, &mut record);
             }
             let done = done?;
@@ -149,7 +149,7 @@ impl Task {
         self.record.refused_at_ms = Some(now_ms());
     }
 
-    async fn finish_park(&mut self, done: park::ParkDone, memory: tree::Memory, begin: Instant) {
+    async fn finish_park(&mut self, done: park::ParkDone, memory: kip_sys::smaps::Memory, begin: Instant) {
         let proc = Arc::clone(&self.proc);
         let generation = self.record.generation();
         self.phase = Phase::Down;
@@ -194,7 +194,7 @@ impl Task {
         let next =
             Record { last_sleep: Some(view), cannot_sleep: Vec::new(), stays_parked: None, ..self.record.clone() };
         self.keep(next);
-        self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec.timing.tick_ms);
+        self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec().timing.tick_ms);
         self.begin_sleeping(&done.body);
         self.proc.shared.events.emit(Some(&self.proc.name), "parked", detail);
     }
@@ -286,7 +286,8 @@ impl Task {
             steps.done("fetch");
         }
         self.advance(Input::Wake, record::Durability::Rename)?;
-        self.proc.shared.events.emit(Some(&self.proc.name), "waking", cause.to_string());
+        let trigger = cause.with_thread(self.phase.parked().and_then(|parked| parked.at_work.as_ref()));
+        self.proc.shared.events.emit(Some(&self.proc.name), "waking", trigger.clone());
         fault::reach("wake-intent");
         self.overtake_storing();
         kip_engine::watches::unwatch_sockets(&self.proc);
@@ -311,8 +312,7 @@ impl Task {
                 let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                 let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
                 let from = if fetched { Tier::Archived } else { Tier::Parked };
-                let view =
-                    WakeView { trigger: cause.to_string(), from, total_us, steps, at_ms: now_ms(), fetched: None };
+                let view = WakeView { trigger: trigger.clone(), from, total_us, steps, at_ms: now_ms(), fetched: None };
                 self.count_wake(cause, &view);
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
@@ -324,7 +324,7 @@ impl Task {
                     archive.fetch_in_background(kip_snapshot::path_of(&self.proc.dir, generation));
                 }
                 self.begin_running(init, Tier::Parked, if tick { Woke::ForTicks } else { Woke::Called });
-                self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+                self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
                 self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, cause);
                 Ok(())
             }
@@ -343,6 +343,7 @@ impl Task {
                     // without a pause.
                     _ => self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN),
                 }
+                self.proc.fd_store.pack();
                 let why = match &e {
                     e if e.is_the_stores() => Why::Store,
                     WakeError::Fetch(e) if e.is_missing() => Why::Damage,
@@ -406,7 +407,7 @@ async fn lacks_volumes(proc: Arc<Proc>, generation: Generation) -> bool {
 
 /// Where a running proc goes next, and how long it must be quiet for that.
 pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Duration) {
-    let timing = &proc.spec.timing;
+    let timing = &proc.spec().timing;
     let for_ticks = running.woke == Woke::ForTicks;
     let back = for_ticks && running.from == Tier::Parked && ticks == Ticks::Gathered;
     let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;

@@ -21,7 +21,8 @@ pub(super) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
     let input = Input::Execed { init: started.init, init_started };
     let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
-    let next = Record { ports: started.ports, program: started.program, established: true, ..next };
+    let next =
+        Record { ports: started.ports, program: started.program, established: true, stands_aside: false, ..next };
     let written = task.proc.write_record(&next, record::Durability::Fsync);
     written.map_err(|e| refuse(Code::Exhausted, &task.proc, "its state cannot be recorded", &e))?;
     let before = std::mem::replace(&mut task.record, next);

@@ -2,7 +2,7 @@
 //! nothing that comes meanwhile is looked at before that is over.
 
 use super::*;
-use kip_engine::cause::{Request, WakeCause};
+use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_sys::fault;
 
 /// How a proc stands.
@@ -57,7 +57,8 @@ impl Task {
             let _ = over.await;
         }
         if was_awake && matches!(self.record.state, State::Parked { .. }) {
-            self.wake_in_turn(WakeCause::Request(Request::Backup), Instant::now(), false).await;
+            let now = Instant::now();
+            self.wake_in_turn(WakeCause::Request(WakeCommand::Backup), now, now, false).await;
         }
     }
 

@@ -8,10 +8,11 @@
 use super::*;
 use kip_engine::blocking::blocking;
 use kip_engine::hibernate::{self, KnownTicks};
-use kip_engine::pressure::Relieved;
 use kip_engine::suspend;
+use kip_pressure::Relieved;
 use kip_records::due::Ticks;
 use kip_types::spec::Clock;
+use kip_types::suspend::SuspendedBy;
 
 /// Pages that a tick may touch while its proc is hibernated, until one has needed more: an
 /// interpreter of Python needs 80 for its select and the way back.
@@ -30,7 +31,7 @@ pub(super) fn sample(proc: &Proc, init: u32) -> Sample<Traffic> {
 /// Why a proc that ticks is not parked by itself, and what parks it; `ticker`: the thread that
 /// ticks, in words.
 pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
-    let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
+    let tick = Duration::from_millis(proc.spec().timing.tick_ms).as_secs_f64();
     let name = &proc.name;
     let ticker = ticker.map(|thread| format!(" ({thread})")).unwrap_or_default();
     format!(
@@ -60,7 +61,7 @@ impl Task {
             // For this one sleep ticks may be gathered, whatever there is of them.
             return (false, Ticks::Gathered);
         }
-        let clock = self.proc.spec.timing.clock;
+        let clock = self.proc.spec().timing.clock;
         // The first touch of one that does not tick is its wake, so it is not looked at.
         let asleep = self.phase.hibernated().is_some_and(|h| h.ticks.is_none());
         let ticks = !asleep && self.ticks().await;
@@ -92,10 +93,10 @@ impl Task {
             self.phase.running().is_some_and(|r| r.woke == Woke::ForTicks) && self.record.ticks == Ticks::Gathered;
         if back {
             // The sleep goes on, by the word that it began with.
-            let word = self.record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.as_deref());
+            let word = self.record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.as_ref());
             let by = match word {
                 None => By::Owner(Some(Clock::Continue)),
-                Some(word) if word == suspend::Word::Once.to_string() => By::Owner(Some(Clock::Suspend)),
+                Some(SuspendedBy::Once) => By::Owner(Some(Clock::Suspend)),
                 Some(_) => By::Kip,
             };
             return self.park_by(Ticks::Gathered, by).await;
@@ -105,7 +106,7 @@ impl Task {
             return self.park(how).await;
         }
         let never = self.phase.running().is_some_and(|r| r.no_hibernation);
-        if self.proc.spec.timing.hibernate != Hibernate::Off && !never {
+        if self.proc.spec().timing.hibernate != Hibernate::Off && !never {
             return self.hibernate().await;
         }
         let name = &self.proc.name;
@@ -118,7 +119,7 @@ impl Task {
     /// From hibernated to parked, if that makes nothing late.
     pub(super) async fn sink_from_hibernated(&mut self) -> Result<(), Refusal> {
         let State::Hibernated { init, .. } = self.record.state else { return Ok(()) };
-        let timing = self.proc.spec.timing;
+        let timing = self.proc.spec().timing;
         let (now, sample) = (Instant::now(), sample(&self.proc, init));
         let in_use = self.tickets.load(Ordering::SeqCst) > 0;
         let Some(hibernating) = self.phase.hibernated_mut() else { return Ok(()) };

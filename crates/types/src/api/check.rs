@@ -1,6 +1,6 @@
 //! A trial before a proc is trusted, for `kip check`.
 
-use super::{CHECK_STEPS, RunRequest};
+use super::RunRequest;
 use crate::lifecycle::Tier;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,12 +22,30 @@ pub struct CheckRequest {
     pub network: bool,
 }
 
+/// What a step of a trial did.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize, strum::Display, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum CheckOperation {
+    /// The trial was started.
+    Start,
+    /// The trial was put to sleep.
+    Sleep,
+    /// The trial was woken.
+    Wake,
+    /// A word of a newer Kip.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
 /// One step of a trial.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CheckStep {
-    /// Operation: `start`, `sleep` or `wake`.
-    #[schemars(extend("enum" = CHECK_STEPS))]
-    pub step: String,
+    /// Operation.
+    pub step: CheckOperation,
     /// Tier that the trial went to or woke from; null for the start.
     pub tier: Option<Tier>,
     /// Duration of the step, microseconds; null if the step was refused.

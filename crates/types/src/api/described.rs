@@ -9,6 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+const TAR: &str = "tar";
+const SECRET: &str = "secret.";
+
 /// `POST /v1/validate`.
 // The fields of a RunRequest, written out: a flattened struct hides unknown fields from the code
 // that refuses them.
@@ -55,13 +58,63 @@ pub struct ContentsView {
     pub differ: Vec<ContentView>,
 }
 
+/// The key of contents: `tar` or `secret.NAME`, as keys of a `kip.toml` are called.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub enum ContentKey {
+    /// The tarball that the files of the proc come from.
+    Tar,
+    /// A secret, by its name.
+    Secret(String),
+}
+
+/// A [`ContentKey`] could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no key of contents: known are tar and secret.NAME")]
+pub struct BadContentKey(String);
+
+impl TryFrom<String> for ContentKey {
+    type Error = BadContentKey;
+    fn try_from(text: String) -> Result<ContentKey, BadContentKey> {
+        match text.strip_prefix(SECRET) {
+            Some(name) => Ok(ContentKey::Secret(name.to_owned())),
+            None if text == TAR => Ok(ContentKey::Tar),
+            None => Err(BadContentKey(text)),
+        }
+    }
+}
+
+impl From<ContentKey> for String {
+    fn from(key: ContentKey) -> String {
+        match key {
+            ContentKey::Tar => TAR.to_owned(),
+            ContentKey::Secret(name) => format!("{SECRET}{name}"),
+        }
+    }
+}
+
 /// Contents that are not those that are asked for.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ContentView {
-    /// `tar` or `secret.NAME`, as keys of a `kip.toml` are called.
-    pub key: String,
+    /// Key of the contents.
+    pub key: ContentKey,
     /// Digest of what the proc has; null for secrets, of which nothing is given out.
     pub is: Option<String>,
     /// Digest of what it would get; null likewise.
     pub wanted: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_a_kip_toml() {
+        for (key, text) in [(ContentKey::Tar, "tar"), (ContentKey::Secret("db.key".to_owned()), "secret.db.key")] {
+            assert_eq!(serde_json::to_value(&key).unwrap(), serde_json::json!(text));
+            assert_eq!(serde_json::from_value::<ContentKey>(serde_json::json!(text)).unwrap(), key);
+        }
+        assert!(ContentKey::try_from("tarball".to_owned()).is_err());
+    }
 }

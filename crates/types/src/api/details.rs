@@ -1,6 +1,5 @@
 //! `GET /v1/procs/NAME/details`: a proc from within, whether it runs or sleeps.
 
-use super::{OPEN_PROTOCOLS, OWN_FILES};
 use crate::lifecycle::{Generation, Tier};
 use crate::name::ProcName;
 use schemars::JsonSchema;
@@ -121,15 +120,40 @@ impl OwnFilesView {
     pub const MOST_WALKED: usize = 100_000;
 }
 
+/// What a file is that is not that of the base.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize, strum::Display, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum OwnFileKind {
+    /// A regular file.
+    File,
+    /// A symbolic link.
+    Link,
+    /// A device.
+    Device,
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// The base has the file, the proc does not.
+    Deleted,
+    /// A directory of which nothing of the base is seen.
+    Replaced,
+    /// A word of a newer Kip.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
 /// A file of a proc that is not that of its base.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OwnFileView {
     /// The path as the program sees it.
     pub path: String,
-    /// `file`, `link`, `device`, `fifo`, `socket`, `deleted` (the base has it, the proc does not),
-    /// or `replaced` (a directory of which nothing of the base is seen).
-    #[schemars(extend("enum" = OWN_FILES))]
-    pub kind: String,
+    /// What the file is.
+    pub kind: OwnFileKind,
     /// Length of a file.
     pub bytes: u64,
 }
@@ -180,12 +204,34 @@ pub struct SocketsView {
     pub sockets: Vec<OpenSocketView>,
 }
 
+/// The protocol of an open socket, or its family.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize, strum::Display, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum SocketFamily {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// unix(7).
+    Unix,
+    /// netlink(7).
+    Netlink,
+    /// Any other family.
+    Socket,
+    /// A word of a newer Kip.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
 /// A socket.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OpenSocketView {
-    /// `tcp`, `udp`, `unix`, `netlink` or `socket`.
-    #[schemars(extend("enum" = OPEN_PROTOCOLS))]
-    pub proto: String,
+    /// Protocol of the socket, or its family.
+    pub proto: SocketFamily,
     /// `listen`, `established`, .., as in `kip why`; of unix sockets `stream`, `datagram` or
     /// `packet` before it.
     pub state: String,

@@ -51,6 +51,19 @@ pub struct WhyView {
     /// Volumes that pin the proc to this machine and data directory, a line for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned_by: Vec<String>,
+    /// Calls that the proc's egress rules refused, at most 64, the newest first; forgotten when the
+    /// daemon is replaced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub egress_refused: Vec<RefusedCallView>,
+}
+
+/// A call that a proc's egress rules refused.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct RefusedCallView {
+    /// `tcp ADDRESS:PORT`, `udp ADDRESS:PORT`, `icmp ADDRESS` or `name NAME`.
+    pub to: String,
+    /// Time at which the daemon learned of the newest such call, milliseconds since the epoch.
+    pub at_ms: u64,
 }
 
 /// Kind of a running proc's newest activity.
@@ -106,14 +119,40 @@ pub struct ThreadView {
     pub cpu_us: u64,
 }
 
+/// The state of a socket.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize, strum::Display, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum SocketState {
+    /// TCP: both sides may send.
+    Established,
+    /// TCP: the peer sends no more.
+    CloseWait,
+    /// TCP: the proc sends no more.
+    FinWait,
+    /// TCP: the proc connects.
+    SynSent,
+    /// TCP: the proc listens.
+    Listen,
+    /// TCP: any other state of a connection that begins or ends.
+    Closing,
+    /// UDP: datagrams with one peer.
+    Flow,
+    /// A word of a newer Kip.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
 /// A socket, as the proc sees it.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SocketView {
     /// TCP or UDP.
     pub proto: Protocol,
-    /// `established`, `close-wait`, `fin-wait`, `syn-sent`, `listen` or `closing`; for UDP `flow`.
-    #[schemars(extend("enum" = SOCKET_STATES))]
-    pub state: String,
+    /// State of the socket.
+    pub state: SocketState,
     /// Local address.
     pub local: SocketAddr,
     /// The other side's address as the proc sees it; null for a listener, and for datagrams whose

@@ -8,6 +8,7 @@ pub const EVENTS: &[&str] = &[
     "backup",
     "cold-start",
     "collected",
+    "egress-refused",
     "elsewhere",
     "exited",
     "fell-back",
@@ -27,7 +28,9 @@ pub const EVENTS: &[&str] = &[
     "refetch",
     "refused",
     "removed",
+    "renamed",
     "renewed",
+    "replaced",
     "restarting",
     "rules",
     "started",
@@ -35,6 +38,7 @@ pub const EVENTS: &[&str] = &[
     "taken-over",
     "ticks-late",
     "unhealthy",
+    "updated",
     "waiting",
     "waking",
     "woken",
@@ -48,18 +52,27 @@ pub const TRIGGERS: &[&str] = &["tcp", "udp", "timer", "touch", "wake", "exec", 
 /// What a timer is that will wake a sleeper, [`super::NextWakeView`].
 pub const TIMERS: &[&str] = &["timerfd", "POSIX timer", "interval timer", "time-out of a call", "it was at work"];
 
-/// States of a socket, [`super::SocketView`].
-pub const SOCKET_STATES: &[&str] = &["established", "close-wait", "fin-wait", "syn-sent", "listen", "closing", "flow"];
-
-/// Kinds of [`super::OpenSocketView`].
-pub const OPEN_PROTOCOLS: &[&str] = &["tcp", "udp", "unix", "netlink", "socket"];
-
-/// Kinds of [`super::OwnFileView`].
-pub const OWN_FILES: &[&str] = &["file", "link", "device", "fifo", "socket", "deleted", "replaced"];
-
 /// Parts of a sealed front, [`super::SectionView`].
 pub const SECTIONS: &[&str] =
     &["manifest", "sets", "page table", "files", "metadata", "eager pages", "set pages", "end"];
 
-/// Steps of a trial, [`super::CheckStep`].
-pub const CHECK_STEPS: &[&str] = &["start", "sleep", "wake"];
+#[cfg(test)]
+mod tests {
+    use crate::api::{CheckOperation, OwnFileKind, SocketFamily, SocketState};
+
+    fn agrees(value: impl serde::Serialize + std::fmt::Display) {
+        assert_eq!(serde_json::to_value(&value).unwrap(), value.to_string());
+    }
+
+    #[test]
+    fn people_read_the_words_that_travel() {
+        use {CheckOperation as C, OwnFileKind as O, SocketFamily as F, SocketState as S};
+        [C::Start, C::Sleep, C::Wake].into_iter().for_each(agrees);
+        [O::File, O::Link, O::Device, O::Fifo, O::Socket, O::Deleted, O::Replaced].into_iter().for_each(agrees);
+        [F::Tcp, F::Udp, F::Unix, F::Netlink, F::Socket].into_iter().for_each(agrees);
+        [S::Established, S::CloseWait, S::FinWait, S::SynSent, S::Listen, S::Closing, S::Flow]
+            .into_iter()
+            .for_each(agrees);
+        assert_eq!(serde_json::from_str::<S>("\"of a newer Kip\"").unwrap(), S::Unknown);
+    }
+}

@@ -9,7 +9,7 @@
 //! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash
 //! leaves that directory, which the next try removes.
 
-use super::{FORMAT, NOTE, Note, Said, TAR};
+use super::{FORMAT, NOTE, Note, Noted, Said, TAR};
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
@@ -45,7 +45,7 @@ pub struct Restored {
 
 /// Nothing was restored: the data directory is as it was.
 #[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
+pub enum BackupRestoreError {
     /// There is something already.
     #[error("{found} is in the way: restore into a data directory in which nothing is yet (--data)")]
     NotEmpty {
@@ -100,25 +100,30 @@ pub enum RestoreError {
     Instance(#[from] InstanceError),
 }
 
-impl From<KeyLength> for RestoreError {
-    fn from(e: KeyLength) -> RestoreError {
-        RestoreError::Key(e.to_string())
+impl From<KeyLength> for BackupRestoreError {
+    fn from(e: KeyLength) -> BackupRestoreError {
+        BackupRestoreError::Key(e.to_string())
     }
 }
 
-fn at(path: &Path) -> impl FnOnce(io::Error) -> RestoreError {
+fn at(path: &Path) -> impl FnOnce(io::Error) -> BackupRestoreError {
     let path = path.to_owned();
-    move |source| RestoreError::Io { path, source }
+    move |source| BackupRestoreError::Io { path, source }
 }
 
 /// Makes a data directory of a backup. The caller has the directory's lock. `report` hears how many
 /// bytes of the file were read.
 ///
 /// # Errors
-/// See [`RestoreError`].
-pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, report: impl FnMut(u64)) -> Result<Restored, RestoreError> {
+/// See [`BackupRestoreError`].
+pub fn restore(
+    data: &Path,
+    file: &Path,
+    wrap: &KeysWrap,
+    report: impl FnMut(u64),
+) -> Result<Restored, BackupRestoreError> {
     if let Some(found) = in_the_way(data).map_err(at(data))? {
-        return Err(RestoreError::NotEmpty { found });
+        return Err(BackupRestoreError::NotEmpty { found });
     }
     let growing = data.join(GROWING);
     let removed = fs::remove_dir_all(&growing);
@@ -165,19 +170,19 @@ fn fill(
     file: &Path,
     wrap: &KeysWrap,
     report: impl FnMut(u64),
-) -> Result<Restored, RestoreError> {
+) -> Result<Restored, BackupRestoreError> {
     let sealed = File::open(file).map_err(at(file))?;
     let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, report }, wrap))?;
-    let mut reader = reader.map_err(|source| RestoreError::Open { path: file.to_owned(), source })?;
+    let mut reader = reader.map_err(|source| BackupRestoreError::Open { path: file.to_owned(), source })?;
     fs::DirBuilder::new().mode(0o700).create(growing).map_err(at(growing))?;
     extract(&mut reader, growing, file)?;
-    let damaged = |what: String| RestoreError::Damaged { path: file.to_owned(), what };
+    let damaged = |what: String| BackupRestoreError::Damaged { path: file.to_owned(), what };
     let path = growing.join(NOTE);
     let text = fs::read(&path).map_err(|_| damaged(format!("it has no {NOTE}")))?;
     let format = serde_json::from_slice::<serde_json::Value>(&text).ok().and_then(|note| note["format"].as_u64());
     match format.and_then(|format| u32::try_from(format).ok()) {
         None => return Err(damaged(format!("its {NOTE} says nothing"))),
-        Some(found) if found > FORMAT => return Err(RestoreError::Newer { path: file.to_owned(), found }),
+        Some(found) if found > FORMAT => return Err(BackupRestoreError::Newer { path: file.to_owned(), found }),
         Some(_) => {}
     }
     let note: Note = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
@@ -211,14 +216,15 @@ impl<F: FnMut(u64)> Read for Counted<F> {
 }
 
 /// Takes the tar apart.
-fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), RestoreError> {
+fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), BackupRestoreError> {
     let mut said = Said::new().map_err(at(to))?;
     let mut command = Command::new("tar");
     command.args(["--extract", "--file=-", "--ignore-zeros", "--listed-incremental=/dev/null", "--sparse"]);
     command.args(["--preserve-permissions", "--same-owner", "--delay-directory-restore"]).args(TAR);
     command.arg("--directory").arg(to).stdin(Stdio::piped()).stdout(Stdio::null());
     command.stderr(said.hand().map_err(at(to))?);
-    let mut tar = command.spawn().map_err(|e| RestoreError::Tar { said: format!("it cannot be started: {e}") })?;
+    let mut tar =
+        command.spawn().map_err(|e| BackupRestoreError::Tar { said: format!("it cannot be started: {e}") })?;
     let mut pipe = tar.stdin.take().expect("it is piped");
     let mut piece = vec![0; PIECE];
     let copied = loop {
@@ -226,7 +232,7 @@ fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), RestoreEr
             Ok(0) => break Ok(()),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                break Err(RestoreError::Damaged { path: file.to_owned(), what: e.to_string() });
+                break Err(BackupRestoreError::Damaged { path: file.to_owned(), what: e.to_string() });
             }
             Err(e) => break Err(at(file)(e)),
             // It has ended, and says why.
@@ -246,11 +252,11 @@ fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), RestoreEr
     // tar says how much it wrote, and not why no more.
     let full = rustix::fs::statvfs(to).is_ok_and(|found| found.f_bavail * found.f_frsize < PIECE as u64);
     let why = if full { ": no space is left there" } else { "" };
-    Err(RestoreError::Tar { said: format!("{}{why}", said.line()) })
+    Err(BackupRestoreError::Tar { said: format!("{}{why}", said.line()) })
 }
 
 /// Makes the records those of this directory.
-fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, RestoreError> {
+fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, BackupRestoreError> {
     let procs = growing.join("procs");
     let entries = match fs::read_dir(&procs) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -259,7 +265,9 @@ fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcNa
     let mut restored = Vec::new();
     for entry in entries {
         let path = entry.map_err(at(&procs))?.path();
-        let noted = note.procs.iter().find(|one| path.file_name().is_some_and(|name| name == one.name.as_str()));
+        let key =
+            |one: &Noted| path.file_name().is_some_and(|name| name == one.key.as_ref().unwrap_or(&one.name).as_str());
+        let noted = note.procs.iter().find(|one| key(one));
         let Some(noted) = noted else {
             // Removed while the backup was made.
             fs::remove_dir_all(&path).map_err(at(&path))?;
@@ -286,7 +294,7 @@ fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcNa
 }
 
 /// Ids of this directory's number, which is that of the old one if it can be.
-fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, RestoreError> {
+fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, BackupRestoreError> {
     let claim = instance::claim(data, Some(note.instance))?;
     if let Ok(from) = Instance::new(note.instance)
         && from.number() != claim.0.number()

@@ -5,10 +5,10 @@ use super::live::lying;
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages, strings};
 use kip_archive::table::{Home, Space};
-use kip_criu_images::inspect::{self, Process};
-use kip_criu_images::{ImageError, Images};
+use kip_criu_images::inspect::{self, ImageProcess};
+use kip_criu_images::{CheckpointImageError, Images};
 use kip_engine::host::Proc;
-use kip_offload::Stored;
+use kip_offload::StoredImages;
 use kip_records::body::Body;
 use kip_snapshot::pages::{PAGE, PageMap, damaged};
 use kip_snapshot::remote::RemoteFile;
@@ -25,13 +25,13 @@ use std::path::{Path, PathBuf};
 /// Where its memory is.
 enum Memory {
     Parked { directory: PathBuf, map: PageMap },
-    Archived(Stored),
+    Archived(StoredImages),
 }
 
 /// A tree in images.
 pub(super) struct Asleep {
     /// By number inside.
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<ImageProcess>,
     /// What was noted beside the images.
     pub(super) body: Body,
     memory: Memory,
@@ -54,7 +54,9 @@ impl Asleep {
         let archive = proc.shared.archive.as_ref().ok_or("there is no store: `kip up --store URL`")?;
         let id = archive.id_of(&proc.dir).map_err(|e| chain(&e))?;
         let wanted = |images: &Images| match of {
-            Detail::Env => Ok::<_, ImageError>(inspect::processes(images)?.iter().flat_map(strings::wanted).collect()),
+            Detail::Env => {
+                Ok::<_, CheckpointImageError>(inspect::processes(images)?.iter().flat_map(strings::wanted).collect())
+            }
             Detail::Files | Detail::Sockets | Detail::Maps => Ok(BTreeSet::new()),
         };
         let stored = archive.peek(id, known.front, wanted).map_err(|e| chain(&e))?;

@@ -28,7 +28,7 @@ pub(super) fn view(file: &OpenFile, sockets: &Sockets) -> OpenFileView {
         FileKind::Anonymous { kind } => (kind.clone(), String::new(), None),
         FileKind::Socket { .. } | FileKind::Unix { .. } | FileKind::Netlink { .. } => {
             let socket = sockets.view(&file.kind);
-            (socket.proto, socket.local, socket.peer)
+            (socket.proto.to_string(), socket.local, socket.peer)
         }
     };
     let (access, flags) = words(file.flags);

@@ -7,7 +7,7 @@
 
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages};
-use kip_criu_images::inspect::{FileKind, Mapping, MappingKind, OpenFile, Process, Strings};
+use kip_criu_images::inspect::{FileKind, ImageProcess, Mapping, MappingKind, OpenFile, Strings};
 use kip_engine::host::Proc;
 use kip_engine::host::proc::PAGER_DIRECTORY;
 use kip_engine::tree::{self, Tree};
@@ -33,7 +33,7 @@ const LARGE_FILE: u64 = 0o100_000;
 /// The processes of a proc.
 pub(super) struct Live {
     /// By number inside.
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<ImageProcess>,
     /// Host ids by number inside.
     hosts: BTreeMap<u32, u32>,
 }
@@ -85,7 +85,7 @@ impl Live {
         let asked: Vec<(u32, u64)> = wanted.iter().filter_map(host).collect();
         let pager = &proc.shared.pager;
         let mut found = pager
-            .peek(proc.name.as_str(), &proc.cgroup.processes_file(), &asked)
+            .peek(proc.key.as_str(), &proc.cgroup.processes_file(), &asked)
             .map_err(|e| format!("its memory cannot be read: {}", chain(&e)))?;
         let mut pages = Pages::new();
         for page in wanted {
@@ -102,7 +102,7 @@ impl Live {
 
     /// Where pages lie, by process.
     pub(super) fn places(&self, proc: &Proc) -> Result<BTreeMap<u32, PageLocations>, String> {
-        let chart = proc.shared.pager.chart(proc.name.as_str());
+        let chart = proc.shared.pager.chart(proc.key.as_str());
         let chart = chart.map_err(|e| format!("what it has out is not told: {}", chain(&e)))?.unwrap_or_default();
         let directory = proc.dir.join(PAGER_DIRECTORY);
         let mut all = BTreeMap::new();
@@ -173,7 +173,7 @@ fn has_ended(e: &io::Error) -> bool {
 
 /// What /proc/PID/status and stat say.
 struct Status {
-    view: Process,
+    view: ImageProcess,
     /// Host id of its parent.
     parent: u32,
 }
@@ -194,19 +194,19 @@ impl Status {
         let fields: Vec<&str> =
             stat.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace().collect()).unwrap_or_default();
         let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse().ok()).unwrap_or(0);
-        let view = Process {
+        let view = ImageProcess {
             pid: words("NSpid:").last().copied().unwrap_or(0),
             name: name.trim_end_matches('\n').to_owned(),
             ended: matches!(fields.first(), Some(&("Z" | "X"))),
             user: (id("Uid:"), id("Gid:")),
             strings: Strings { arguments: field(48)..field(49), environment: field(50)..field(51) },
-            ..Process::default()
+            ..ImageProcess::default()
         };
         Ok(Status { view, parent: words("PPid:").first().copied().unwrap_or(0) })
     }
 }
 
-fn fill(host: u32, process: &mut Process, of: Detail) -> io::Result<()> {
+fn fill(host: u32, process: &mut ImageProcess, of: Detail) -> io::Result<()> {
     match of {
         Detail::Env => {
             process.program = link(host, "exe")?;

@@ -3,7 +3,7 @@
 //! Lists entries and never follows or opens one. While the program runs they change under the walk:
 //! what goes meanwhile is left out.
 
-use kip_types::api::{OwnFileView, OwnFilesView};
+use kip_types::api::{OwnFileKind, OwnFileView, OwnFilesView};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -70,7 +70,7 @@ impl Walk {
             let (path, inside) = (path.join(&name), format!("{inside}/{}", name.to_string_lossy()));
             if found.is_dir() {
                 if is_opaque(&path) {
-                    self.add(inside.clone(), "replaced", 0);
+                    self.add(inside.clone(), OwnFileKind::Replaced, 0);
                 }
                 self.directory(&path, &inside)?;
                 continue;
@@ -79,23 +79,23 @@ impl Walk {
             let is_deletion = kind.is_char_device() && found.rdev() == 0;
             self.view.deleted += u64::from(is_deletion);
             let kind = match () {
-                () if is_deletion => "deleted",
-                () if kind.is_file() => "file",
-                () if kind.is_symlink() => "link",
-                () if kind.is_fifo() => "fifo",
-                () if kind.is_socket() => "socket",
-                () => "device",
+                () if is_deletion => OwnFileKind::Deleted,
+                () if kind.is_file() => OwnFileKind::File,
+                () if kind.is_symlink() => OwnFileKind::Link,
+                () if kind.is_fifo() => OwnFileKind::Fifo,
+                () if kind.is_socket() => OwnFileKind::Socket,
+                () => OwnFileKind::Device,
             };
-            self.add(inside, kind, if kind == "file" { found.len() } else { 0 });
+            self.add(inside, kind, if kind == OwnFileKind::File { found.len() } else { 0 });
         }
         Ok(())
     }
 
-    fn add(&mut self, path: String, kind: &str, bytes: u64) {
+    fn add(&mut self, path: String, kind: OwnFileKind, bytes: u64) {
         self.view.files += 1;
         self.view.bytes += bytes;
         if self.view.entries.len() < OwnFilesView::MOST_LISTED {
-            self.view.entries.push(OwnFileView { path, kind: kind.to_owned(), bytes });
+            self.view.entries.push(OwnFileView { path, kind, bytes });
         }
     }
 }
@@ -126,7 +126,7 @@ mod tests {
         let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::empty());
         rustix::fs::mknodat(rustix::fs::CWD, usr.join("share/gone"), kind, mode, 0).unwrap();
         let view = read(dir.path()).unwrap();
-        let seen: Vec<_> = view.entries.iter().map(|e| (e.path.as_str(), e.kind.as_str(), e.bytes)).collect();
+        let seen: Vec<_> = view.entries.iter().map(|e| (e.path.as_str(), <&str>::from(e.kind), e.bytes)).collect();
         let expected = [
             ("/var/lib/state", "file", 5),
             ("/var/link", "link", 0),

@@ -5,15 +5,15 @@
 //! images.
 
 use super::Subject;
-use crate::why::{plain, word};
-use kip_criu_images::inspect::{FileKind, Process, UnixState};
+use crate::why::{plain, state_of};
+use kip_criu_images::inspect::{FileKind, ImageProcess, UnixState};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
-use kip_net::custody::Kind;
+use kip_net::custody::SocketKind;
 use kip_net::diag::{Diag, SocketInfo, TcpState, UnixInfo};
 use kip_records::body::Body;
 use kip_types::Protocol;
-use kip_types::api::{OpenAt, OpenSocketView};
+use kip_types::api::{OpenAt, OpenSocketView, SocketFamily};
 use kip_types::chain;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ pub(super) struct Sockets {
     /// Of a sleeper: numbers of the held ones by the numbers that they have in the images.
     held: Option<HashMap<u64, u64>>,
     /// Of a sleeper: what was noted of each, by the number in the images.
-    noted: HashMap<u64, Kind>,
+    noted: HashMap<u64, SocketKind>,
 }
 
 /// The number of a socket in descriptors or images.
@@ -104,14 +104,14 @@ impl Sockets {
             FileKind::Unix { state: Some(state), .. } => self.unix(&of_image(inode, state)),
             FileKind::Netlink { protocol, .. } => netlink(protocol.unwrap_or(0)),
             _ if self.netlink.contains_key(&inode) => netlink(self.netlink[&inode]),
-            _ => self.noted.get(&inode).map_or_else(|| bare("socket"), of_note),
+            _ => self.noted.get(&inode).map_or_else(|| bare(SocketFamily::Socket), of_note),
         };
         view.held = self.held.as_ref().map(|held| held.contains_key(&inode));
         view
     }
 
     /// All sockets that a process has open.
-    pub(super) fn open(&self, processes: &[Process]) -> Vec<OpenSocketView> {
+    pub(super) fn open(&self, processes: &[ImageProcess]) -> Vec<OpenSocketView> {
         let kinds = processes.iter().flat_map(|process| &process.files).map(|file| &file.kind);
         let by_inode: BTreeMap<u64, &FileKind> = kinds.filter_map(|kind| Some((inode_of(kind)?, kind))).collect();
         let mut views: Vec<OpenSocketView> = by_inode
@@ -122,7 +122,12 @@ impl Sockets {
             })
             .collect();
         let rank = |view: &OpenSocketView| {
-            let proto = ["tcp", "udp", "unix"].iter().position(|proto| *proto == view.proto).unwrap_or(3);
+            let proto = match view.proto {
+                SocketFamily::Tcp => 0,
+                SocketFamily::Udp => 1,
+                SocketFamily::Unix => 2,
+                SocketFamily::Netlink | SocketFamily::Socket | SocketFamily::Unknown => 3,
+            };
             (proto, !view.state.ends_with("listen"), view.open.first().cloned())
         };
         views.sort_by_key(rank);
@@ -148,7 +153,7 @@ impl Sockets {
             peer: (info.peer != 0).then(|| self.unix_peer(info.peer)),
             unread: Some(info.unread.into()),
             unsent: (info.state != LISTENS).then_some(info.unsent.into()),
-            ..bare("unix")
+            ..bare(SocketFamily::Unix)
         }
     }
 
@@ -164,9 +169,9 @@ impl Sockets {
     }
 }
 
-fn bare(proto: &str) -> OpenSocketView {
+fn bare(proto: SocketFamily) -> OpenSocketView {
     OpenSocketView {
-        proto: proto.to_owned(),
+        proto,
         state: "open".to_owned(),
         local: String::new(),
         peer: None,
@@ -178,10 +183,10 @@ fn bare(proto: &str) -> OpenSocketView {
 }
 
 fn netlink(protocol: u64) -> OpenSocketView {
-    OpenSocketView { local: format!("protocol {protocol}"), ..bare("netlink") }
+    OpenSocketView { local: format!("protocol {protocol}"), ..bare(SocketFamily::Netlink) }
 }
 
-fn names(processes: &[Process]) -> HashMap<u64, String> {
+fn names(processes: &[ImageProcess]) -> HashMap<u64, String> {
     let files = processes.iter().flat_map(|process| &process.files);
     let named = files.filter_map(|file| match &file.kind {
         FileKind::Unix { inode, state: Some(state), .. } => Some((*inode, state.name.clone())),
@@ -190,7 +195,7 @@ fn names(processes: &[Process]) -> HashMap<u64, String> {
     named.collect()
 }
 
-fn open_at(processes: &[Process]) -> BTreeMap<u64, Vec<OpenAt>> {
+fn open_at(processes: &[ImageProcess]) -> BTreeMap<u64, Vec<OpenAt>> {
     let mut open: BTreeMap<u64, Vec<OpenAt>> = BTreeMap::new();
     for process in processes {
         for file in &process.files {
@@ -205,7 +210,7 @@ fn open_at(processes: &[Process]) -> BTreeMap<u64, Vec<OpenAt>> {
 
 /// Held sockets: the number that each has now, by that in the images. They differ where it was made
 /// anew.
-fn held(proc: &Proc, processes: &[Process]) -> HashMap<u64, u64> {
+fn held(proc: &Proc, processes: &[ImageProcess]) -> HashMap<u64, u64> {
     let mut found = HashMap::new();
     for file in processes.iter().flat_map(|process| &process.files) {
         let (inode, key) = match &file.kind {
@@ -224,7 +229,7 @@ fn held(proc: &Proc, processes: &[Process]) -> HashMap<u64, u64> {
     found
 }
 
-fn noted(body: &Body) -> HashMap<u64, Kind> {
+fn noted(body: &Body) -> HashMap<u64, SocketKind> {
     body.sockets.iter().map(|socket| (socket.inode.into(), socket.options.kind)).collect()
 }
 
@@ -236,7 +241,7 @@ fn inet(info: &SocketInfo) -> OpenSocketView {
     let (tcp, listens) = (info.proto == Protocol::Tcp, info.state == TcpState::Listen);
     let has_peer = info.peer.port() != 0;
     let state = match (tcp, has_peer) {
-        (true, _) => word(info.state),
+        (true, _) => state_of(info.state).into(),
         (false, true) => "connected",
         (false, false) => "open",
     };
@@ -246,17 +251,17 @@ fn inet(info: &SocketInfo) -> OpenSocketView {
         peer: has_peer.then(|| address(info.peer)),
         unread: Some(info.receive_queue.into()),
         unsent: (!listens).then_some(info.send_queue.into()),
-        ..bare(if tcp { "tcp" } else { "udp" })
+        ..bare(if tcp { SocketFamily::Tcp } else { SocketFamily::Udp })
     }
 }
 
 /// One that is not held, as it was when its program was frozen.
-fn of_note(kind: &Kind) -> OpenSocketView {
+fn of_note(kind: &SocketKind) -> OpenSocketView {
     let (proto, state, local, peer) = match kind {
-        Kind::Listener { local, .. } => ("tcp", "listen", Some(local), None),
-        Kind::Stream { local, peer } => ("tcp", "established", Some(local), Some(peer)),
-        Kind::Udp { local } => ("udp", "open", Some(local), None),
-        Kind::Inotify | Kind::Other => ("socket", "open", None, None),
+        SocketKind::Listener { local, .. } => (SocketFamily::Tcp, "listen", Some(local), None),
+        SocketKind::Stream { local, peer } => (SocketFamily::Tcp, "established", Some(local), Some(peer)),
+        SocketKind::Udp { local } => (SocketFamily::Udp, "open", Some(local), None),
+        SocketKind::Inotify | SocketKind::Other => (SocketFamily::Socket, "open", None, None),
     };
     OpenSocketView {
         state: state.to_owned(),

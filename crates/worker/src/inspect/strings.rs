@@ -2,7 +2,7 @@
 //! and environ.
 
 use super::{Page, Pages};
-use kip_criu_images::inspect::{Process, Strings};
+use kip_criu_images::inspect::{ImageProcess, Strings};
 use kip_snapshot::pages::PAGE;
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ fn bounded(range: &Range<u64>) -> Range<u64> {
 }
 
 /// The pages that are needed.
-pub(super) fn wanted(process: &Process) -> Vec<Page> {
+pub(super) fn wanted(process: &ImageProcess) -> Vec<Page> {
     let Strings { arguments, environment } = &process.strings;
     let mut pages: Vec<Page> = Vec::new();
     for range in [bounded(arguments), bounded(environment)] {
@@ -30,7 +30,7 @@ pub(super) fn wanted(process: &Process) -> Vec<Page> {
 ///
 /// # Errors
 /// A page cannot be read, and why.
-pub(super) fn read(process: &Process, pages: &Pages) -> Result<(Vec<String>, Vec<String>), String> {
+pub(super) fn read(process: &ImageProcess, pages: &Pages) -> Result<(Vec<String>, Vec<String>), String> {
     let Strings { arguments, environment } = &process.strings;
     let mut command = bytes(process.pid, &bounded(arguments), pages)?;
     let environ = bytes(process.pid, &bounded(environment), pages)?;
@@ -81,8 +81,8 @@ fn bytes(pid: u32, range: &Range<u64>, pages: &Pages) -> Result<Vec<u8>, String>
 mod tests {
     use super::*;
 
-    fn process(arguments: Range<u64>, environment: Range<u64>) -> Process {
-        Process { pid: 2, strings: Strings { arguments, environment }, ..Process::default() }
+    fn process(arguments: Range<u64>, environment: Range<u64>) -> ImageProcess {
+        ImageProcess { pid: 2, strings: Strings { arguments, environment }, ..ImageProcess::default() }
     }
 
     /// Two pages from 0x1000 on, with some text behind `at`.

@@ -7,13 +7,13 @@
 //! fdinfo can wait: for this the caller inspects on a thread that it can do without.
 
 use super::flows::{Flow, Flows};
-use kip_checkpoint::clocks::Now;
+use kip_clocks::Now;
 use kip_engine::calls::{IN_MS, POINTED};
 use kip_engine::tree;
 use kip_net::diag::{Diag, DiagError, SocketInfo, TcpState};
 use kip_sys::status::Status;
 use kip_types::Protocol;
-use kip_types::api::{ProgramView, SeenView, SocketView, ThreadView, TimerView};
+use kip_types::api::{ProgramView, SeenView, SocketState, SocketView, ThreadView, TimerView};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -163,7 +163,7 @@ fn tcp(info: &SocketInfo, flows: &Flows) -> SocketView {
     let flow = if listens { None } else { flows.between(Protocol::Tcp, local, peer) };
     SocketView {
         proto: Protocol::Tcp,
-        state: word(info.state).to_owned(),
+        state: state_of(info.state),
         local,
         peer: (!listens).then_some(peer),
         client: flow.and_then(|f| f.client(local.ip())),
@@ -174,14 +174,14 @@ fn tcp(info: &SocketInfo, flows: &Flows) -> SocketView {
     }
 }
 
-pub(crate) fn word(state: TcpState) -> &'static str {
+pub(crate) fn state_of(state: TcpState) -> SocketState {
     match state {
-        TcpState::Established => "established",
-        TcpState::CloseWait => "close-wait",
-        TcpState::FinWait1 | TcpState::FinWait2 => "fin-wait",
-        TcpState::SynSent => "syn-sent",
-        TcpState::Listen => "listen",
-        _ => "closing",
+        TcpState::Established => SocketState::Established,
+        TcpState::CloseWait => SocketState::CloseWait,
+        TcpState::FinWait1 | TcpState::FinWait2 => SocketState::FinWait,
+        TcpState::SynSent => SocketState::SynSent,
+        TcpState::Listen => SocketState::Listen,
+        _ => SocketState::Closing,
     }
 }
 
@@ -200,7 +200,7 @@ fn udp(info: &SocketInfo, flows: &Flows, addresses: &[IpAddr]) -> Vec<SocketView
         let ends = flow.and_then(|f| addresses.iter().find_map(|own| f.inside(*own)));
         SocketView {
             proto: Protocol::Udp,
-            state: "flow".to_owned(),
+            state: SocketState::Flow,
             local: ends.map_or(local, |(mine, _)| mine),
             peer: ends.map(|(_, other)| other).or((peer.port() != 0).then_some(peer)),
             client: flow.zip(ends).and_then(|(f, (mine, _))| f.client(mine.ip())),

@@ -44,11 +44,10 @@ function svg(name, attributes, ...classes) {
 // What became of it: a proc that does not run says how its program ended.
 function outcome(p) {
   if (p.exit === null || (p.state !== "stopped" && p.state !== "restarting")) return p.state;
-  if (p.exit === "exit code 0") return p.state === "stopped" ? "exited, code 0" : `${p.state}, exit code 0`;
-  const code = /^exit code (\d+)$/.exec(p.exit);
-  return p.state === "stopped" ? `failed, ${code ? `code ${code[1]}` : p.exit}` : `${p.state}, ${p.exit}`;
+  if (p.state !== "stopped") return `${p.state}, ${p.exit}`;
+  return failed(p) ? `failed, ${p.exit.replace("exit code", "code")}` : "exited, code 0";
 }
-const failed = p => p.exit !== null && p.exit !== "exit code 0";
+const failed = p => p.exit !== null && p.exit_code !== 0;
 const ports = p => p.ports.map(({ proto, port, host_addr, host_port }) => {
   const where = host_port === null ? "" : `${host_addr === "0.0.0.0" || host_addr === "::" ? "" : `${host_addr}:`}${host_port}→`;
   return `${where}${port}/${proto}`;

@@ -1,9 +1,9 @@
-//! `deploy`: limits, restarts, copies.
+//! `deploy`: limits, restarts, copies. And the lists `ulimits` and `extra_hosts`.
 
 use super::super::context::{Context, time};
 use super::Service;
 use crate::place::{SourcePosition, Weight, meant};
-use crate::yaml::Node;
+use crate::yaml::{Node, Value};
 use kip_types::life::Restart;
 use kip_types::spec::{Ulimit, parse_limit};
 
@@ -40,6 +40,32 @@ impl Service {
             match Ulimit::new(name, soft, hard) {
                 Ok(limit) => self.table.ulimit.push(limit),
                 Err(e) => context.fault(place, format!("{path}: {e}")),
+            }
+        }
+    }
+
+    /// `NAME:ADDRESS` or `NAME=ADDRESS` in a list, or a map of names to one address or several.
+    pub(super) fn extra_hosts(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        let mut all = Vec::new();
+        if let Value::Map(_) = &node.value {
+            for (name, _, value) in node.entries() {
+                let addrs = context.texts(value, path).into_iter();
+                all.extend(addrs.map(|addr| (value.place.clone(), format!("{name}={addr}"))));
+            }
+        } else {
+            for one in context.list(node, path) {
+                all.extend(context.text(one, path).map(|text| (one.place.clone(), text)));
+            }
+        }
+        for (place, text) in all {
+            if text.ends_with("host-gateway") {
+                let key = format!("{path}: host-gateway");
+                context.lacks(&place, Weight::Changes, &key, "write an address of the machine");
+                continue;
+            }
+            match text.parse() {
+                Ok(entry) => self.table.add_host.push(entry),
+                Err(e) => context.fault(&place, format!("{path}: {e}")),
             }
         }
     }

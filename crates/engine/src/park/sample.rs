@@ -1,0 +1,136 @@
+//! How a program is just before it is frozen: what its threads wait for, what its sockets offer.
+
+use crate::descriptors::{duplicate, places};
+use crate::host::Proc;
+use crate::inotify::{self, Events};
+use crate::survey;
+use crate::tree::Tree;
+use kip_clocks::{Pending, Since};
+use kip_net::custody::{self, SavedOptions};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is.
+/// One that ticks is seldom awake, but where others want the processors its ticks wait for them,
+/// too.
+const QUIESCENT_WITHIN: Duration = Duration::from_millis(200);
+/// Between two looks.
+const BETWEEN_SAMPLES: Duration = Duration::from_millis(2);
+/// So many threads that ran while all were looked at are looked at once more, by themselves.
+const FEW: usize = 8;
+
+/// How the program was found just before it was frozen.
+#[derive(Default)]
+pub(super) struct Ran {
+    /// In which calls its threads waited.
+    pub(super) since: Since,
+    /// Options and queues of its sockets.
+    pub(super) sockets: BTreeMap<u32, SavedOptions>,
+    /// Bytes of events in its inotify instances, by where these are open.
+    pub(super) events: Events,
+    /// Stopped processes of which their parents have not been told.
+    pub(super) unreported: Vec<u32>,
+    /// All of it slept, and nothing ran.
+    pub(super) quiescent: bool,
+    /// Signals that waited for its threads.
+    pub(super) pending: BTreeMap<u32, Pending>,
+}
+
+impl Ran {
+    /// Of a program whose threads all sleep.
+    fn of(tree: &Tree, before_stop: &Since) -> Ran {
+        let mut ran = Ran {
+            sockets: BTreeMap::new(),
+            events: Events::new(),
+            unreported: tree.unreported(),
+            since: dated(tree.waiting(), before_stop),
+            quiescent: true,
+            pending: tree.pending(),
+        };
+        ran.look_at_descriptors(tree);
+        ran
+    }
+
+    fn look_at_descriptors(&mut self, tree: &Tree) {
+        self.sockets = sockets(tree);
+        self.events = inotify::events(tree);
+    }
+}
+
+fn sockets(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
+    let sample = |(inode, (pid, number))| {
+        let fd = duplicate(pid, number).ok()?;
+        Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
+    };
+    places(tree).into_iter().filter_map(sample).collect()
+}
+
+/// Options and queues while the program still runs: the dump changes options, and what arrives from
+/// now on may be something that the program has never seen. What is there already counts as seen
+/// only if every thread slept all the while: one that runs may be about to look, and will not have
+/// done so when it is frozen. A program that has just done something is given a moment to become
+/// quiescent.
+pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
+    // A process that has ended or begun since then counts as it is now.
+    let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
+    survey::find_ends(proc, &tree());
+    kip_checkpoint::inotify::names::look_up(inotify::places(&tree()));
+    // Our own stop makes each wait look as if it had just begun.
+    let before_stop = tree().waiting();
+    // A dump that is called off has each wait begin anew.
+    survey::note_ends(proc);
+    let until = Instant::now() + QUIESCENT_WITHIN;
+    while Instant::now() < until {
+        if let Some(ran) = while_asleep(&tree, &before_stop) {
+            return ran;
+        }
+        std::thread::sleep(BETWEEN_SAMPLES);
+    }
+    let tree = tree();
+    let mut ran = Ran { quiescent: false, ..Ran::of(&tree, &before_stop) };
+    ran.events.clear();
+    for saved in ran.sockets.values_mut() {
+        saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
+    }
+    ran
+}
+
+/// What a program is like whose threads all sleep while it is looked at; none if they do not. To
+/// look at hundreds of threads takes longer than a tick of one of them: the few that have run
+/// meanwhile are looked at again, and then the others only for whether they have.
+fn while_asleep(read: &dyn Fn() -> Tree, before_stop: &Since) -> Option<Ran> {
+    let tree = &read();
+    let mut asleep = tree.asleep()?;
+    let mut ran = Ran::of(tree, before_stop);
+    let until = Instant::now() + QUIESCENT_WITHIN;
+    loop {
+        let now = tree.switches();
+        let ran_on = |(thread, before): (&u32, &u64)| (now.get(thread) != Some(before)).then_some(*thread);
+        let again: Vec<u32> = asleep.iter().filter_map(ran_on).collect();
+        if again.is_empty() {
+            // A wait whose beginning is not known would begin anew.
+            return (read().threads == tree.threads && !tree.has_unknown(&ran.since)).then_some(ran);
+        }
+        if again.len() > FEW || Instant::now() >= until {
+            return None;
+        }
+        let few = tree.only(&again);
+        let Some(found) = few.asleep() else {
+            std::thread::sleep(BETWEEN_SAMPLES);
+            continue;
+        };
+        asleep.extend(found);
+        ran.since.retain(|thread, _| !again.contains(thread));
+        ran.since.extend(dated(few.waiting(), before_stop));
+        // What they have done may show in any thread.
+        ran.unreported = tree.unreported();
+        ran.pending = tree.pending();
+        ran.look_at_descriptors(tree);
+    }
+}
+
+/// Waits of now, dated by what they were before a stop of ours.
+fn dated(now: Since, before: &Since) -> Since {
+    now.into_iter().map(|(inside, waiting)| (inside, waiting.dated(before.get(&inside)))).collect()
+}
