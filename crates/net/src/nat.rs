@@ -20,8 +20,9 @@
 //! * A proc that is published alone reaches nothing but itself and is reached by the host only, by
 //!   its own address.
 //!
-//! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted,
-//! in one transaction, so that nothing published is ever unreachable in between. The only thing
+//! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted
+//! while a second table stands by ([`Which::Standby`]), so that nothing published is ever
+//! unreachable in between. The only thing
 //! outside the table are the interfaces' groups, by which the rules know networks; they are read
 //! back, so that a network keeps its number across restarts.
 
@@ -48,6 +49,7 @@ use netlink_packet_route::link::LinkAttribute;
 use nfnetlink::Connection;
 use parking_lot::Mutex;
 pub use refused::Refused;
+use ruleset::Which;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -250,7 +252,7 @@ impl Nat {
                 set_group(&mut state.rtnl, self.instance, slot, group)?;
             }
         }
-        self.nft(&ruleset::full(self.instance, &all))?;
+        self.put_in_place(&mut state, &all)?;
         state.networks = networks;
         state.published = wanted;
         Ok(())
@@ -366,7 +368,7 @@ impl Nat {
             return Ok(false);
         }
         let all: Vec<_> = state.published.keys().flat_map(|s| state.elements_of(self.instance, *s)).collect();
-        self.nft(&ruleset::full(self.instance, &all))?;
+        self.nft(&ruleset::full(self.instance, Which::Main, &all))?;
         Ok(true)
     }
 
@@ -391,9 +393,24 @@ impl Nat {
     /// The same for an instance whose rules are not open, such as one whose daemon has died. There
     /// may be none.
     pub fn remove(instance: Instance, memory: &Path) -> Result<(), NatError> {
-        run_nft(instance, &ruleset::none(instance))?;
+        // The second is left by a daemon that was killed while it replaced the first.
+        run_nft(instance, &(ruleset::none(instance, Which::Main) + &ruleset::none(instance, Which::Standby)))?;
         forwarding::disable(instance, memory)?;
         Ok(())
+    }
+
+    /// The whole rule set, in place of an earlier daemon's if there is one.
+    fn put_in_place(&self, state: &mut NatState, all: &[Element]) -> Result<(), NatError> {
+        let table = self.instance.table();
+        let there = elements::is_there(&mut state.nft, &table);
+        let there = there.map_err(|source| NatError::Elements { table, source })?;
+        if there {
+            self.nft(&ruleset::full(self.instance, Which::Standby, all))?;
+        }
+        let done = self.nft(&ruleset::full(self.instance, Which::Main, all));
+        // Also one that a daemon has left that was killed at this point.
+        let removed = self.nft(&ruleset::none(self.instance, Which::Standby));
+        done.and(removed)
     }
 
     fn nft(&self, text: &str) -> Result<(), NatError> {
@@ -424,7 +441,7 @@ impl Nat {
                 all.extend(new);
                 all.sort_unstable();
                 all.dedup();
-                self.nft(&ruleset::full(self.instance, &all))
+                self.nft(&ruleset::full(self.instance, Which::Main, &all))
             }
             Err(source) => Err(NatError::Elements { table, source }),
         }

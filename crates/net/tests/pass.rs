@@ -7,8 +7,10 @@ use kip_net::nat::{Forward, Published};
 use kip_net::{Nat, NetPool, Slot};
 use kip_types::Protocol;
 use lab::*;
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 fn of(slot: Slot, host_port: Option<u16>, held: bool) -> Published {
     let port = |proto| Forward { proto, host_port, host_addr: None, port: 80 };
@@ -62,6 +64,60 @@ fn a_port_passes_without_a_refusal() {
         let twice = vec![of(procs[0].slot, Some(8001), false), of(procs[1].slot, Some(8001), false)];
         nat.publish_all(twice).expect_err("one port leads to one proc");
         assert!(ask(machine, HOST4).is_ok());
+    });
+}
+
+// promise install: no connection is refused and no packet passes unfiltered while another daemon
+//   puts its rules in place of the last one's
+#[test]
+fn rules_are_replaced_under_clients() {
+    on_machine(|machine| {
+        let pool = NetPool::new(instance(6)).unwrap();
+        let nat = Nat::open(instance(6), &machine.memory(), &[], &[]).unwrap();
+        let proc = proc_with_server(&pool, 1, "a");
+        let published = [of(proc.slot, Some(8001), false)];
+        nat.publish_all(published.to_vec()).unwrap();
+        let (over, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
+        within_this(|ours| {
+            std::thread::scope(|scope| {
+                let ask = || {
+                    kip_sys::netns::enter_net(ours).unwrap();
+                    while !over.load(Ordering::SeqCst) {
+                        let client = TcpStream::connect("127.0.0.1:8001").expect("the port leads to the proc always");
+                        // Ports of clients do not run out.
+                        rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+                        connected.fetch_add(1, Ordering::SeqCst);
+                    }
+                };
+                let clients = [scope.spawn(ask), scope.spawn(ask)];
+                let end = SetAtEnd(&over);
+                for _ in 0..80 {
+                    nat.sync(&published).unwrap();
+                    assert!(clients.iter().all(|client| !client.is_finished()), "a client was refused");
+                }
+                drop(end);
+            });
+        });
+        assert!(connected.into_inner() > 1000);
+        assert!(!run("nft", "list tables").contains("standby"));
+    });
+}
+
+// A daemon that was killed while it replaced the rules leaves the second table.
+#[test]
+fn a_standby_table_that_was_left_goes() {
+    on_machine(|machine| {
+        let left = || run("nft", "list tables").contains("kip_6_standby");
+        let leave = || {
+            run("nft", "add table inet kip_6_standby");
+            assert!(left());
+        };
+        leave();
+        let nat = Nat::open(instance(6), &machine.memory(), &[], &[]).unwrap();
+        assert!(!left());
+        leave();
+        nat.remove_all().unwrap();
+        assert!(!left());
     });
 }
 

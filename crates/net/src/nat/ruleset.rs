@@ -37,10 +37,35 @@ const NEVER: [&str; 9] = [
     "ip6 daddr fd00:42::/64",
 ];
 
+/// Which of an instance's two tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// The one that is there always.
+    Main,
+    /// One with the same rules, asked after it: there while the main table is replaced.
+    ///
+    /// The kernel replaces a table in one transaction, and still a packet that is on its way through
+    /// the hooks at that moment meets neither: it has passed the new chain while that was not in
+    /// force yet, and comes to the old one when that is over, or looks into a map whose elements
+    /// have just gone. Its connection would be refused, or it would pass unfiltered.
+    Standby,
+}
+
+impl Which {
+    /// Its name.
+    pub(super) fn table(self, instance: Instance) -> String {
+        match self {
+            Which::Main => instance.table(),
+            Which::Standby => format!("{}_standby", instance.table()),
+        }
+    }
+}
+
 /// Everything, with these procs published, in place of whatever the table held: one transaction.
-pub(super) fn full(instance: Instance, elements: &[Element]) -> String {
-    let mut text = format!("add table inet {t}\ndelete table inet {t}\n", t = instance.table());
-    let _ = writeln!(text, "table inet {} {{", instance.table());
+pub(super) fn full(instance: Instance, which: Which, elements: &[Element]) -> String {
+    let table = which.table(instance);
+    let mut text = none(instance, which);
+    let _ = writeln!(text, "table inet {table} {{");
     for set in Set::ALL {
         let kind = if set.is_map() { "map" } else { "set" };
         let _ = write!(text, "  {kind} {} {{ type {};{}", set.name(), set.types(), set.properties());
@@ -51,14 +76,14 @@ pub(super) fn full(instance: Instance, elements: &[Element]) -> String {
         }
         text.push_str(" }\n");
     }
-    text.push_str(&chains(instance));
+    text.push_str(&chains(instance, which));
     text.push_str("}\n");
     text
 }
 
 /// Nothing of the table, whether it is there or not.
-pub(super) fn none(instance: Instance) -> String {
-    format!("add table inet {t}\ndelete table inet {t}\n", t = instance.table())
+pub(super) fn none(instance: Instance, which: Which) -> String {
+    format!("add table inet {t}\ndelete table inet {t}\n", t = which.table(instance))
 }
 
 /// Elements of a published proc; `group` is that of its network.
@@ -93,7 +118,15 @@ pub(super) fn elements(instance: Instance, group: Option<u32>, published: &Publi
     all
 }
 
-fn chains(instance: Instance) -> String {
+fn chains(instance: Instance, which: Which) -> String {
+    // Numbers for the names raw, mangle, dstnat, srcnat and filter: those of dstnat and srcnat have
+    // no place in the hook of what the host sends.
+    let priority = |main: i32| match which {
+        Which::Main => main,
+        Which::Standby => main + 1,
+    };
+    let (raw, mangle, dstnat, translated) = (priority(-300), priority(-150), priority(-100), priority(-90));
+    let (filter, srcnat) = (priority(0), priority(100));
     let procs = format!("\"{}*\"", instance.interface_prefix());
     let (gateway4, gateway6) = (instance.gateway_v4(), instance.gateway_v6());
     let alone = super::alone_group(instance);
@@ -137,7 +170,7 @@ fn chains(instance: Instance) -> String {
   # What a proc sends must come from its own address and not go to the host's loopback. This is before any
   # translation, so answers to the host's own connections from 127.0.0.1 are not meant.
   chain guard {{
-    type filter hook prerouting priority raw; policy accept;
+    type filter hook prerouting priority {raw}; policy accept;
     iifname != {procs} accept
     ip daddr 127.0.0.0/8 drop
     ip6 daddr ::1 drop
@@ -145,7 +178,7 @@ fn chains(instance: Instance) -> String {
   }}
   # What a proc with limited egress begins is judged before any translation, by where it is sent to.
 {limits}  chain egress {{
-    type filter hook prerouting priority mangle; policy accept;
+    type filter hook prerouting priority {mangle}; policy accept;
     iifname != {procs} accept
     ct state established,related accept
     ip saddr @limited4 jump limited4
@@ -154,15 +187,15 @@ fn chains(instance: Instance) -> String {
   # Packets for the loopback that come by a link are forged: translated they would pass for others, so they are left to the
   # kernel, which drops them.
   chain arriving {{
-    type nat hook prerouting priority dstnat; policy accept;
+    type nat hook prerouting priority {dstnat}; policy accept;
     ip daddr 127.0.0.0/8 accept
     ip6 daddr ::1 accept
 {published}  }}
   chain local {{
-    type nat hook output priority -100; policy accept;
+    type nat hook output priority {dstnat}; policy accept;
 {published}  }}
   chain leaving {{
-    type nat hook postrouting priority srcnat; policy accept;
+    type nat hook postrouting priority {srcnat}; policy accept;
     oifname {procs} ip saddr 127.0.0.0/8 snat ip to {gateway4}
     oifname {procs} ip6 saddr ::1 snat ip6 to {gateway6}
     iifname {procs} oifname {procs} ip saddr . ip daddr @own4 snat ip to {gateway4}
@@ -171,13 +204,13 @@ fn chains(instance: Instance) -> String {
   }}
   # After the translation and before the way is looked for: where a proc has ended there is none, and clients would be told.
   chain arrived {{
-    type filter hook prerouting priority -90; policy accept;
+    type filter hook prerouting priority {translated}; policy accept;
 {held}  }}
   chain sent {{
-    type filter hook output priority -90; policy accept;
+    type filter hook output priority {translated}; policy accept;
 {held}  }}
   chain forwarded {{
-    type filter hook forward priority filter; policy accept;
+    type filter hook forward priority {filter}; policy accept;
     iifname != {procs} oifname != {procs} accept
     ct state established,related accept
     ct state invalid drop
@@ -190,7 +223,7 @@ fn chains(instance: Instance) -> String {
     drop
   }}
   chain host {{
-    type filter hook input priority filter; policy accept;
+    type filter hook input priority {filter}; policy accept;
     iifname != {procs} accept
     ct state established,related accept
     ct state invalid drop

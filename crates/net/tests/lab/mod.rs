@@ -134,7 +134,8 @@ pub fn serve(ns: BorrowedFd<'_>, name: &'static str, port: u16) {
         });
         for stream in tcp.incoming() {
             let Ok(mut stream) = stream else { return };
-            let peer = plain(stream.peer_addr().unwrap().ip());
+            // A client that has reset its connection by now has no address.
+            let Ok(peer) = stream.peer_addr().map(|peer| plain(peer.ip())) else { continue };
             let mut buffer = [0; 100];
             let _ = stream.read(&mut buffer);
             let _ = stream.write_all(format!("{name} {peer}").as_bytes());
