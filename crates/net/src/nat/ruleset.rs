@@ -44,7 +44,7 @@ pub(super) enum Which {
     Main,
     /// One with the same rules, asked after it: there while the main table is replaced.
     ///
-    /// The kernel replaces a table in one transaction, and still a packet that is on its way through
+    /// The kernel replaces a table in one transaction; still a packet that is on its way through
     /// the hooks at that moment meets neither: it has passed the new chain while that was not in
     /// force yet, and comes to the old one when that is over, or looks into a map whose elements
     /// have just gone. Its connection would be refused, or it would pass unfiltered.
