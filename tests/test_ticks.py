@@ -134,20 +134,24 @@ print(time.time() - began - seconds, flush=True)
 #   waits until an absolute time too
 # held by: this,
 #   `kip_clocks::calls::tests::a_stop_does_not_shorten_an_absolute_wait`
-@pytest.mark.parametrize("before", ["running", "blocked", "held", "parked"])
+@pytest.mark.parametrize("before", ["running", "blocked", "held", "parked", "killed"])
 @pytest.mark.parametrize("call", ["event", "sem_timedwait", "clock_nanosleep"])
 def test_what_is_left_of_a_long_wait_is_no_tick(kip: Kip, call: str, before: str) -> None:
     """Less is left than --tick when it is parked by its owner's word, which lets ticks be gathered; also where its wait was
-    stopped by a sleep before, and began anew."""
+    stopped by a sleep before, and began anew; then the daemon may have been killed."""
     # Only of this call's clock the owner's word may make it late: that of the others goes on.
     clock = ["--clock", "continue"] if call == "event" else []
-    hibernate = ["--hibernate", before] if before in ("blocked", "held") else []
+    hibernates = {"blocked": "blocked", "held": "held", "killed": "blocked"}.get(before)
+    hibernate = ["--hibernate", hibernates] if hibernates else []
     proc = kip.run("until", ["/usr/bin/python3", "-c", UNTIL, call], flags=["--tick", "5s", "--never-sleep", *hibernate])
     began = time.monotonic()
     if before != "running":
         time.sleep(1)
         proc.hibernate() if hibernate else kip.cli("sleep", proc.name, "--clock", "continue")
         assert before != "held" or proc.inspect()["last_sleep"]["held"]
+        if before == "killed":
+            kip.kill()
+            kip.up()
         proc.wake()
     left = 4.5 - (time.monotonic() - began)
     assert left > -2, "this machine is too slow for the test"

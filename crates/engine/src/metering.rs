@@ -1,7 +1,8 @@
-//! The meter of a proc, kept with the proc's record and read from its control group and its
-//! network.
+//! What is kept with a proc's record: its meter, read from its control group and its network, and
+//! its absolute waits.
 
 use crate::host::Proc;
+use kip_clocks::AbsoluteWaits;
 use kip_journal::meter::{Kept, marks};
 use kip_net::activity::Activity as Traffic;
 use kip_records::record::{self, Durability, RecordError};
@@ -14,21 +15,26 @@ struct Written<'a> {
     #[serde(flatten)]
     record: &'a Record,
     meter: &'a Kept,
+    absolute_waits: AbsoluteWaits,
 }
 
 /// The same, read.
 #[derive(Debug, Deserialize)]
-pub struct StoredMeter {
+pub struct Stored {
     /// The record.
     #[serde(flatten)]
     pub record: Record,
     /// What the proc has used.
     #[serde(default)]
     pub meter: Kept,
+    /// How long its absolute waits are; none in the record of an older Kip.
+    #[serde(default)]
+    pub absolute_waits: Option<AbsoluteWaits>,
 }
 
 impl Proc {
-    /// Writes its record, and with it its meter, which is in the record's tier from now on.
+    /// Writes its record, and with it its absolute waits and its meter, which is in the record's
+    /// tier from now on.
     pub fn write_record(&self, record: &Record, durability: Durability) -> Result<(), RecordError> {
         if self.meter.tier() != record.state.tier() {
             // Until now it was used in the tier that it leaves.
@@ -36,7 +42,8 @@ impl Proc {
         }
         let before = self.meter.enter(record.state.tier());
         let kept = self.meter.kept();
-        let written = record::write_state(&self.dir, &Written { record, meter: &kept }, durability);
+        let absolute_waits = self.absolute_waits.lock().clone();
+        let written = record::write_state(&self.dir, &Written { record, meter: &kept, absolute_waits }, durability);
         match &written {
             Ok(()) if marks::is_due(&kept) && marks::add(&self.dir, &kept) => self.meter.marked(&kept),
             Ok(()) => {}

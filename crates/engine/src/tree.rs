@@ -7,6 +7,7 @@
 use kip_checkpoint::Registers;
 use kip_checkpoint::resume::{Thread, WaitingProcess};
 use kip_clocks::{Pending, Since, Waiting};
+use kip_sys::kernel_file;
 use kip_sys::ran::{CpuClocks, is_undated};
 use kip_sys::status::{Status, threads};
 use kip_sys::timens;
@@ -84,7 +85,7 @@ impl Tree {
         let wait = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one,
             // or later in the same.
-            let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
+            let call = call_of(&kernel_file::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
             Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
         };
         self.threads.iter().filter_map(wait).collect()

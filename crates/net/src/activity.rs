@@ -8,7 +8,7 @@
 //! stamps; 8 more in a SYN). Peers without time stamps make the second estimate low: from such a
 //! one a request below about 50 bytes that gets no answer at all goes unnoticed.
 
-use std::fs;
+use kip_sys::kernel_file;
 use std::io;
 use std::path::PathBuf;
 
@@ -172,7 +172,7 @@ struct Table {
 impl Table {
     fn read(pid: u32, file: &str) -> Result<Table, ActivityError> {
         let path = PathBuf::from(format!("/proc/{pid}/net/{file}"));
-        match fs::read_to_string(&path) {
+        match kernel_file::read_to_string(&path) {
             Ok(text) => Ok(Table { path, text }),
             Err(e) if file == "snmp6" && e.kind() == io::ErrorKind::NotFound => Ok(Table { path, text: String::new() }),
             Err(source) => Err(ActivityError::Unreadable { path, source }),

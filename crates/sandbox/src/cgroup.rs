@@ -8,6 +8,7 @@
 //! Processes enter by writing `0` into [`Cgroup::task_files`] themselves: moving another process
 //! costs 6 ms on an idle machine, moving oneself 10 microseconds per hierarchy.
 
+use kip_sys::kernel_file;
 use kip_types::Limits;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -375,7 +376,7 @@ impl Cgroup {
     /// A file could not be read.
     pub fn pids(&self) -> Result<Vec<u32>, CgroupError> {
         let path = self.processes_file();
-        match fs::read_to_string(&path) {
+        match kernel_file::read_to_string(&path) {
             Ok(text) => Ok(text.lines().filter_map(|l| l.parse().ok()).filter(|p| *p != 0).collect()),
             Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {
                 Ok(vec![])
@@ -409,7 +410,7 @@ impl Cgroup {
 
     fn read(&self, controller: &str, name: &str) -> Result<String, CgroupError> {
         let path = self.file(controller, name);
-        fs::read_to_string(&path).map_err(failed("read", &path))
+        kernel_file::read_to_string(&path).map_err(failed("read", &path))
     }
 
     fn number(&self, controller: &str, name: &str) -> Result<u64, CgroupError> {
@@ -445,7 +446,8 @@ impl Cgroup {
 
     fn held_below_bytes(&self) -> u64 {
         let below = fs::read_dir(self.file("memory", "")).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
-        let stat = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("memory.stat")).unwrap_or_default();
+        let stat =
+            |entry: fs::DirEntry| kernel_file::read_to_string(entry.path().join("memory.stat")).unwrap_or_default();
         below.map(|entry| held(&stat(entry), self.v2)).sum()
     }
 
@@ -456,7 +458,7 @@ impl Cgroup {
     /// How many processes the kernel has killed because its memory was at the limit.
     pub fn oom_kills(&self) -> u64 {
         let file = if self.v2 { "memory.events" } else { "memory.oom_control" };
-        let text = fs::read_to_string(self.file("memory", file)).unwrap_or_default();
+        let text = kernel_file::read_to_string(self.file("memory", file)).unwrap_or_default();
         text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
     }
 

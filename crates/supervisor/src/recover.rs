@@ -7,12 +7,13 @@
 //! stopping: finished.
 
 use crate::task;
+use kip_clocks::AbsoluteWaits;
 use kip_engine::cause::WakeCause;
 use kip_engine::fd_store::{FdStore, KeeperError, key};
 use kip_engine::hibernate;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
-use kip_engine::metering::StoredMeter;
+use kip_engine::metering::Stored;
 use kip_engine::plans::take_custody;
 use kip_engine::ports;
 use kip_engine::renew;
@@ -52,6 +53,8 @@ pub struct Remembered {
     pub record: Record,
     /// What it has used.
     pub meter: Kept,
+    /// How long its absolute waits are, if its record says so.
+    pub absolute_waits: Option<AbsoluteWaits>,
 }
 
 /// Reads all records; those that cannot be read are named and left alone.
@@ -62,12 +65,11 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
     }
     let mut all = Vec::new();
     for key in listing.names {
-        let read =
-            records.read_spec::<Spec>(&key).and_then(|spec| Ok((spec, records.read_state::<StoredMeter>(&key)?)));
+        let read = records.read_spec::<Spec>(&key).and_then(|spec| Ok((spec, records.read_state::<Stored>(&key)?)));
         match read {
-            Ok((mut spec, StoredMeter { record, meter })) => {
+            Ok((mut spec, Stored { record, meter, absolute_waits })) => {
                 spec.timing.resolve_archive_default();
-                all.push(Remembered { key, spec, record, meter });
+                all.push(Remembered { key, spec, record, meter, absolute_waits });
             }
             Err(e) => {
                 tracing::error!(proc = %key, error = chain(&e), "the record of a proc cannot be read; it is left alone")
@@ -123,7 +125,7 @@ pub fn numbered(name: &ProcName) -> impl Iterator<Item = ProcName> {
 /// The keeper does not give back what it holds for it. To go on without that would be to let go of
 /// it.
 pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Option<(Arc<Proc>, Record)>, KeeperError> {
-    let Remembered { key, spec, record, meter } = remembered;
+    let Remembered { key, spec, record, meter, absolute_waits } = remembered;
     let meter = Meter::taken_up(meter, now_ms());
     let Ok(slot) = Slot::new(record.slot) else {
         tracing::error!(proc = %spec.name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
@@ -205,6 +207,9 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
             }
         }
     };
+    if let Some(absolute_waits) = absolute_waits {
+        *proc.absolute_waits.lock() = absolute_waits;
+    }
     limit_again(&proc, &next);
     let next = publish_again(&proc, next);
     meter_again(&proc, &next);
@@ -422,6 +427,7 @@ mod tests {
             spec: serde_json::from_str(&spec).unwrap(),
             record,
             meter: Kept::default(),
+            absolute_waits: None,
         }
     }
 

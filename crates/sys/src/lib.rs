@@ -12,6 +12,7 @@ pub mod fault;
 pub mod fdpass;
 pub mod fsid;
 pub mod inject;
+pub mod kernel_file;
 pub mod loops;
 pub mod mount;
 pub mod netns;

@@ -7,6 +7,7 @@
 //! it had waited less; never more. Where [`watch`] runs, the distance is that of the first visit
 //! after the stamp: the wait looks shorter by what was taken between those two at most.
 
+use crate::kernel_file;
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
@@ -39,7 +40,7 @@ pub fn watch() -> io::Result<()> {
     let watch = || {
         let mut seen = BTreeMap::new();
         loop {
-            for (cpu, taken) in taken(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
+            for (cpu, taken) in taken(&kernel_file::read_to_string("/proc/stat").unwrap_or_default()) {
                 if seen.insert(cpu, taken) != Some(taken) {
                     visit(cpu);
                 }
@@ -105,7 +106,7 @@ fn visit(cpu: usize) -> Option<()> {
     // Yielding stamps this thread; the clock is read after that, so that the distance is not too
     // short.
     std::thread::yield_now();
-    let stamp = fs::read_to_string("/proc/thread-self/sched").ok().and_then(|text| exec_start(&text));
+    let stamp = kernel_file::read_to_string("/proc/thread-self/sched").ok().and_then(|text| exec_start(&text));
     let now = monotonic_ns();
     // It was allowed a moment ago; if not any more, the thread goes on from where it is.
     let _ = sched_setaffinity(None, &home);

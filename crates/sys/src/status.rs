@@ -4,6 +4,7 @@
 //! Owns the reading of these files for all crates, and judges nothing. An id may have been given to
 //! another process between two readings: see [`crate::process`].
 
+use crate::kernel_file;
 use std::fs;
 use std::io;
 
@@ -18,7 +19,8 @@ impl Status {
     /// `NotFound` or ESRCH when it has ended.
     pub fn read(id: u32) -> io::Result<Status> {
         // A name may have any bytes in it.
-        fs::read(format!("/proc/{id}/status")).map(|bytes| Status(String::from_utf8_lossy(&bytes).into_owned()))
+        kernel_file::read(format!("/proc/{id}/status"))
+            .map(|bytes| Status(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
     /// What stands behind `name`, which ends with a colon.
@@ -115,7 +117,7 @@ pub fn is_init(pid: u32) -> bool {
 /// Whether a thread is gone, is a leader that has called pthread_exit, or belongs to a process that
 /// its parent has yet to wait for.
 pub fn has_ended(pid: u32, tid: u32) -> bool {
-    let Ok(stat) = fs::read(format!("/proc/{pid}/task/{tid}/stat")) else { return true };
+    let Ok(stat) = kernel_file::read(format!("/proc/{pid}/task/{tid}/stat")) else { return true };
     String::from_utf8_lossy(&stat)
         .rsplit(')')
         .next()

@@ -5,8 +5,8 @@
 //! be changed any more once a process is in it.
 
 use parking_lot::Mutex;
-use std::fs::{self, File};
-use std::io;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::fs::MetadataExt;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -22,57 +22,65 @@ const SECOND: i64 = 1_000_000_000;
 /// # Errors
 /// EINVAL where the kernel has none; ERANGE if the clock would be negative.
 pub fn new_time(monotonic_ahead_ns: i64) -> io::Result<OwnedFd> {
-    static MAKER: Mutex<Option<Sender<Wish>>> = Mutex::new(None);
-    let gone = || io::Error::other("the thread that makes time namespaces has ended");
-    let (answer, made) = sync_channel(1);
-    let wish = Wish { monotonic_ahead_ns, answer };
-    {
-        let mut maker = MAKER.lock();
-        let wishes = match maker.take() {
-            Some(wishes) => wishes,
-            None => {
-                let (wishes, come) = channel();
-                std::thread::Builder::new().name("kip-timens".to_owned()).spawn(move || make(&come))?;
-                wishes
-            }
-        };
-        // One that cannot be told has ended: the next call starts another.
-        wishes.send(wish).map_err(|_| gone())?;
-        *maker = Some(wishes);
-    }
-    made.recv().map_err(|_| gone())?
+    static MADE: Mutex<Option<Receiver<io::Result<Unset>>>> = Mutex::new(None);
+    let mut made = MADE.lock();
+    let comes = match made.take() {
+        Some(comes) => comes,
+        None => {
+            let (give, comes) = sync_channel(1);
+            std::thread::Builder::new().name("kip-timens".to_owned()).spawn(move || make(&give))?;
+            comes
+        }
+    };
+    // The second: what failed some time ago may succeed now.
+    let next = comes.recv().and_then(|next| if next.is_ok() { Ok(next) } else { comes.recv() });
+    // A thread that has ended is not asked again: the next call starts another.
+    let Unset { namespace, offsets, own_ns, _taken } =
+        next.map_err(|_| io::Error::other("the thread that makes time namespaces has ended"))??;
+    *made = Some(comes);
+    drop(made);
+    // What is written is the offset from the machine's own clock, in whatever namespace the caller
+    // is.
+    let offset = own_ns.checked_add(monotonic_ahead_ns).ok_or(rustix::io::Errno::RANGE)?;
+    let (seconds, rest) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
+    (&offsets).write_all(format!("monotonic {seconds} {rest}\n").as_bytes())?;
+    Ok(namespace)
 }
 
-/// A call of [`new_time`].
-struct Wish {
-    monotonic_ahead_ns: i64,
-    answer: SyncSender<io::Result<OwnedFd>>,
+/// A namespace whose clock is not set yet.
+struct Unset {
+    namespace: OwnedFd,
+    /// Sets the clock of the namespace that children of the maker would be born in: this one, until
+    /// `_taken` is dropped.
+    offsets: File,
+    /// The offset of the caller's own clock.
+    own_ns: i64,
+    _taken: Sender<()>,
 }
 
-/// Makes the namespaces that are wished for, on a thread of its own: unshare(2) lets the children
-/// of the calling thread be born in the new one, and this thread has none. One is made ahead each
-/// time, for a proc that wakes waits for its own.
-fn make(wishes: &Receiver<Wish>) {
-    // SAFETY: unshare takes flags only; CLONE_NEWTIME affects no memory, file table or other
-    // thread.
-    let unshare =
-        || if unsafe { libc::unshare(libc::CLONE_NEWTIME) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+/// Makes namespaces, one ahead each time, for a proc that wakes waits for its own. On a thread of
+/// its own: unshare(2) lets the children of the calling thread be born in the new one, and this
+/// thread has none.
+fn make(give: &SyncSender<io::Result<Unset>>) {
     // /proc/thread-self has no timens_offsets; /proc has every thread under its own number.
     let own = format!("/proc/{}", rustix::thread::gettid().as_raw_nonzero());
-    let with_offset = |ahead_ns: i64| {
-        // What is written is the offset from the machine's own clock, in whatever namespace the
-        // caller is.
-        let offset = offset_of("self")?.checked_add(ahead_ns).ok_or(rustix::io::Errno::RANGE)?;
-        let (seconds, rest) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
-        fs::write(format!("{own}/timens_offsets"), format!("monotonic {seconds} {rest}\n"))?;
-        Ok(File::open(format!("{own}/ns/time_for_children"))?.into())
-    };
-    let mut next = unshare();
-    while let Ok(Wish { monotonic_ahead_ns, answer }) = wishes.recv() {
-        // A caller that has gone drops what was made for it.
-        // What failed some time ago may succeed now.
-        let _ = answer.send(next.or_else(|_| unshare()).and_then(|()| with_offset(monotonic_ahead_ns)));
-        next = unshare();
+    loop {
+        let (_taken, is_taken) = channel();
+        let unset = || -> io::Result<Unset> {
+            // SAFETY: unshare takes flags only; CLONE_NEWTIME affects no memory, file table or
+            // other thread.
+            if unsafe { libc::unshare(libc::CLONE_NEWTIME) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let namespace = File::open(format!("{own}/ns/time_for_children"))?.into();
+            let offsets = OpenOptions::new().write(true).open(format!("{own}/timens_offsets"))?;
+            Ok(Unset { namespace, offsets, own_ns: offset_of("self")?, _taken })
+        };
+        if give.send(unset()).is_err() {
+            return;
+        }
+        // Ends when the other side is dropped.
+        let _ = is_taken.recv();
     }
 }
 

@@ -285,7 +285,7 @@ impl Task {
         if fetched {
             steps.done("fetch");
         }
-        self.advance(Input::Wake, record::Durability::Rename)?;
+        self.begin_waking()?;
         let trigger = cause.with_thread(self.phase.parked().and_then(|parked| parked.at_work.as_ref()));
         self.proc.shared.events.emit(Some(&self.proc.name), "waking", trigger.clone());
         fault::reach("wake-intent");
@@ -352,6 +352,15 @@ impl Task {
                 Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why })
             }
         }
+    }
+
+    /// In memory only, for the record says enough: the next daemon finds the processes of a parked
+    /// proc as it finds those of one that was being woken. To write it would make every wake wait
+    /// for the disk, for where the file system allocates late a rename over a file writes that out.
+    fn begin_waking(&mut self) -> Result<(), Refusal> {
+        self.record = self.record.after(Input::Wake).map_err(|e| self.unfit(&e))?;
+        self.publish();
+        Ok(())
     }
 
     /// Its sockets and timers have to wait a moment.
