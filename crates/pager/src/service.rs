@@ -10,6 +10,7 @@ mod custody;
 mod inspect;
 mod news;
 mod parking;
+mod refused;
 
 use crate::memory::Bell;
 use crate::proc::{Proc, Sets, Way};
@@ -26,6 +27,7 @@ use kip_stop::{Stopped, stop_quiescent};
 use kip_sys::fdpass;
 use news::at_once_or_later;
 use parking_lot::Mutex;
+use refused::{OrderError, line};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::fs;
@@ -122,7 +124,7 @@ pub struct Service {
     server: Arc<Server>,
     procs: Mutex<HashMap<String, Slot>>,
     /// Procs of which a dead pager had something out that could not be taken up, and why.
-    broken: Mutex<HashMap<String, String>>,
+    broken: Mutex<HashMap<String, Arc<OrderError>>>,
     followers: Mutex<Vec<OwnedFd>>,
     budget: AtomicUsize,
     in_memory: AtomicUsize,
@@ -208,7 +210,7 @@ impl Service {
             let request: PagerRequest = match serde_json::from_slice(&bytes) {
                 Ok(request) => request,
                 Err(e) => {
-                    say(&PagerAnswer::Refused { message: format!("not a request: {e}") });
+                    say(&OrderError::Request(e).answer());
                     return false;
                 }
             };
@@ -220,10 +222,10 @@ impl Service {
                     // which it needs no connection.
                     let (name, mut socket) = (order.name.clone(), Some(socket));
                     let answer = |done| socket.take().is_some_and(|to| reply(&to, &PagerAnswer::Hibernated(done)));
-                    if let Err(message) = self.hibernate(order, fds, answer) {
-                        tracing::warn!(proc = name, message, "not hibernated");
+                    if let Err(e) = self.hibernate(order, fds, answer) {
+                        tracing::warn!(proc = name, error = line(&e), "not hibernated");
                         if let Some(socket) = socket {
-                            reply(&socket, &PagerAnswer::Refused { message });
+                            reply(&socket, &e.answer());
                         }
                     }
                     return false;
@@ -268,7 +270,7 @@ impl Service {
                 PagerRequest::Inspect { name } => Ok(PagerAnswer::MemoryStatus(self.memory_status(&name))),
                 PagerRequest::Mirror => self.mirror().map(|()| PagerAnswer::Done),
             };
-            let answer = done.unwrap_or_else(|message| PagerAnswer::Refused { message });
+            let answer = done.unwrap_or_else(|e: OrderError| e.answer());
             if !say(&answer) {
                 return false;
             }
@@ -290,12 +292,12 @@ impl Service {
         Arc::new(InKeeper { keeper, name, number, news, missing })
     }
 
-    fn new_entry(&self, order: &Order) -> io::Result<Entry> {
-        clear(&order.directory)?;
-        fs::DirBuilder::new().mode(0o700).create(&order.directory)?;
-        let custodian = self.custodian(&order.name, order.number);
-        let proc =
-            Proc::create(order.number, &order.directory, Arc::clone(&self.server), custodian, Predictor::LastUse)?;
+    fn new_entry(&self, order: &Order) -> Result<Entry, OrderError> {
+        let (path, custodian) = (&order.directory, self.custodian(&order.name, order.number));
+        let made = clear(path)
+            .and_then(|()| fs::DirBuilder::new().mode(0o700).create(path))
+            .and_then(|()| Proc::create(order.number, path, Arc::clone(&self.server), custodian, Predictor::LastUse));
+        let proc = made.map_err(|e| OrderError::directory(&order.name, path, "made", e))?;
         Ok(Entry {
             proc,
             number: order.number,
@@ -315,23 +317,23 @@ impl Service {
         order: Order,
         watch: Vec<OwnedFd>,
         answer: impl FnOnce(Hibernated) -> bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), OrderError> {
         self.sound(&order.name)?;
         let slot = self.slot(&order.name);
         let mut guard = slot.lock();
         if guard.is_none() {
-            *guard = Some(self.new_entry(&order).map_err(|e| format!("{}: {e}", order.directory.display()))?);
+            *guard = Some(self.new_entry(&order)?);
         }
         let entry = guard.as_mut().expect("just made");
         if entry.asleep.load(Ordering::SeqCst) {
-            return Err(format!("{} sleeps already", order.name));
+            return Err(OrderError::Asleep { name: order.name });
         }
         // Before anything is out: without the bell the proc could not be held.
-        let bell =
-            eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|e| OrderError::Bell { name: order.name.clone(), source: e.into() })?;
         let pids = listed(&order.processes).unwrap_or_default();
         let came = pids.first().filter(|_| order.patience > 0).and_then(|pid| packets(*pid));
-        let (stopped, quiescent) = stop_quiescent(|| listed(&order.processes), STOP_WITHIN).map_err(line)?;
+        let (stopped, quiescent) = stop_quiescent(|| listed(&order.processes), STOP_WITHIN)?;
         let hold = order.hold && quiescent;
         // What others have, and this one's own, which is about to be given up.
         self.sets_are_used(entry);
@@ -348,7 +350,7 @@ impl Service {
             entry.proc.swap().cache();
             let _ = self.cached.send((Instant::now(), Arc::downgrade(entry.proc.swap())));
         }
-        let deflated = entry.proc.deflate(&stopped, way).map_err(line)?;
+        let deflated = entry.proc.deflate(&stopped, way)?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
         (done.frozen_us, done.held) = (micros(stopped.began), hold);
@@ -481,10 +483,10 @@ impl Service {
         });
     }
 
-    fn wake(&self, name: &str, set: &str) -> Result<Woken, String> {
-        let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
+    fn wake(&self, name: &str, set: &str) -> Result<Woken, OrderError> {
+        let slot = self.known(name).ok_or_else(|| OrderError::unknown(name))?;
         let mut guard = slot.lock();
-        let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
+        let entry = guard.as_mut().ok_or_else(|| OrderError::unknown(name))?;
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
         entry.proc.wake(&entry.pids, set);
@@ -494,7 +496,7 @@ impl Service {
         Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry), long_tick: false })
     }
 
-    fn restore(&self, name: &str) -> Result<(), String> {
+    fn restore(&self, name: &str) -> Result<(), OrderError> {
         self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(()) };
         let mut guard = slot.lock();
@@ -502,7 +504,7 @@ impl Service {
         entry.asleep.store(false, Ordering::SeqCst);
         let restored = entry.proc.restore_all();
         entry.let_go();
-        restored.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
+        restored.map_err(|source| OrderError::Restore { name: name.to_owned(), source })?;
         self.give_up(name, guard.take());
         Ok(())
     }
@@ -512,7 +514,7 @@ impl Service {
         let entry = self.known(name).and_then(|slot| slot.lock().take());
         self.give_up(name, entry);
         if let Err(e) = self.keeper.drop_prefix(&held_prefix(name)) {
-            tracing::warn!(proc = name, error = line(e), "the keeper still holds something of a proc that is no more");
+            tracing::warn!(proc = name, error = line(&e), "the keeper still holds something of a proc that is no more");
         }
     }
 
@@ -591,9 +593,4 @@ fn clear(directory: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
-}
-
-/// An error with all its causes, in one line.
-fn line(e: impl std::error::Error + Send + Sync + 'static) -> String {
-    format!("{:#}", anyhow::Error::new(e))
 }

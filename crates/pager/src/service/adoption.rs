@@ -2,7 +2,8 @@
 //! of which something is out would be taken for one that has all its memory.
 
 use super::custody::{held_prefix, owner};
-use super::{Entry, Service, Slot, clear, line};
+use super::refused::{OrderError, line};
+use super::{Entry, Service, Slot, clear};
 use crate::memory::SpaceId;
 use crate::proc::Proc;
 use crate::set::Predictor;
@@ -41,9 +42,9 @@ impl Service {
         let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();
         for (name, number) in owners {
             let directory = dir.join("procs").join(&name).join("pager");
-            if let Err(message) = self.adopt(&name, number, &directory) {
-                tracing::error!(proc = name, message, "what it had out is not taken up: it waits");
-                self.broken.lock().insert(name, message);
+            if let Err(e) = self.adopt(&name, number, &directory) {
+                tracing::error!(proc = name, error = line(&e), "what it had out is not taken up: it waits");
+                self.broken.lock().insert(name, Arc::new(e));
             }
         }
         Ok(())
@@ -51,8 +52,8 @@ impl Service {
 
     /// Has the keeper drop what has ended: a new one may have taken it over from the last after we
     /// had that drop it.
-    pub(super) fn drop_ended(&self) -> Result<(), String> {
-        let held = self.keeper.list(super::custody::PREFIX).map_err(line)?;
+    pub(super) fn drop_ended(&self) -> Result<(), OrderError> {
+        let held = self.keeper.list(super::custody::PREFIX)?;
         let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();
         for name in owners.into_keys() {
             let slot = self.slot(&name);
@@ -62,32 +63,32 @@ impl Service {
             }
             let prefix = held_prefix(&name);
             // First this, then what is served: what is born in between is in the second alone.
-            let held = self.keeper.list(&prefix).map_err(line)?;
+            let held = self.keeper.list(&prefix)?;
             let served = guard.as_ref().map(|entry| entry.proc.memories()).unwrap_or_default();
             let served: Vec<String> = served.iter().map(|memory| format!("{prefix}{:x}", memory.id)).collect();
             for (key, _) in held.iter().filter(|(key, _)| !served.contains(key)) {
-                self.keeper.drop_name(key).map_err(line)?;
+                self.keeper.drop_name(key)?;
             }
         }
         Ok(())
     }
 
     /// Refuses a proc whose memory is paged out and could not be adopted.
-    pub(super) fn sound(&self, name: &str) -> Result<(), String> {
+    pub(super) fn sound(&self, name: &str) -> Result<(), OrderError> {
         match self.broken.lock().get(name) {
-            Some(message) => Err(message.clone()),
+            Some(why) => Err(OrderError::NotTakenUp(Arc::clone(why))),
             None => Ok(()),
         }
     }
 
-    pub(super) fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), String> {
+    pub(super) fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), OrderError> {
         let slot = self.slot(name);
         let mut guard = slot.lock();
         if guard.is_some() {
             return Ok(());
         }
         let prefix = held_prefix(name);
-        let held = self.keeper.get_prefix(&prefix).map_err(line)?;
+        let held = self.keeper.get_prefix(&prefix)?;
         let named =
             |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
         let held: Vec<_> = held.into_iter().filter_map(named).collect();
@@ -95,13 +96,13 @@ impl Service {
             // It had nothing out.
             drop(guard);
             self.procs.lock().remove(name);
-            return clear(directory).map_err(|e| format!("{}: {e}", directory.display()));
+            return clear(directory).map_err(|e| OrderError::directory(name, directory, "removed", e));
         }
         let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
         let custodian = self.custodian(name, number);
         let proc =
             Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
-        let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
+        let proc = proc.map_err(|source| OrderError::Adopt { name: name.to_owned(), source })?;
         let directory = directory.to_owned();
         self.broken.lock().remove(name);
         *guard = Some(Entry {

@@ -1,6 +1,7 @@
 //! The keeper as the second holder of userfaultfds.
 
-use super::{News, Service, line};
+use super::refused::OrderError;
+use super::{News, Service};
 use crate::memory::SpaceId;
 use crate::proc::Custodian;
 use crate::protocol::PagerEvent;
@@ -69,16 +70,17 @@ pub(super) fn owner(key: &str) -> Option<(String, u32)> {
 
 impl Service {
     /// Puts all descriptors into a keeper that is new, under the names of their procs.
-    pub(super) fn mirror(&self) -> Result<(), String> {
+    pub(super) fn mirror(&self) -> Result<(), OrderError> {
         let all: Vec<(String, _)> =
             self.procs.lock().iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
-        self.keeper.respawn().map_err(line)?;
+        self.keeper.respawn()?;
         for (name, slot) in all {
             let guard = slot.lock();
             let Some(entry) = guard.as_ref() else { continue };
             let custodian = self.custodian(&name, entry.number);
             for memory in entry.proc.memories() {
-                custodian.hold(memory.id, memory.uffd.as_fd()).map_err(|e| format!("{name} is not held twice: {e}"))?;
+                let held = custodian.hold(memory.id, memory.uffd.as_fd());
+                held.map_err(|source| OrderError::NotHeldTwice { name: name.clone(), source })?;
             }
         }
         self.drop_ended()

@@ -1,6 +1,7 @@
 //! Orders that change nothing a program could see.
 
-use super::{Service, line, listed};
+use super::refused::OrderError;
+use super::{Service, listed};
 use crate::proc::{LIFTED, Peeked, peek_whole};
 use crate::protocol::{PagerAnswer, Peek, Survey};
 use crate::swap::PAGE;
@@ -18,23 +19,27 @@ const FOUND_WITHIN: Duration = Duration::from_secs(2);
 /// The same where a sleep is as right without the answer, and the program would stand still for it.
 const ASKED_WITHIN: Duration = Duration::from_millis(200);
 
-fn first(fds: Vec<OwnedFd>) -> Result<OwnedFd, String> {
-    fds.into_iter().next().ok_or_else(|| "there is no file to write to".to_owned())
+fn first(fds: Vec<OwnedFd>) -> Result<OwnedFd, OrderError> {
+    fds.into_iter().next().ok_or(OrderError::NoFile)
+}
+
+fn listed_for(processes: &Path) -> Result<Vec<u32>, OrderError> {
+    listed(processes).map_err(|source| OrderError::List { path: processes.to_owned(), source })
 }
 
 impl Service {
-    pub(super) fn chart(&self, name: &str, fds: Vec<OwnedFd>) -> Result<PagerAnswer, String> {
+    pub(super) fn chart(&self, name: &str, fds: Vec<OwnedFd>) -> Result<PagerAnswer, OrderError> {
         let file = first(fds)?;
         let Some(slot) = self.known(name) else { return Ok(PagerAnswer::Charted { known: false }) };
         let guard = slot.lock();
         let Some(entry) = guard.as_ref() else { return Ok(PagerAnswer::Charted { known: false }) };
-        let map = entry.proc.chart().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
-        map.save_as(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd()))).map_err(line)?;
+        let map = entry.proc.chart().map_err(|source| OrderError::PageMap { name: name.to_owned(), source })?;
+        map.save_as(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
         Ok(PagerAnswer::Charted { known: true })
     }
 
-    pub(super) fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<PagerAnswer, String> {
-        let pids = listed(processes).map_err(|e| format!("{}: {e}", processes.display()))?;
+    pub(super) fn survey(&self, name: &str, processes: &Path, survey: Survey) -> Result<PagerAnswer, OrderError> {
+        let pids = listed_for(processes)?;
         let within = |time| Instant::now() + time;
         let timers = match survey {
             Survey::Ends => kip_stop::find_ends(&pids, within(FOUND_WITHIN)).map(|()| Vec::new()),
@@ -46,15 +51,15 @@ impl Service {
                 timers::of_running(&pids, within(ASKED_WITHIN), lifted.as_deref())
             }
         };
-        timers.map(|timers| PagerAnswer::Surveyed { timers }).map_err(line)
+        Ok(PagerAnswer::Surveyed { timers: timers? })
     }
 
-    pub(super) fn peek(&self, peek: &Peek, fds: Vec<OwnedFd>) -> Result<PagerAnswer, String> {
+    pub(super) fn peek(&self, peek: &Peek, fds: Vec<OwnedFd>) -> Result<PagerAnswer, OrderError> {
         let file = File::from(first(fds)?);
         let slot = self.slot(&peek.name);
         // Nothing of it is taken out meanwhile.
         let guard = slot.lock();
-        let own = listed(&peek.processes).map_err(|e| format!("{}: {e}", peek.processes.display()))?;
+        let own = listed_for(&peek.processes)?;
         let (mut away, mut unread) = (Vec::new(), Vec::new());
         for (index, (pid, address)) in (0..).zip(&peek.pages) {
             let mut bytes = [0; PAGE];
@@ -67,7 +72,7 @@ impl Service {
             match peeked {
                 Ok(Peeked::Here) => {
                     let written = file.write_all_at(&bytes, u64::from(index) * PAGE as u64);
-                    written.map_err(|e| format!("pages cannot be handed over: {e}"))?;
+                    written.map_err(OrderError::HandOver)?;
                 }
                 Ok(Peeked::Away { file, page }) => away.push((index, file.to_owned(), page)),
                 Err(e) => unread.push((index, e.to_string())),

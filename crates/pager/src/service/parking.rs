@@ -1,6 +1,7 @@
 //! Orders about procs that are woken from, or sent to, the tier parked.
 
-use super::{Entry, Service, clear, install_us, installed_pages, line, micros};
+use super::refused::OrderError;
+use super::{Entry, Service, clear, install_us, installed_pages, micros};
 use crate::proc::{Proc, Unfilled};
 use crate::protocol::{Rebuilt, Woken};
 use crate::set::Predictor;
@@ -13,13 +14,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Service {
-    pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, String> {
+    pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
         let began = Instant::now();
         let Rebuilt { name, number, directory, generation, processes, prefetch, set } = rebuilt;
         // What an earlier try left.
         self.forget(&name);
         if processes.len() != uffds.len() {
-            return Err(format!("{} processes of {name} came with {} descriptors", processes.len(), uffds.len()));
+            return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors: uffds.len() });
         }
         let with_uffd = |((host, inside, can_come), uffd)| Unfilled { host, inside, can_come, uffd };
         let pids = processes.iter().map(|(host, ..)| *host).collect();
@@ -32,7 +33,7 @@ impl Service {
                 let predictor = Predictor::LastUse;
                 Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch, &set)
             });
-        let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
+        let proc = made.map_err(|source| OrderError::Restore { name, source })?;
         let entry =
             Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0, kept_bytes: 0 };
         let woken = Woken {
@@ -45,7 +46,7 @@ impl Service {
         Ok(woken)
     }
 
-    pub(super) fn prepare_parking(&self, name: &str) -> Result<bool, String> {
+    pub(super) fn prepare_parking(&self, name: &str) -> Result<bool, OrderError> {
         self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(false) };
         let mut guard = slot.lock();
@@ -53,15 +54,15 @@ impl Service {
         entry.asleep.store(false, Ordering::SeqCst);
         let prepared = entry.proc.prepare_parking();
         entry.let_go();
-        prepared.map_err(|e| format!("the memory of {name} cannot be made ready for parking: {e}"))?;
+        prepared.map_err(|source| OrderError::PrepareParking { name: name.to_owned(), source })?;
         Ok(true)
     }
 
-    pub(super) fn account(&self, name: &str, file: &Path) -> Result<(), String> {
-        let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
+    pub(super) fn account(&self, name: &str, file: &Path) -> Result<(), OrderError> {
+        let slot = self.known(name).ok_or_else(|| OrderError::unknown(name))?;
         let mut guard = slot.lock();
-        let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
-        let map = entry.proc.account().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
-        map.save_as(file).map_err(line)
+        let entry = guard.as_mut().ok_or_else(|| OrderError::unknown(name))?;
+        let map = entry.proc.account().map_err(|source| OrderError::PageMap { name: name.to_owned(), source })?;
+        Ok(map.save_as(file)?)
     }
 }
