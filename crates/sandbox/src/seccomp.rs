@@ -11,6 +11,9 @@
 //! every start and at every wake, against 45.
 
 use kip_sys::caps::Instruction;
+use rustix::io::Errno;
+use rustix::net::AddressFamily;
+use rustix::thread::UnshareFlags;
 use std::collections::BTreeMap;
 
 /// The filters that sandboxes of this Kip and of earlier ones have, as [`code`] has them; the last
@@ -69,13 +72,20 @@ const UNSHARE: u32 = 272;
 const SOCKET: u32 = 41;
 const CLONE3: u32 = 435;
 
-/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
-const NEW_NAMESPACES: u32 = 0x7e02_0000;
-/// CLONE_NEWTIME, which for clone(2) is part of the exit signal's byte.
-const NEW_TIME: u32 = 0x80;
-/// AF_NETLINK. Beyond it are AF_PACKET (not without CAP_NET_RAW), AF_ALG, AF_VSOCK, AF_XDP and
+/// New namespaces for clone(2) and unshare(2).
+const NEW_NAMESPACES: u32 = UnshareFlags::NEWNS
+    .union(UnshareFlags::NEWCGROUP)
+    .union(UnshareFlags::NEWUTS)
+    .union(UnshareFlags::NEWIPC)
+    .union(UnshareFlags::NEWUSER)
+    .union(UnshareFlags::NEWPID)
+    .union(UnshareFlags::NEWNET)
+    .bits();
+/// For unshare(2) only: for clone(2) this is part of the exit signal's byte.
+const NEW_TIME: u32 = UnshareFlags::NEWTIME.bits();
+/// Beyond it are AF_PACKET (not without CAP_NET_RAW), AF_ALG, AF_VSOCK, AF_XDP and
 /// rarer ones.
-const LAST_FAMILY: u32 = 16;
+const LAST_FAMILY: u32 = AddressFamily::NETLINK.as_raw() as u32;
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,8 +141,8 @@ const X32_BIT: u32 = 0x4000_0000;
 const ALLOW: u32 = 0x7fff_0000;
 const KILL_PROCESS: u32 = 0x8000_0000;
 const ERRNO: u32 = 0x0005_0000;
-const EPERM: u32 = 1;
-const ENOSYS: u32 = 38;
+const EPERM: u32 = Errno::PERM.raw_os_error().cast_unsigned();
+const ENOSYS: u32 = Errno::NOSYS.raw_os_error().cast_unsigned();
 
 fn load(at: u32) -> Instruction {
     Instruction { code: LOAD, jt: 0, jf: 0, k: at }

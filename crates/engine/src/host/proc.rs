@@ -21,6 +21,7 @@ use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
 use kip_types::chain;
 use kip_types::{CurrentName, Image, ProcName, Spec};
 use parking_lot::{Mutex, RwLock};
+use rustix::thread::UnshareFlags;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -297,9 +298,9 @@ impl Proc {
 
 /// Namespaces by key, name in /proc/PID/ns and type.
 const KINDS: [(&str, &str, i32); 3] = [
-    (key::NET, "net", libc_flags::NEWNET),
-    (key::UTS, "uts", libc_flags::NEWUTS),
-    (key::IPC, "ipc", libc_flags::NEWIPC),
+    (key::NET, "net", setns_type(UnshareFlags::NEWNET)),
+    (key::UTS, "uts", setns_type(UnshareFlags::NEWUTS)),
+    (key::IPC, "ipc", setns_type(UnshareFlags::NEWIPC)),
 ];
 
 /// A namespace of a running proc: its key in the fd store, its CLONE_NEW* type.
@@ -327,9 +328,7 @@ pub fn user_of(init: u32) -> io::Result<OwnedFd> {
     kip_sys::ns::owner(File::open(format!("/proc/{init}/ns/ipc"))?.as_fd())
 }
 
-/// Types of namespaces, clone(2).
-mod libc_flags {
-    pub(super) const NEWUTS: i32 = 0x0400_0000;
-    pub(super) const NEWIPC: i32 = 0x0800_0000;
-    pub(super) const NEWNET: i32 = 0x4000_0000;
+/// A type of namespaces as setns(2) takes it.
+const fn setns_type(kind: UnshareFlags) -> i32 {
+    kind.bits().cast_signed()
 }
