@@ -73,8 +73,8 @@ fn generators_know_all_that_is_in_the_document() {
             Some(_) => false,
             None => !kinds.contains("integer"),
         };
-        let words =
-            is("oneOf").and_then(Value::as_array).is_some_and(|all| all.iter().all(|one| one["const"].is_string()));
+        let constants = |all: &Vec<Value>| all.iter().all(|one| one["const"].is_string());
+        let words = ["oneOf", "anyOf"].iter().any(|key| is(key).and_then(Value::as_array).is_some_and(constants));
         if !known || words || (schema.contains_key("$ref") && schema.contains_key("properties")) {
             strange.push(at.to_owned());
         }

@@ -72,8 +72,8 @@ async fn a_silent_feed_ends_when_its_client_goes() {
     let (_dir, served, client) = start().await;
     let open = served.fake.open.clone();
     let mut events = client.events(&EventsRequest { follow: true, since: None }).await.unwrap();
-    assert_eq!(events.next().await.unwrap().unwrap().kind, "ready");
-    assert_eq!(events.next().await.unwrap().unwrap().kind, "parked");
+    assert_eq!(events.next().await.unwrap().unwrap().kind, EventKind::Ready);
+    assert_eq!(events.next().await.unwrap().unwrap().kind, EventKind::Parked);
     events.next().await.unwrap().unwrap();
     assert_eq!(open.load(Ordering::SeqCst), 1);
     drop(events);

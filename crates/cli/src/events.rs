@@ -50,7 +50,7 @@ fn parse_since(text: &str) -> Result<Since, String> {
 impl EventsArgs {
     fn shows(&self, event: &Event) -> bool {
         let is = |key: &str, value: &str| match key {
-            "kind" | "event" => event.kind == value,
+            "kind" | "event" => event.kind.as_ref() == value,
             _ => event.name.as_ref().is_some_and(|name| name.as_str() == value),
         };
         let named = |name: &String| is("name", name);
@@ -88,7 +88,7 @@ mod tests {
             id,
             at_ms: now_ms() - ago_ms,
             name: name.map(|name| name.parse().unwrap()),
-            kind: kind.to_owned(),
+            kind: kind.parse().unwrap(),
             detail: String::new(),
         };
         let all = [

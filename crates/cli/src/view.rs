@@ -354,7 +354,8 @@ fn timers(seen: &SeenView) -> Vec<(&'static str, String)> {
 /// One line of `kip events`.
 pub fn event(event: &Event) -> String {
     let name = event.name.as_ref().map_or("-", |name| name.as_str());
-    let line = format!("{}  {name:<16}  {:<9}  {}", utc(event.at_ms), one_line(&event.kind), one_line(&event.detail));
+    let line =
+        format!("{}  {name:<16}  {:<9}  {}", utc(event.at_ms), one_line(event.kind.as_ref()), one_line(&event.detail));
     format!("{}\n", line.trim_end())
 }
 
@@ -384,6 +385,7 @@ pub fn a_wake() -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kip_types::api::EventKind;
 
     #[test]
     fn run_names_the_ports() {
@@ -465,7 +467,7 @@ mod tests {
         let expected =
             "web is running\n  awake because  a request 2 s ago\n  cannot sleep   descriptor 7 is an io_uring\n";
         assert_eq!(super::why(&why), expected);
-        let event = Event { id: 1, at_ms: 0, name: None, kind: "ready".into(), detail: "pid\n7".into() };
+        let event = Event { id: 1, at_ms: 0, name: None, kind: EventKind::Ready, detail: "pid\n7".into() };
         assert_eq!(super::event(&event), "1970-01-01T00:00:00.000Z  -                 ready      pid 7\n");
     }
 }

@@ -8,7 +8,7 @@ use kip_net::nat::{NatError, Published};
 use kip_pager::client::PagerError;
 use kip_records::instance;
 use kip_types::ProcName;
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -87,13 +87,13 @@ impl Host {
                         told = false;
                         if mended {
                             let detail = format!("table inet {} was gone and is put back", machine.instance.table());
-                            machine.events.emit(None, "rules", detail);
+                            machine.events.emit(None, EventKind::Rules, detail);
                         }
                         let refused = Arc::clone(&machine);
                         blocking(move || refused.tell_refused_calls()).await;
                         if followed {
                             let detail = "forwarding is on for an interface of a new default route";
-                            machine.events.emit(None, "rules", detail);
+                            machine.events.emit(None, EventKind::Rules, detail);
                         }
                     }
                     Err(e) if !std::mem::replace(&mut told, true) => {
@@ -122,7 +122,7 @@ impl Host {
         if let Err(e) = self.pager.mirror() {
             tracing::error!(error = chain(&e), "the new keeper does not hold what the pager has");
         }
-        self.events.emit(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
+        self.events.emit(None, EventKind::Keeper, format!("replaced, pid {}", self.keeper.pid()));
     }
 
     /// Takes everything of this data directory off the machine. All procs have ended.

@@ -10,7 +10,7 @@ mod file;
 use file::Writer;
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
-use kip_types::api::{EVENTS, Event};
+use kip_types::api::{Event, EventKind};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -50,14 +50,13 @@ impl Events {
         Events { kept: Mutex::new(kept), first_id, live: broadcast::Sender::new(1024), writer }
     }
 
-    /// Keeps an event and sends it to all clients that follow. `kind` is one of [`EVENTS`].
-    pub fn emit(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
-        debug_assert!(EVENTS.contains(&kind), "{kind} is a kind of event");
+    /// Keeps an event and sends it to all clients that follow.
+    pub fn emit(&self, name: Option<&ProcName>, kind: EventKind, detail: impl Into<String>) {
         let detail = detail.into();
-        tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
+        tracing::info!(name = name.map(ProcName::as_str), kind = kind.as_ref(), detail, "event");
         let mut kept = self.kept.lock();
         let id = kept.back().map_or(self.first_id, |newest| (newest.id + 1).max(self.first_id));
-        let event = Event { id, at_ms: now_ms(), name: name.cloned(), kind: kind.to_owned(), detail };
+        let event = Event { id, at_ms: now_ms(), name: name.cloned(), kind, detail };
         if kept.len() == KEPT {
             kept.pop_front();
         }
@@ -83,19 +82,19 @@ impl Events {
     }
 
     /// What the newest event of that kind says of a proc, of those that this daemon emitted.
-    pub fn last_detail(&self, name: &ProcName, kind: &str) -> Option<String> {
+    pub fn last_detail(&self, name: &ProcName, kind: &EventKind) -> Option<String> {
         let kept = self.kept.lock();
-        let same = |e: &&Event| self.is_own(e) && e.kind == kind && e.name.as_ref() == Some(name);
+        let same = |e: &&Event| self.is_own(e) && &e.kind == kind && e.name.as_ref() == Some(name);
         kept.iter().rev().find(same).map(|e| e.detail.clone())
     }
 
     /// How many of `kind` this daemon emitted in the minute before `now_ms`. If a full ring does
     /// not reach back that far: as many as there would have been at its pace.
-    pub fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {
+    pub fn per_minute(&self, kind: &EventKind, now_ms: u64) -> u64 {
         const MINUTE_MS: u64 = 60_000;
         let kept = self.kept.lock();
         let begin = now_ms.saturating_sub(MINUTE_MS);
-        let counted = |e: &&Event| self.is_own(e) && e.kind == kind && e.at_ms >= begin;
+        let counted = |e: &&Event| self.is_own(e) && &e.kind == kind && e.at_ms >= begin;
         let count = kept.iter().filter(counted).count() as u64;
         let span = kept.front().filter(|_| kept.len() == KEPT).map_or(MINUTE_MS, |e| now_ms.saturating_sub(e.at_ms));
         if span >= MINUTE_MS { count } else { count * MINUTE_MS / span.max(1) }
@@ -113,13 +112,13 @@ impl Events {
 mod tests {
     use super::*;
 
-    fn filled(events: impl Iterator<Item = (u64, &'static str)>) -> Events {
+    fn filled(events: impl Iterator<Item = (u64, EventKind)>) -> Events {
         let all = Events { first_id: 0, ..Events::default() };
-        let event = |(at_ms, kind): (u64, &str)| Event {
+        let event = |(at_ms, kind): (u64, EventKind)| Event {
             id: at_ms,
             at_ms,
             name: "web".parse().ok(),
-            kind: kind.to_owned(),
+            kind,
             detail: String::new(),
         };
         all.kept.lock().extend(events.map(event));
@@ -128,26 +127,34 @@ mod tests {
 
     #[test]
     fn wakes_of_the_last_minute_are_counted() {
-        let few = filled([(1_000, "woken"), (90_000, "woken"), (95_000, "parked"), (100_000, "woken")].into_iter());
-        assert_eq!(few.per_minute("woken", 110_000), 2);
+        let few = filled(
+            [
+                (1_000, EventKind::Woken),
+                (90_000, EventKind::Woken),
+                (95_000, EventKind::Parked),
+                (100_000, EventKind::Woken),
+            ]
+            .into_iter(),
+        );
+        assert_eq!(few.per_minute(&EventKind::Woken, 110_000), 2);
     }
 
     #[test]
     fn who_comes_back_misses_nothing_and_hears_nothing_twice() {
         let events = Events::default();
-        (0..5).for_each(|n| events.emit(None, "ready", n.to_string()));
+        (0..5).for_each(|n| events.emit(None, EventKind::Ready, n.to_string()));
         let (all, _) = events.subscribe(0);
         assert!(all.windows(2).all(|two| two[1].id == two[0].id + 1));
         let (rest, mut live) = events.subscribe(all[2].id);
         assert_eq!(rest.iter().map(|e| e.id).collect::<Vec<_>>(), [all[3].id, all[4].id]);
-        events.emit(None, "ready", "later");
+        events.emit(None, EventKind::Ready, "later");
         assert_eq!(live.try_recv().unwrap().id, all[4].id + 1);
     }
 
     #[test]
     fn a_ring_that_is_too_short_is_extrapolated() {
-        let storm = filled((0..KEPT as u64).map(|n| (1_000_000 + n * 10, "woken")));
-        let rate = storm.per_minute("woken", 1_000_000 + KEPT as u64 * 10);
+        let storm = filled((0..KEPT as u64).map(|n| (1_000_000 + n * 10, EventKind::Woken)));
+        let rate = storm.per_minute(&EventKind::Woken, 1_000_000 + KEPT as u64 * 10);
         assert!((5_990..=6_010).contains(&rate), "{rate}");
     }
 
@@ -156,16 +163,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let web: ProcName = "web".parse().unwrap();
         let first = Events::open(dir.path());
-        (0..3).for_each(|n| first.emit(Some(&web), "refused", n.to_string()));
+        (0..3).for_each(|n| first.emit(Some(&web), EventKind::Refused, n.to_string()));
         first.close();
         let second = Events::open(dir.path());
         let (kept, _) = second.subscribe(0);
         assert_eq!(kept.iter().map(|e| e.detail.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
-        assert_eq!(second.last_detail(&web, "refused"), None, "an earlier daemon's proc");
-        second.emit(Some(&web), "refused", "3");
+        assert_eq!(second.last_detail(&web, &EventKind::Refused), None, "an earlier daemon's proc");
+        second.emit(Some(&web), EventKind::Refused, "3");
         let (kept, _) = second.subscribe(kept[2].id);
         assert_eq!(kept.iter().map(|e| e.detail.as_str()).collect::<Vec<_>>(), ["3"]);
-        assert_eq!(second.last_detail(&web, "refused").as_deref(), Some("3"));
-        assert_eq!(second.per_minute("refused", now_ms()), 1);
+        assert_eq!(second.last_detail(&web, &EventKind::Refused).as_deref(), Some("3"));
+        assert_eq!(second.per_minute(&EventKind::Refused, now_ms()), 1);
     }
 }

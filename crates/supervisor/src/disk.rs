@@ -11,6 +11,7 @@ use crate::task::{Command, Handle};
 use kip_engine::blocking::blocking;
 use kip_net::Slot;
 use kip_pressure::size;
+use kip_types::api::EventKind;
 use kip_types::{Generation, State};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -88,7 +89,11 @@ impl Watch {
         let state = format!("parked procs take {} of {} on disk", size(taken), size(self.limit));
         let chosen = victims(&parked, self.limit);
         if chosen.is_empty() && !self.told {
-            machine.host.events.emit(None, "pressure", format!("{state}, and none of them can be archived now"));
+            machine.host.events.emit(
+                None,
+                EventKind::Pressure,
+                format!("{state}, and none of them can be archived now"),
+            );
             self.told = true;
         }
         for victim in chosen {

@@ -11,6 +11,7 @@ use crate::task::{By, Command, Handle};
 use futures_util::StreamExt as _;
 use kip_engine::blocking::blocking;
 use kip_sys::process;
+use kip_types::api::EventKind;
 use kip_types::chain;
 use kip_types::{State, Tier};
 use std::fs;
@@ -60,7 +61,7 @@ async fn replace_pager(machine: &Arc<Registry>) {
     if hibernated > 0 {
         let message =
             format!("pid {old} is of an older build: {hibernated} hibernated procs are parked, then it is replaced");
-        machine.host.events.emit(None, "pager", message);
+        machine.host.events.emit(None, EventKind::Pager, message);
     }
     let mut rounds = 0;
     // While this lives no proc falls asleep or wakes by way of the pager.
@@ -76,7 +77,7 @@ async fn replace_pager(machine: &Arc<Registry>) {
             let names: Vec<_> = left.iter().map(|handle| handle.proc.name.as_str()).collect();
             let names = names.join(", ");
             let message = format!("pid {old} is of an older build, and stays for what cannot be parked: {names}");
-            return machine.host.events.emit(None, "pager", message);
+            return machine.host.events.emit(None, EventKind::Pager, message);
         }
     };
     let ending = Arc::clone(machine);

@@ -26,7 +26,7 @@ use kip_records::record::{self, Records};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_sys::status::Status;
-use kip_types::api::PortView;
+use kip_types::api::{EventKind, PortView};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::name::MAX_NAME;
@@ -196,7 +196,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
             // What it lacks is said when its task begins.
             let archived = task::archived(&proc).ok().filter(|_| record.established);
             let next = archived.map(|archived| held_again(&proc, &record, &archived.body));
-            proc.shared.events.emit(Some(&proc.name), "adopted", "archived");
+            proc.shared.events.emit(Some(&proc.name), EventKind::Adopted, "archived");
             next.unwrap_or_else(|| record.clone())
         }
         State::Parked { generation } | State::Waking { generation } => {
@@ -361,7 +361,7 @@ fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation)
         tracing::warn!(proc = %proc.name, error = chain(&e), "an unfinished generation is left on disk");
     }
     proc.shared.follow_output(proc);
-    proc.shared.events.emit(Some(&proc.name), "adopted", format!("running, pid {init}"));
+    proc.shared.events.emit(Some(&proc.name), EventKind::Adopted, format!("running, pid {init}"));
     let init_started = kip_sys::process::start_time(init).unwrap_or(0);
     Record { state: State::Hot { init, init_started, generation }, wakes_again: false, ..record.clone() }
 }
@@ -379,7 +379,7 @@ fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {
             record.clone()
         }
     };
-    proc.shared.events.emit(Some(&proc.name), "adopted", "parked");
+    proc.shared.events.emit(Some(&proc.name), EventKind::Adopted, "parked");
     Record { state: State::Parked { generation }, ..record }
 }
 
@@ -396,11 +396,11 @@ fn held_again(proc: &Proc, record: &Record, body: &Body) -> Record {
                     .filter(|s| matches!(s.options.kind, custody::SocketKind::Stream { .. }))
                     .count();
                 let detail = format!("its sockets listen again; {lost} connections are lost");
-                proc.shared.events.emit(Some(&proc.name), "renewed", detail);
+                proc.shared.events.emit(Some(&proc.name), EventKind::Renewed, detail);
             }
             Err(e) => {
                 let message = format!("{} cannot be woken: {}", proc.name, chain(&e));
-                proc.shared.events.emit(Some(&proc.name), "refused", message.clone());
+                proc.shared.events.emit(Some(&proc.name), EventKind::Refused, message.clone());
                 tracing::error!(proc = %proc.name, error = message, "what a sleeper held is lost and cannot be made anew");
             }
         }

@@ -10,6 +10,7 @@ use kip_offload::Fetched;
 use kip_pager::protocol::PagerEvent;
 use kip_pressure::Grant;
 use kip_types::State;
+use kip_types::api::EventKind;
 use kip_types::chain;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -123,7 +124,7 @@ impl Registry {
         let (status, _, started) = self.host.pager.ensure()?;
         let all = self.all_handles();
         if started {
-            self.host.events.emit(None, "pager", format!("replaced, pid {}", status.pid));
+            self.host.events.emit(None, EventKind::Pager, format!("replaced, pid {}", status.pid));
             for handle in &all {
                 hibernate::take_up(&handle.proc);
             }
@@ -155,7 +156,7 @@ impl Registry {
                 Fetched::All | Fetched::Later { report: None } => {}
                 Fetched::Later { report: Some(error) } => {
                     let message = format!("it waits for memory that is in the store: {error}");
-                    proc.shared.events.emit(Some(&proc.name), "waiting", message);
+                    proc.shared.events.emit(Some(&proc.name), EventKind::Waiting, message);
                 }
                 Fetched::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
             }

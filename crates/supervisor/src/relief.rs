@@ -14,7 +14,7 @@ use kip_net::Slot;
 use kip_pressure::ROOM_WITHIN;
 use kip_pressure::{Pass, Pressure, Relieved, size};
 use kip_sys::clock::now_ms;
-use kip_types::api::Refusal;
+use kip_types::api::{EventKind, Refusal};
 use kip_types::spec::{Hibernate, Timing};
 use kip_types::{State, Tier};
 use std::collections::HashMap;
@@ -269,13 +269,13 @@ impl Relief {
             Some(Turn::Begins) => {
                 self.chosen = 0;
                 let line = format!("{}: idle procs are put to sleep", pressure.above_high(used));
-                machine.host.events.emit(None, "pressure", line);
+                machine.host.events.emit(None, EventKind::Pressure, line);
             }
             Some(Turn::Ends) => {
                 let chosen = self.chosen;
                 machine.host.events.emit(
                     None,
-                    "pressure",
+                    EventKind::Pressure,
                     format!("{}; procs asked to sleep: {chosen}", pressure.state(used)),
                 );
             }
@@ -287,7 +287,7 @@ impl Relief {
                 "{}: the procs that may sleep do not hold enough memory to get below the mark",
                 pressure.above_high(used)
             );
-            machine.host.events.emit(None, "pressure", line);
+            machine.host.events.emit(None, EventKind::Pressure, line);
         }
         self.reported_stuck = stuck;
     }

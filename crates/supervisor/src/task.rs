@@ -58,7 +58,7 @@ use kip_records::record;
 use kip_records::state::{Checked, Record};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::lifecycle::{Exit, Input};
 use kip_types::{Generation, Hibernate, Restart, State, Tier};
 use pressed::Pressed;
@@ -483,11 +483,15 @@ impl Task {
             Ok(init) => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
                 self.watch_readiness();
-                self.proc.shared.events.emit(Some(&self.proc.name), "started", self.proc.spec().command.join(" "));
+                self.proc.shared.events.emit(
+                    Some(&self.proc.name),
+                    EventKind::Started,
+                    self.proc.spec().command.join(" "),
+                );
                 Ok(())
             }
             Err(refusal) => {
-                self.proc.shared.events.emit(Some(&self.proc.name), "refused", refusal.message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, refusal.message.clone());
                 if again {
                     let next = self.record.after_end(self.proc.spec().restart, Exit::Unknown, now_ms());
                     let next = next.map_err(|e| self.unfit(&e))?;

@@ -3,6 +3,7 @@
 mod check;
 mod described;
 mod details;
+mod event;
 mod exec;
 mod health;
 mod history;
@@ -18,6 +19,7 @@ mod words;
 pub use check::*;
 pub use described::*;
 pub use details::*;
+pub use event::*;
 pub use exec::*;
 pub use health::*;
 pub use history::*;
@@ -158,18 +160,6 @@ pub struct LogLine {
     pub stream: LogStream,
     /// The line without its end; bytes that are not UTF-8 are replaced.
     pub text: String,
-}
-
-/// `GET /v1/events`, as its query; answered with one `Event` per line.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EventsRequest {
-    /// Follow new events after those that are kept, which include events of earlier daemons of this
-    /// data directory.
-    pub follow: bool,
-    /// Only events after the one with this id: a client that reconnects gives the last id that it
-    /// has seen.
-    pub since: Option<u64>,
 }
 
 /// `POST /v1/procs/NAME/wake`, as its query.
@@ -474,24 +464,6 @@ pub struct ProcView {
     /// Specification that the proc was made from. Values of the environment are empty except in the
     /// answer to `GET /v1/procs/NAME?env=true`.
     pub spec: Spec,
-}
-
-/// One line of `kip events`.
-#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
-pub struct Event {
-    /// Event id, ascending over all daemons of this data directory, and by one from event to event
-    /// of the same daemon. 0 from older daemons.
-    #[serde(default)]
-    pub id: u64,
-    /// Time, milliseconds since the epoch.
-    pub at_ms: u64,
-    /// Proc that the event is about; null for the daemon itself.
-    pub name: Option<ProcName>,
-    /// Kind of the event.
-    #[schemars(extend("enum" = EVENTS))]
-    pub kind: String,
-    /// Description for people, one line.
-    pub detail: String,
 }
 
 /// `GET /v1/info`.

@@ -30,7 +30,7 @@ use kip_sandbox::quota::QuotaError;
 use kip_supervisor::task::{Command, Handle, Still, Stilled};
 use kip_sys::clock::now_ms;
 use kip_sys::publish::publish;
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
 use kip_types::chain;
 use kip_types::{Generation, ProcName, State, VolumeName, VolumeSource};
@@ -532,7 +532,11 @@ impl Backup {
         let file_bytes = whole.metadata().map_err(at(growing))?.len();
         publish(&whole, growing, file).map_err(at(file))?;
         let procs = note.procs.len() as u64;
-        self.machine.events.emit(None, "backup", format!("{}: {procs} procs, {file_bytes} bytes", file.display()));
+        self.machine.events.emit(
+            None,
+            EventKind::Backup,
+            format!("{}: {procs} procs, {file_bytes} bytes", file.display()),
+        );
         let (file, left_out) = (file.display().to_string(), left_out.into_iter().collect());
         Ok(BackupProgress::End { file, procs, volumes, left_out, bytes: self.bytes, file_bytes })
     }

@@ -2,7 +2,7 @@
 
 use kip_engine::host::Host;
 use kip_offload::collect::{CollectError, summary};
-use kip_types::api::CollectRequest;
+use kip_types::api::{CollectRequest, EventKind};
 use kip_types::chain;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) fn collect_by_itself(machine: &Arc<Host>, every_ms: u64) {
             let Some(machine) = machine.upgrade() else { return };
             match collected {
                 Ok(view) if view.deleted.is_empty() => {}
-                Ok(view) => machine.events.emit(None, "collected", summary(&view)),
+                Ok(view) => machine.events.emit(None, EventKind::Collected, summary(&view)),
                 // Another collection is under way: that is all that was wanted.
                 Err(CollectError::UnderWay | CollectError::Busy(_) | CollectError::Overtaken) => {}
                 Err(_) if machine.is_closing() => {}

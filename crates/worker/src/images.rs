@@ -12,7 +12,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::host::proc::layers_of;
 use kip_image::{Digest, ImageError, ImageRecord, InUse, PullOrder};
 use kip_service::{Feed, Images, feed};
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::image::{
     ImageConfig, ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, LayerView, OciImage, PullProgress,
@@ -250,7 +250,7 @@ impl Images for Worker {
             };
             let end = match pulled {
                 Ok(record) => {
-                    worker.machine.events.emit(None, "image", format!("{} is here", record.reference));
+                    worker.machine.events.emit(None, EventKind::Image, format!("{} is here", record.reference));
                     blocking(move || Ok(PullProgress::End { image: Box::new(worker.image_view(&record)) })).await
                 }
                 Err(refusal) => Err(refusal),

@@ -12,7 +12,7 @@ use kip_offload::{Archive, KeyChangeError};
 use kip_service::Keys;
 use kip_supervisor::task::{Handle, archived};
 use kip_sys::clock::now_ms;
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, Hex, ImportKeysRequest, ImportedKeysView, KeyView, KeysWrap,
@@ -80,7 +80,7 @@ impl Worker {
     }
 
     fn emit(&self, detail: String) {
-        self.machine.events.emit(None, "key", detail);
+        self.machine.events.emit(None, EventKind::Key, detail);
     }
 }
 

@@ -13,7 +13,7 @@ use kip_net::Slot;
 use kip_service::{Feed, Node, feed};
 use kip_supervisor::task::{Command, Handle};
 use kip_types::api::{
-    CacheView, DownRequest, DownView, Event, EventsRequest, HistoryView, Info, PARK_WITHIN_MS, Refusal,
+    CacheView, DownRequest, DownView, Event, EventKind, EventsRequest, HistoryView, Info, PARK_WITHIN_MS, Refusal,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::{ProcName, State};
@@ -42,7 +42,7 @@ impl Node for Worker {
             worker: machine.name.clone(),
             keeper_pid: machine.keeper.pid(),
             pager_pid,
-            wakes_last_minute: machine.events.per_minute("woken", kip_sys::clock::now_ms()),
+            wakes_last_minute: machine.events.per_minute(&EventKind::Woken, kip_sys::clock::now_ms()),
             room: Some(machine.pressure.view()),
             cache: cached.map(|(bytes, limit_bytes)| CacheView { bytes, limit_bytes }),
         })

@@ -43,6 +43,7 @@ use kip_supervisor::registry::Registry;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_sys::ns::Unshare;
+use kip_types::api::EventKind;
 use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
 use parking_lot::Mutex;
@@ -256,7 +257,7 @@ impl Worker {
         }
         let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
         tokio::spawn(rest::wake_again(awake));
-        machine.events.emit(None, "ready", format!("instance {}", machine.instance.number()));
+        machine.events.emit(None, EventKind::Ready, format!("instance {}", machine.instance.number()));
         Ok(worker)
     }
 }

@@ -13,7 +13,7 @@ use kip_service::{Feed, Snapshots, feed};
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::{
-    CarriedView, Code, CollectRequest, CollectView, ImportRequest, Refusal, SnapshotDetails, SnapshotName,
+    CarriedView, Code, CollectRequest, CollectView, EventKind, ImportRequest, Refusal, SnapshotDetails, SnapshotName,
     SnapshotsView, Verified, VerifyRequest,
 };
 use kip_types::chain;
@@ -114,7 +114,7 @@ impl Snapshots for Worker {
         };
         let view = blocking(move || archive.import(&request, &local, now_ms).map_err(refused)).await?;
         let detail = format!("generation {} from {}", view.generation, view.file);
-        events.events.emit(Some(&view.name), "imported", detail);
+        events.events.emit(Some(&view.name), EventKind::Imported, detail);
         Ok(view)
     }
 
@@ -127,7 +127,7 @@ impl Snapshots for Worker {
             e => failed("the store is not collected", &e),
         })?;
         if !view.dry_run && !view.deleted.is_empty() {
-            self.machine.events.emit(None, "collected", collect::summary(&view));
+            self.machine.events.emit(None, EventKind::Collected, collect::summary(&view));
         }
         Ok(view)
     }

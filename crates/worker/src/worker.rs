@@ -14,7 +14,7 @@ use kip_supervisor::probe::Listeners;
 use kip_supervisor::recover::numbered;
 use kip_supervisor::registry::Registry;
 use kip_supervisor::task::{Handle, Task};
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
@@ -231,7 +231,7 @@ pub(crate) async fn until_ready(handle: &Handle) -> Result<(), NotReady> {
             NotReady { why: format!("ended before it was ready ({}): {how}{last}", ready.check), ended: true }
         }
         _ => {
-            let why = handle.proc.shared.events.last_detail(&handle.proc.name, "not-ready");
+            let why = handle.proc.shared.events.last_detail(&handle.proc.name, &EventKind::NotReady);
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             let within = ready.within_ms;
             NotReady { why: format!("was not ready ({}) within {within} ms{why}", ready.check), ended: false }

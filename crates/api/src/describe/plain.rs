@@ -19,10 +19,11 @@ impl Transform for Plain {
     }
 }
 
-/// `oneOf` constants, each with its description, becomes an `enum` with all descriptions in its
-/// own.
+/// `oneOf` or `anyOf` constants, each with its description, becomes an `enum` with all descriptions
+/// in its own.
 fn words(schema: &mut Map<String, Value>) {
-    let Some(choices) = schema.get("oneOf").and_then(Value::as_array) else { return };
+    let choices = ["oneOf", "anyOf"].map(|key| (key, schema.get(key).and_then(Value::as_array)));
+    let Some((key, choices)) = choices.into_iter().find_map(|(key, choices)| Some((key, choices?))) else { return };
     let word = |choice: &Value| Some((choice.get("const")?.as_str()?.to_owned(), choice.get("description").cloned()));
     let Some(words) = choices.iter().map(word).collect::<Option<Vec<_>>>() else { return };
     let mut description = schema.get("description").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -31,7 +32,7 @@ fn words(schema: &mut Map<String, Value>) {
         description += if at == 0 { "\n\n" } else { "\n" };
         description += &format!("* `{word}`: {meaning}");
     }
-    schema.remove("oneOf");
+    schema.remove(key);
     schema.insert("type".to_owned(), json!("string"));
     schema.insert("enum".to_owned(), words.into_iter().map(|(word, _)| word).collect());
     schema.insert("description".to_owned(), description.into());
@@ -77,7 +78,10 @@ mod tests {
             { "type": "string", "const": "blue", "description": "Cold." },
         ] });
         let description = "Colour.\n\n* `red`: Warm.\n* `blue`: Cold.";
-        assert_eq!(plain(words), json!({ "type": "string", "enum": ["red", "blue"], "description": description }));
+        let expected = json!({ "type": "string", "enum": ["red", "blue"], "description": description });
+        let mut loose = words.clone();
+        loose["anyOf"] = loose.as_object_mut().unwrap().remove("oneOf").unwrap();
+        assert_eq!((plain(words), plain(loose)), (expected.clone(), expected));
         let mixed = json!({ "oneOf": [{ "type": "string", "const": "none" }, { "type": "object" }] });
         assert_eq!(plain(mixed.clone()), mixed);
     }

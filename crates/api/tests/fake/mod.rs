@@ -465,9 +465,15 @@ impl Node for Fake {
     }
 
     async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
-        let event =
-            |at_ms| Event { id: at_ms, at_ms, name: "web".parse().ok(), kind: "parked".into(), detail: "idle".into() };
-        let ready = Event { id: 1, at_ms: 1_763_760_825_123, name: None, kind: "ready".into(), detail: "pid 7".into() };
+        let event = |at_ms| Event {
+            id: at_ms,
+            at_ms,
+            name: "web".parse().ok(),
+            kind: EventKind::Parked,
+            detail: "idle".into(),
+        };
+        let ready =
+            Event { id: 1, at_ms: 1_763_760_825_123, name: None, kind: EventKind::Ready, detail: "pid 7".into() };
         Ok(self.feed(vec![Ok(ready), Ok(event(1_763_760_826_000))], which.follow.then_some(event)))
     }
 

@@ -12,7 +12,7 @@ use kip_net::Slot;
 use kip_net::nat::{Allowed, Refused};
 use kip_records::record;
 use kip_sys::clock::now_ms;
-use kip_types::api::RefusedCallView;
+use kip_types::api::{EventKind, RefusedCallView};
 use kip_types::chain;
 use kip_types::spec::{Egress as Rule, Spec};
 use parking_lot::Mutex;
@@ -240,7 +240,7 @@ impl Host {
 
 fn tell(machine: &Host, proc: &Proc) {
     for line in proc.egress.refused.lock().take_lines(now_ms()) {
-        machine.events.emit(Some(&proc.name), "egress-refused", line);
+        machine.events.emit(Some(&proc.name), EventKind::EgressRefused, line);
     }
 }
 

@@ -152,9 +152,10 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kip_types::api::EventKind;
 
     fn event(id: u64, detail: &str) -> Event {
-        Event { id, at_ms: id, name: None, kind: "ready".to_owned(), detail: detail.to_owned() }
+        Event { id, at_ms: id, name: None, kind: EventKind::Ready, detail: detail.to_owned() }
     }
 
     fn append(log: &mut Log, event: &Event) {
@@ -173,6 +174,16 @@ mod tests {
         assert_eq!(ids, [1, 3]);
         assert_eq!(read(dir.path(), 1)[0].id, 3);
         assert!(read(Path::new("/no/such/directory"), 10).is_empty());
+    }
+
+    #[test]
+    fn an_event_of_another_kip_keeps_its_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = Log { data: dir.path().to_owned(), open: None, told: false };
+        log.append(b"{\"id\":1,\"at_ms\":1,\"name\":\"web\",\"kind\":\"cloned\",\"detail\":\"\"}\n");
+        append(&mut log, &event(2, "ours"));
+        let kinds: Vec<_> = read(dir.path(), 10).into_iter().map(|e| e.kind).collect();
+        assert_eq!(kinds, [EventKind::Unknown("cloned".to_owned()), EventKind::Ready]);
     }
 
     #[test]

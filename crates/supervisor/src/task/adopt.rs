@@ -18,7 +18,7 @@ use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::fault;
 use kip_types::State;
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Task {
             self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN);
         }
         let detail = format!("from the store, {}", known.front);
-        self.proc.shared.events.emit(Some(&self.proc.name), "taken-over", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::TakenOver, detail);
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Task {
         }
         let refused = self.refuse_if_elsewhere();
         if let Err(refusal) = &refused {
-            self.proc.shared.events.emit(Some(&self.proc.name), "elsewhere", refusal.message.clone());
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Elsewhere, refusal.message.clone());
         }
         refused
     }

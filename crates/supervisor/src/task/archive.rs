@@ -24,7 +24,7 @@ use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::{Code, Refusal, SleepView};
+use kip_types::api::{Code, EventKind, Refusal, SleepView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, State, Tier, Timing};
@@ -176,7 +176,11 @@ impl Task {
         let may = can && !self.proc.spec().timing.stays_awake();
         match (&self.record.state, self.proc.shared.archive.clone()) {
             (State::Parked { generation }, Some(archive)) if may => {
-                self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
+                self.proc.shared.events.emit(
+                    Some(&self.proc.name),
+                    EventKind::Pressure,
+                    format!("archived by {cause}"),
+                );
                 self.begin_storing(archive, *generation, vec![reply], Some(cause));
             }
             _ => {
@@ -267,7 +271,7 @@ impl Task {
     fn stays_parked(&self, cause: Cause, code: Code, message: &str) -> Refusal {
         let message = format!("{} stays parked: {message}", self.proc.name);
         self.proc.shared.metrics.refused(Tier::Archived, cause);
-        self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
         Refusal::new(code, message)
     }
 
@@ -323,7 +327,7 @@ impl Task {
         drop(held);
         fault::reach("archive-released");
         let detail = format!("{} bytes in packs, {} in its front", uploaded.pack_bytes, uploaded.front_bytes);
-        self.proc.shared.events.emit(Some(&self.proc.name), "archived", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Archived, detail);
         Ok(())
     }
 
@@ -412,7 +416,7 @@ impl Task {
                     .push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
             }
             self.count_failed_wake(Tier::Archived, &message);
-            self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
             let why = if is_final { Why::Damage } else { Why::Store };
             return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
@@ -463,7 +467,7 @@ impl Task {
             return false;
         }
         let message = "what came from the store is damaged on the local disk: it is fetched again";
-        self.proc.shared.events.emit(Some(&self.proc.name), "refetch", message.to_owned());
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refetch, message.to_owned());
         true
     }
 

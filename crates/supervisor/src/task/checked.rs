@@ -38,7 +38,7 @@ impl Task {
         let before = self.record.checked.iter().position(|c| c.host_port == checked.host_port);
         let was_wrong = before.map(|at| self.record.checked.remove(at)).is_some_and(|c| c.wrong.is_some());
         if was_wrong != checked.wrong.is_some() {
-            let kind = if was_wrong { "healthy" } else { "unhealthy" };
+            let kind = if was_wrong { EventKind::Healthy } else { EventKind::Unhealthy };
             let why = checked.wrong.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
             let detail = format!("probe {}{why}", checked.host_port);
             self.proc.shared.events.emit(Some(&self.proc.name), kind, detail);

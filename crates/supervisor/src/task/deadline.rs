@@ -87,7 +87,7 @@ impl Task {
             && let Some(slept) = dry.wake(now - quiet)
         {
             let detail = format!("after {:.1} s, for {}", slept.as_secs_f64(), seen_word(running.idle.seen()));
-            self.proc.shared.events.emit(Some(&self.proc.name), "would-wake", detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::WouldWake, detail);
         }
         let left = allowed.saturating_sub(quiet);
         // One that may sleep and is still here cannot or must not.
@@ -148,7 +148,7 @@ impl Task {
             if let Some(dry) = running.dry_run.as_mut().filter(|dry| sleepy && !dry.is_asleep()) {
                 dry.sleep(now);
                 let detail = format!("{to}, idle {:.1} s", quiet.as_secs_f64());
-                self.proc.shared.events.emit(Some(&self.proc.name), "would-sleep", detail);
+                self.proc.shared.events.emit(Some(&self.proc.name), EventKind::WouldSleep, detail);
             }
             if !sleepy || self.proc.spec().timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;

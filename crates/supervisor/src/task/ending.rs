@@ -40,7 +40,7 @@ impl Task {
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         let detail = next.exit_words().unwrap_or_else(|| exit.to_string());
         self.keep(next);
-        self.proc.shared.events.emit(Some(&self.proc.name), "exited", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Exited, detail);
         self.report_restart();
         self.answer_queue().await;
     }
@@ -49,7 +49,7 @@ impl Task {
         if let State::Restarting { at_ms, .. } = self.record.state {
             let detail =
                 format!("in {} ms, {} so far", at_ms.saturating_sub(now_ms()), self.record.restarts.saturating_sub(1));
-            self.proc.shared.events.emit(Some(&self.proc.name), "restarting", detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Restarting, detail);
         }
     }
 
@@ -65,7 +65,7 @@ impl Task {
     pub(super) async fn restart(&mut self) {
         let State::Restarting { exit, .. } = self.record.state else { return };
         if let Err(refusal) = self.proc.shared.pressure.admit_new(&self.proc.name).await {
-            self.proc.shared.events.emit(Some(&self.proc.name), "pressure", refusal.message);
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Pressure, refusal.message);
             let state = State::Restarting { exit, at_ms: now_ms() + ROOM_AGAIN_MS };
             return self.keep(Record { state, ..self.record.clone() });
         }
@@ -145,7 +145,7 @@ impl Task {
         self.advance(ended, record::Durability::Fsync)?;
         fault::reach("stop-recorded");
         let how = exit.map_or_else(|| "while parked".to_owned(), |e| e.to_string());
-        self.proc.shared.events.emit(Some(&self.proc.name), "stopped", how);
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Stopped, how);
         Ok(())
     }
 
@@ -170,7 +170,7 @@ impl Task {
         }
         self.remove_all().await?;
         self.probes.end().await;
-        self.proc.shared.events.emit(Some(&self.proc.name), "removed", "");
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Removed, "");
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use kip_records::due::{self, NextWake, Ticks};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::{Code, Refusal, SleepView, StepView, WakeView};
+use kip_types::api::{Code, EventKind, Refusal, SleepView, StepView, WakeView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{State, Tier};
@@ -137,7 +137,7 @@ impl Task {
                 }
                 let message = format!("{} cannot hibernate: {cause}", self.proc.name);
                 self.cannot_sleep(vec![cause]);
-                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
                 if let Some(running) = self.phase.running_mut() {
                     running.no_hibernation = true;
                 }
@@ -192,7 +192,7 @@ impl Task {
             hibernating.parks_at =
                 hibernating.parks_at.map(|at| now + not_just_before(due_in, at.saturating_duration_since(now)));
         }
-        self.proc.shared.events.emit(Some(&self.proc.name), "hibernated", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Hibernated, detail);
         Ok(())
     }
 
@@ -312,7 +312,7 @@ impl Task {
         self.record = next.clone();
         self.run_on(pidfd, Tier::Hibernated, woke);
         self.keep(next);
-        self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Woken, format!("{cause}, {total_us} us"));
         self.after_wake(Tier::Hibernated, cause);
     }
 

@@ -70,7 +70,7 @@ impl Task {
         self.proc.shared.metrics.refused(to, Cause::Hook);
         self.cannot_sleep(vec![cause]);
         self.keep(self.record.clone());
-        self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
         if let Some(running) = self.phase.running_mut() {
             running.not_before = Instant::now() + RETRY_SLEEP;
         }
@@ -89,7 +89,7 @@ impl Task {
         tokio::spawn(async move {
             if let Err(why) = within(ms, run(&proc, &command, env, &tickets)).await {
                 let message = format!("its own command after the wake failed: {why}");
-                proc.shared.events.emit(Some(&proc.name), "hook-failed", message);
+                proc.shared.events.emit(Some(&proc.name), EventKind::HookFailed, message);
             }
             drop(one_of_them);
         });

@@ -55,7 +55,7 @@ impl Task {
         fault::reach("rename-recorded");
         self.proc.set_spec(becomes);
         self.proc.name.change(name);
-        self.proc.shared.events.emit(Some(&self.proc.name), "renamed", format!("it was {before}"));
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Renamed, format!("it was {before}"));
         Ok(())
     }
 
@@ -95,7 +95,11 @@ impl Task {
         of.name.change(hidden);
         self.proc.name.change(name);
         fault::reach("replace-switched");
-        self.proc.shared.events.emit(Some(&self.proc.name), "replaced", format!("{} is about to end", of.name));
+        self.proc.shared.events.emit(
+            Some(&self.proc.name),
+            EventKind::Replaced,
+            format!("{} is about to end", of.name),
+        );
         Ok(())
     }
 

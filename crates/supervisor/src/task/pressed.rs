@@ -11,7 +11,7 @@ use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_pressure::{Grant, Need, QUIET, Relieved, Short, Work};
 use kip_records::state::Record;
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::{State, Tier};
 use std::future::Future;
 use std::pin::Pin;
@@ -193,7 +193,7 @@ impl Task {
                 let refusal = short.refusal(&format!("{name} cannot be woken"), &self.proc.shared.pressure);
                 let first = pause == FIRST_PAUSE;
                 if first || !commands.is_empty() {
-                    self.proc.shared.events.emit(Some(name), "pressure", refusal.message.clone());
+                    self.proc.shared.events.emit(Some(name), EventKind::Pressure, refusal.message.clone());
                 }
                 for command in commands {
                     refuse(command, &refusal);
@@ -273,7 +273,7 @@ impl Task {
         if ticks.is_some_and(|ticks| self.goes_last(ticks)) {
             return Ok(Relieved::Declined);
         }
-        self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Pressure, format!("put to sleep by {cause}"));
         self.pressed.sleep_cause = Some(cause);
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {

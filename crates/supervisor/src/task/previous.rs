@@ -27,7 +27,7 @@ use kip_offload::Archive;
 use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::fault;
-use kip_types::api::{Code, PortView, Refusal};
+use kip_types::api::{Code, EventKind, PortView, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Fallback, Generation};
@@ -72,7 +72,7 @@ impl Task {
                 Ok(()) => return,
                 Err(NoOlder::Unknown(message)) if self.sleeps() => {
                     let message = format!("{why}; whether an older generation is whole is not known: {message}");
-                    self.proc.shared.events.emit(Some(&self.proc.name), "refused", message);
+                    self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message);
                     return self.listen_later();
                 }
                 Err(NoOlder::Unknown(message) | NoOlder::None(message)) => {
@@ -88,7 +88,7 @@ impl Task {
     async fn start_cold(&mut self, why: &str) -> Result<(), Refusal> {
         let message = format!("{why}; starting it cold on its newest files");
         self.proc.shared.metrics.started_cold();
-        self.end_for(&message, "cold-start").await?;
+        self.end_for(&message, EventKind::ColdStart).await?;
         Archive::set_aside(&self.proc.dir).map_err(|e| self.failed("what it has in the store", &e))?;
         self.begin(false, false).await?;
         self.keep(Record { fell_back: Some(message), ..self.record.clone() });
@@ -96,7 +96,7 @@ impl Task {
     }
 
     /// Whatever it is, it is stopped; its generation is set aside.
-    async fn end_for(&mut self, message: &str, kind: &str) -> Result<(), Refusal> {
+    async fn end_for(&mut self, message: &str, kind: EventKind) -> Result<(), Refusal> {
         tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
         self.proc.shared.events.emit(Some(&self.proc.name), kind, message);
         let generation = self.record.generation();
@@ -116,7 +116,7 @@ impl Task {
         let message =
             format!("{why}; waking it from generation {}, the newest older one that is whole", older.front.generation);
         let (number, ports) = (older.number, self.record.ports.clone());
-        self.end_for(&message, "fell-back").await.map_err(|refusal| NoOlder::Unknown(refusal.message))?;
+        self.end_for(&message, EventKind::FellBack).await.map_err(|refusal| NoOlder::Unknown(refusal.message))?;
         let proc = Arc::clone(&self.proc);
         let fetched = blocking(move || {
             // All of it could be read just now: a store that does not answer for a moment is not to

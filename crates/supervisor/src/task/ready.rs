@@ -56,13 +56,14 @@ impl Task {
             return;
         }
         self.starting = None;
+        let ready = result.is_ok();
         let (kind, detail) = match result {
-            Ok(()) => ("ready", format!("after {} ms", now_ms().saturating_sub(started_at_ms))),
-            Err(why) => ("not-ready", why),
+            Ok(()) => (EventKind::Ready, format!("after {} ms", now_ms().saturating_sub(started_at_ms))),
+            Err(why) => (EventKind::NotReady, why),
         };
         // First: a client that sees the record looks for the reason among the events.
         self.proc.shared.events.emit(Some(&self.proc.name), kind, detail);
-        self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
+        self.keep(Record { ready: Some(ready), ..self.record.clone() });
     }
 }
 

@@ -21,7 +21,7 @@ use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::{Code, Refusal, SleepView, WakeView};
+use kip_types::api::{Code, EventKind, Refusal, SleepView, WakeView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, Hibernate, State, Tier};
@@ -94,7 +94,7 @@ impl Task {
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         self.leave_hibernation();
-        self.proc.shared.events.emit(Some(&self.proc.name), "parking", "");
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Parking, "");
         fault::reach("park-intent");
         let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
         let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
@@ -137,7 +137,7 @@ impl Task {
                     self.begin_running(init, Tier::Hot, Woke::Called);
                 }
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
-                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
                 Err(Refusal::new(Code::CannotSleep, message))
             }
         }
@@ -196,7 +196,7 @@ impl Task {
         self.keep(next);
         self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec().timing.tick_ms);
         self.begin_sleeping(&done.body);
-        self.proc.shared.events.emit(Some(&self.proc.name), "parked", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Parked, detail);
     }
 
     /// Wakes it by request; whether it slept.
@@ -287,7 +287,7 @@ impl Task {
         }
         self.begin_waking()?;
         let trigger = cause.with_thread(self.phase.parked().and_then(|parked| parked.at_work.as_ref()));
-        self.proc.shared.events.emit(Some(&self.proc.name), "waking", trigger.clone());
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Waking, trigger.clone());
         fault::reach("wake-intent");
         self.overtake_storing();
         kip_engine::watches::unwatch_sockets(&self.proc);
@@ -324,7 +324,11 @@ impl Task {
                     archive.fetch_in_background(kip_snapshot::path_of(&self.proc.dir, generation));
                 }
                 self.begin_running(init, Tier::Parked, if tick { Woke::ForTicks } else { Woke::Called });
-                self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
+                self.proc.shared.events.emit(
+                    Some(&self.proc.name),
+                    EventKind::Woken,
+                    format!("{trigger}, {total_us} us"),
+                );
                 self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, cause);
                 Ok(())
             }
@@ -333,7 +337,7 @@ impl Task {
                 self.phase = Phase::Parked(Parked { fetched: false, listens_again: None, ..slept });
                 let message = self.wake_failure(&e);
                 self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);
-                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
                 let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
                 match manifest {
                     Ok(manifest) if !e.is_the_stores() && !cause.is_files() => {

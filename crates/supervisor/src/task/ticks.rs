@@ -161,7 +161,7 @@ impl Task {
         self.park(how).await?;
         if how == Ticks::Late {
             let line = "memory is short: its timers below --tick are up to 10 s late while it is parked";
-            self.proc.shared.events.emit(Some(&self.proc.name), "ticks-late", line.to_owned());
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::TicksLate, line.to_owned());
         }
         Ok(Relieved::Asleep)
     }

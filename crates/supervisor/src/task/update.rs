@@ -51,7 +51,7 @@ impl Task {
         let (was, timing) = (is.timing, becomes.timing);
         self.proc.set_spec(becomes);
         self.go_by(&was, &timing);
-        self.proc.shared.events.emit(Some(&self.proc.name), "updated", fields.join(", "));
+        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Updated, fields.join(", "));
         Ok(())
     }
 

@@ -1,51 +1,6 @@
 //! Closed sets of words that travel as texts, as the schemas of the API have them. No code branches
 //! on them.
 
-/// Kinds of [`super::Event`], by the alphabet.
-pub const EVENTS: &[&str] = &[
-    "adopted",
-    "archived",
-    "backup",
-    "cold-start",
-    "collected",
-    "egress-refused",
-    "elsewhere",
-    "exited",
-    "fell-back",
-    "healthy",
-    "hibernated",
-    "hook-failed",
-    "image",
-    "imported",
-    "keeper",
-    "key",
-    "not-ready",
-    "pager",
-    "parked",
-    "parking",
-    "pressure",
-    "ready",
-    "refetch",
-    "refused",
-    "removed",
-    "renamed",
-    "renewed",
-    "replaced",
-    "restarting",
-    "rules",
-    "started",
-    "stopped",
-    "taken-over",
-    "ticks-late",
-    "unhealthy",
-    "updated",
-    "waiting",
-    "waking",
-    "woken",
-    "would-sleep",
-    "would-wake",
-];
-
 /// What wakes are counted by, [`super::WakesView`].
 pub const TRIGGERS: &[&str] = &["tcp", "udp", "timer", "touch", "wake", "exec", "stop", "other"];
 
