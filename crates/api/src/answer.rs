@@ -21,36 +21,36 @@ pub const BODY_MAX: usize = 8 << 20;
 
 /// A refusal on its way to the client.
 #[derive(Debug)]
-pub struct Refused(pub Refusal, StatusCode);
+pub struct RefusalAnswer(pub Refusal, StatusCode);
 
 /// What a handler returns.
-pub type Answer<T> = Result<T, Refused>;
+pub type Answer<T> = Result<T, RefusalAnswer>;
 
-impl Refused {
+impl RefusalAnswer {
     /// The request cannot be understood.
-    pub fn invalid(message: impl Into<String>) -> Refused {
+    pub fn invalid(message: impl Into<String>) -> RefusalAnswer {
         Refusal::new(Code::Invalid, message).into()
     }
 
     /// The same with what to do about it.
-    pub fn with_hint(self, hint: &str) -> Refused {
-        Refused(self.0.with_hint(hint), self.1)
+    pub fn with_hint(self, hint: &str) -> RefusalAnswer {
+        RefusalAnswer(self.0.with_hint(hint), self.1)
     }
 
     /// The same with another status.
-    pub fn with_status(self, status: StatusCode) -> Refused {
-        Refused(self.0, status)
+    pub fn with_status(self, status: StatusCode) -> RefusalAnswer {
+        RefusalAnswer(self.0, status)
     }
 }
 
-impl From<Refusal> for Refused {
-    fn from(refusal: Refusal) -> Refused {
+impl From<Refusal> for RefusalAnswer {
+    fn from(refusal: Refusal) -> RefusalAnswer {
         let status = status(refusal.code);
-        Refused(refusal, status)
+        RefusalAnswer(refusal, status)
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RefusalAnswer {
     fn into_response(self) -> Response {
         (self.1, Json(self.0)).into_response()
     }
@@ -95,7 +95,7 @@ pub async fn with_request_id(request: Request, next: Next) -> Response {
 pub struct Asked<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
-    type Rejection = Refused;
+    type Rejection = RefusalAnswer;
 
     async fn from_request(request: Request, state: &S) -> Answer<Self> {
         // Before a byte of it is asked for: a client that waits for leave to send it hears at once.
@@ -107,7 +107,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
             StatusCode::PAYLOAD_TOO_LARGE => {
                 Refusal::new(Code::TooLarge, "the request's body is longer than 8 MiB").into()
             }
-            _ => Refused::invalid(format!("the request's body cannot be read: {}", e.body_text())),
+            _ => RefusalAnswer::invalid(format!("the request's body cannot be read: {}", e.body_text())),
         })?;
         let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
         Ok(Asked(read(body)?))
@@ -118,7 +118,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
 /// limit. The types themselves pass it over, for records on disk have them too, and may be those of
 /// a newer Kip.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
-    let wrong = |e: serde_json::Error| Refused::invalid(format!("the request's body is not what it should be: {e}"));
+    let wrong =
+        |e: serde_json::Error| RefusalAnswer::invalid(format!("the request's body is not what it should be: {e}"));
     let mut unknown = Vec::new();
     let mut json = serde_json::Deserializer::from_slice(body);
     let asked = serde_ignored::deserialize(&mut json, |path| unknown.push(path.to_string())).map_err(wrong)?;
@@ -126,17 +127,20 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
     check_numbers(&serde_json::from_slice(body).map_err(wrong)?)?;
     match unknown.as_slice() {
         [] => Ok(asked),
-        [one] => Err(Refused::invalid(format!("the request's body has an unknown field: {one}"))),
-        many => Err(Refused::invalid(format!("the request's body has unknown fields: {}", many.join(", ")))),
+        [one] => Err(RefusalAnswer::invalid(format!("the request's body has an unknown field: {one}"))),
+        many => Err(RefusalAnswer::invalid(format!("the request's body has unknown fields: {}", many.join(", ")))),
     }
 }
 
 /// Refuses integers beyond what the document allows at most: sums with them would leave it, too.
 fn check_numbers(value: &Value) -> Answer<()> {
     match value {
-        Value::Number(number) if number.as_u64().is_some_and(|number| i64::try_from(number).is_err()) => Err(
-            Refused::invalid(format!("the request's body has the number {number}: at most {} is possible", i64::MAX)),
-        ),
+        Value::Number(number) if number.as_u64().is_some_and(|number| i64::try_from(number).is_err()) => {
+            Err(RefusalAnswer::invalid(format!(
+                "the request's body has the number {number}: at most {} is possible",
+                i64::MAX
+            )))
+        }
         Value::Array(values) => values.iter().try_for_each(check_numbers),
         Value::Object(fields) => fields.values().try_for_each(check_numbers),
         _ => Ok(()),
@@ -147,20 +151,20 @@ fn check_numbers(value: &Value) -> Answer<()> {
 pub struct AskedQuery<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for AskedQuery<T> {
-    type Rejection = Refused;
+    type Rejection = RefusalAnswer;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
         let Query(asked) = Query::try_from_uri(&parts.uri).map_err(|e| {
-            Refused::invalid(format!("the request's query is not what it should be: {}", e.body_text()))
+            RefusalAnswer::invalid(format!("the request's query is not what it should be: {}", e.body_text()))
         })?;
         Ok(AskedQuery(asked))
     }
 }
 
 /// What the client is allowed: by TCP what its token allows, on the unix socket everything.
-pub struct By(pub Scope);
+pub struct CallerScope(pub Scope);
 
-impl By {
+impl CallerScope {
     /// Refuses a client that may only read: values of environments are what a secret often is in.
     pub fn may_see_values(&self) -> Answer<()> {
         self.may_see("environments")
@@ -181,11 +185,11 @@ impl By {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for By {
-    type Rejection = Refused;
+impl<S: Send + Sync> FromRequestParts<S> for CallerScope {
+    type Rejection = RefusalAnswer;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
-        Ok(By(parts.extensions.get::<Scope>().copied().unwrap_or(Scope::Write)))
+        Ok(CallerScope(parts.extensions.get::<Scope>().copied().unwrap_or(Scope::Write)))
     }
 }
 
@@ -193,14 +197,13 @@ impl<S: Send + Sync> FromRequestParts<S> for By {
 pub struct Name(pub ProcName);
 
 impl<S: Send + Sync> FromRequestParts<S> for Name {
-    type Rejection = Refused;
+    type Rejection = RefusalAnswer;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
-        let Path(name) = parts
-            .extract::<Path<String>>()
-            .await
-            .map_err(|e| Refused::invalid(format!("the request's path is not what it should be: {}", e.body_text())))?;
-        name.parse().map(Name).map_err(|e| Refused::invalid(format!("{e}")))
+        let Path(name) = parts.extract::<Path<String>>().await.map_err(|e| {
+            RefusalAnswer::invalid(format!("the request's path is not what it should be: {}", e.body_text()))
+        })?;
+        name.parse().map(Name).map_err(|e| RefusalAnswer::invalid(format!("{e}")))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Control plane: the API of one data directory on a unix socket and, if asked to, by TCP.
 //!
-//! Owns the routes before a [`kip_service::Service`], the edge checks of a request ([`admit`]), the
-//! lock that makes a daemon the only one of its data directory ([`DataLock`]) and the socket's file
-//! ([`ApiSocket`]). Never sits in a data path and knows nothing of sandboxes, memory or
-//! checkpoints.
+//! Owns the routes before a [`kip_service::WorkerService`], the edge checks of a request
+//! ([`admit`]), the lock that makes a daemon the only one of its data directory ([`DataLock`]) and
+//! the socket's file ([`ApiSocket`]). Never sits in a data path and knows nothing of sandboxes,
+//! memory or checkpoints.
 //!
 //! Invariants: an operation that changes something runs in its own task, so that a client which
 //! goes away in its middle leaves nothing half done; every refusal reaches the client as a JSON

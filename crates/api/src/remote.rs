@@ -5,7 +5,7 @@
 //! comes later waits in the kernel's queue. A client that does not read holds its own connection
 //! and nothing else. One that is gone without a word is noticed after [`SILENCE_MS`].
 
-use crate::answer::Refused;
+use crate::answer::RefusalAnswer;
 use crate::routes;
 use crate::state::Api;
 use axum::extract::{Request, State};
@@ -282,7 +282,7 @@ async fn exchange(
 }
 
 /// Lets those in whose token allows what they ask for.
-async fn admit(State(api): State<Api>, mut request: Request, next: Next) -> Result<Response, Refused> {
+async fn admit(State(api): State<Api>, mut request: Request, next: Next) -> Result<Response, RefusalAnswer> {
     if *request.method() == Method::GET && routes::dashboard::is_public(request.uri().path()) {
         return Ok(next.run(request).await);
     }

@@ -11,7 +11,7 @@ mod tokens;
 mod volumes;
 
 use crate::admit;
-use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, By, Name, Refused};
+use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, CallerScope, Name, RefusalAnswer};
 use crate::describe::{Routes, doc};
 use crate::exec;
 use crate::feed;
@@ -24,7 +24,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use kip_service::{ExecSession, Service};
+use kip_service::{ExecSession, WorkerService};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved,
@@ -97,13 +97,13 @@ async fn document() -> Json<serde_json::Value> {
     Json(openapi())
 }
 
-async fn no_route(uri: Uri) -> Refused {
+async fn no_route(uri: Uri) -> RefusalAnswer {
     Refusal::new(Code::NoRoute, format!("this API has no {}: GET /v1/openapi.json says what it has", uri.path())).into()
 }
 
-async fn no_method(method: Method, uri: Uri) -> Refused {
+async fn no_method(method: Method, uri: Uri) -> RefusalAnswer {
     let refusal = Refusal::new(Code::NoRoute, format!("{} does not take {method}", uri.path()));
-    Refused::from(refusal).with_status(StatusCode::METHOD_NOT_ALLOWED)
+    RefusalAnswer::from(refusal).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 async fn run(State(api): State<Api>, Asked(mut request): Asked<RunRequest>) -> Answer<Response> {
@@ -135,7 +135,7 @@ async fn check(State(api): State<Api>, Asked(mut request): Asked<CheckRequest>) 
 }
 
 /// Runs `request`; if its name is a stem, under the first free name made of it.
-async fn run_named(service: &dyn Service, mut request: RunRequest) -> Result<ProcView, Refusal> {
+async fn run_named(service: &dyn WorkerService, mut request: RunRequest) -> Result<ProcView, Refusal> {
     if !std::mem::take(&mut request.left_open.name) {
         return service.run(request).await;
     }
@@ -163,7 +163,7 @@ async fn list(State(api): State<Api>) -> Answer<Json<Vec<ProcView>>> {
 async fn inspect(
     State(api): State<Api>,
     Name(name): Name,
-    by: By,
+    by: CallerScope,
     AskedQuery(request): AskedQuery<InspectRequest>,
 ) -> Answer<Json<ProcView>> {
     if request.env {
@@ -191,7 +191,7 @@ async fn health(State(api): State<Api>, Name(name): Name) -> Answer<Json<HealthV
 async fn details(
     State(api): State<Api>,
     Name(name): Name,
-    by: By,
+    by: CallerScope,
     AskedQuery(request): AskedQuery<DetailsRequest>,
 ) -> Answer<Json<Details>> {
     if request.of == Detail::Env {
@@ -227,7 +227,7 @@ async fn stop(State(api): State<Api>, Name(name): Name, Asked(how): Asked<StopRe
 async fn update(
     State(api): State<Api>,
     Name(name): Name,
-    asked: Result<Asked<UpdateRequest>, Refused>,
+    asked: Result<Asked<UpdateRequest>, RefusalAnswer>,
 ) -> Answer<Json<ProcView>> {
     let Asked(change) = asked.map_err(|refused| refused.with_hint(ONLY_ANEW))?;
     admit::check_update(&change, api.service.inspect(name.clone()).await?.spec)?;
@@ -241,7 +241,10 @@ async fn replace(
     Asked(mut request): Asked<RunRequest>,
 ) -> Answer<Json<ProcView>> {
     if request.spec.name != name || request.left_open.name {
-        return Err(Refused::invalid(format!("the request describes {}: it can replace no {name}", request.spec.name)));
+        return Err(RefusalAnswer::invalid(format!(
+            "the request describes {}: it can replace no {name}",
+            request.spec.name
+        )));
     }
     admit::complete(&mut request, &api.defaults)?;
     let service = api.service.clone();
@@ -300,12 +303,12 @@ async fn down(
 ) -> Answer<Json<DownView>> {
     // A client that believes to have said `park` must not lose every proc.
     if !body.is_empty() {
-        return Err(Refused::invalid(
+        return Err(RefusalAnswer::invalid(
             "how the daemon ends is said in the query, as in POST /v1/down?park=true: leave the body empty",
         ));
     }
     if how.within_ms.is_some() && !how.park {
-        return Err(Refused::invalid("within_ms says how long parking may take: give it with park=true"));
+        return Err(RefusalAnswer::invalid("within_ms says how long parking may take: give it with park=true"));
     }
     let (service, ended) = (api.service.clone(), api.clone());
     let view = api.operate(async move {
@@ -321,13 +324,13 @@ async fn down(
 struct Upgrade(OnUpgrade);
 
 impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
-    type Rejection = Refused;
+    type Rejection = RefusalAnswer;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
         let asks = parts.headers.get(UPGRADE).is_some_and(|v| v.as_bytes() == EXEC_PROTOCOL.as_bytes());
         match parts.extensions.remove::<OnUpgrade>() {
             Some(upgrade) if asks => Ok(Upgrade(upgrade)),
-            _ => Err(Refused::invalid(format!(
+            _ => Err(RefusalAnswer::invalid(format!(
                 "exec and attach need the headers Connection: upgrade and Upgrade: {EXEC_PROTOCOL}"
             ))
             .with_status(StatusCode::UPGRADE_REQUIRED)),
@@ -342,7 +345,7 @@ async fn exec(
     Asked(request): Asked<ExecRequest>,
 ) -> Answer<Response> {
     if request.command.first().is_none_or(|program| program.is_empty()) {
-        return Err(Refused::invalid("no command was given"));
+        return Err(RefusalAnswer::invalid("no command was given"));
     }
     let service = api.service.clone();
     let session = api.operate(async move { service.exec(name, request).await }).await?;

@@ -1,8 +1,8 @@
 //! What all requests share: the service, the tokens, and how far the end of the API is.
 
-use crate::answer::Refused;
+use crate::answer::RefusalAnswer;
 use crate::tokens::Tokens;
-use kip_service::Service;
+use kip_service::WorkerService;
 use kip_types::api::{Code, Refusal};
 use kip_types::spec::Timing;
 use std::future::Future;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 /// The API of one data directory. Clones share it.
 #[derive(Clone)]
 pub struct Api {
-    pub(crate) service: Arc<dyn Service>,
+    pub(crate) service: Arc<dyn WorkerService>,
     pub(crate) defaults: Timing,
     pub(crate) tokens: Arc<Tokens>,
     /// True once `down` was carried out.
@@ -42,7 +42,7 @@ impl Drop for UnderWay {
 impl Api {
     /// An API before `service`. `defaults` is what procs get whose owner does not say when they
     /// sink, `tokens` decides which clients are let in by TCP.
-    pub fn new(service: Arc<dyn Service>, defaults: Timing, tokens: Tokens) -> Api {
+    pub fn new(service: Arc<dyn WorkerService>, defaults: Timing, tokens: Tokens) -> Api {
         Api {
             service,
             defaults,
@@ -57,7 +57,7 @@ impl Api {
     pub(crate) async fn operate<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, RefusalAnswer> {
         let under_way = UnderWay::begin(&self.operations);
         let task = tokio::spawn(async move {
             let done = work.await;

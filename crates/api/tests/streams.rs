@@ -4,7 +4,7 @@
 mod fake;
 
 use fake::{Served, request, serve, until};
-use kip_client::{CallError, Client, Exec, ExecOutput, Received};
+use kip_client::{CallError, Client, Exec, ExecReceived, ExecReceiver};
 use kip_types::api::*;
 use kip_types::name::ProcName;
 use std::collections::BTreeMap;
@@ -30,13 +30,13 @@ async fn exec(client: &Client, command: &[&str]) -> Exec {
 }
 
 /// Everything up to the end: stdout, stderr and the end.
-async fn finish(mut output: ExecOutput) -> (Vec<u8>, Vec<u8>, ExecEnd) {
+async fn finish(mut output: ExecReceiver) -> (Vec<u8>, Vec<u8>, ExecEnd) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     loop {
         match output.next().await.unwrap() {
-            Received::Stdout(bytes) => out.extend(bytes),
-            Received::Stderr(bytes) => err.extend(bytes),
-            Received::End(end) => return (out, err, end),
+            ExecReceived::Stdout(bytes) => out.extend(bytes),
+            ExecReceived::Stderr(bytes) => err.extend(bytes),
+            ExecReceived::End(end) => return (out, err, end),
         }
     }
 }
@@ -149,7 +149,7 @@ async fn a_client_that_goes_ends_its_exec() {
     until("a waiting program is ended", || open.load(Ordering::SeqCst) == 0).await;
 
     let Exec { input, mut output } = exec(&client, &["endless"]).await;
-    assert!(matches!(output.next().await.unwrap(), Received::Stdout(_)));
+    assert!(matches!(output.next().await.unwrap(), ExecReceived::Stdout(_)));
     drop((input, output));
     until("a writing program is ended", || open.load(Ordering::SeqCst) == 0).await;
 

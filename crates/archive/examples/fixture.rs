@@ -6,7 +6,7 @@
 
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::Files;
-use kip_archive::files::walk::{self, Seen, Walk};
+use kip_archive::files::walk::{self, SeenContents, Walk};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{FrontManifest, MetadataFile, Sizes, sets_of};
 use kip_archive::head::Head;
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ids = Ids { first: meta.uid().min(meta.gid()), count: 1 + meta.uid().abs_diff(meta.gid()) };
     let walk =
         Walk { first: &[], ids, strays: Strays::Refuse, linked_elsewhere: false, cancel: &AtomicBool::new(false) };
-    let files_archived = walk::archive(&files, &walk, &Seen::default(), &mut packing)?;
+    let files_archived = walk::archive(&files, &walk, &SeenContents::default(), &mut packing)?;
     let packed = packing.finish()?;
 
     let (proc, generation) = (ProcId([7; 16]), Generation(4));

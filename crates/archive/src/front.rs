@@ -109,15 +109,15 @@ impl FrontManifest {
 }
 
 /// The working sets of each process.
-pub type Sets = BTreeMap<u32, Vec<WorkingSet>>;
+pub type WorkingSets = BTreeMap<u32, Vec<WorkingSet>>;
 
 /// Those of a page map.
-pub fn sets_of(processes: &BTreeMap<u32, ProcessPages>) -> Sets {
+pub fn sets_of(processes: &BTreeMap<u32, ProcessPages>) -> WorkingSets {
     let with_sets = processes.iter().filter(|(_, process)| !process.sets.is_empty());
     with_sets.map(|(number, process)| (*number, process.sets.clone())).collect()
 }
 
-fn encode_sets(sets: &Sets) -> Vec<u8> {
+fn encode_sets(sets: &WorkingSets) -> Vec<u8> {
     let mut out = Vec::new();
     wire::put(&mut out, sets.len() as u64);
     for (process, sets) in sets {
@@ -139,9 +139,9 @@ fn encode_sets(sets: &Sets) -> Vec<u8> {
     out
 }
 
-fn decode_sets(bytes: &[u8]) -> Option<Sets> {
+fn decode_sets(bytes: &[u8]) -> Option<WorkingSets> {
     let mut reader = Reader(bytes);
-    let mut all = Sets::new();
+    let mut all = WorkingSets::new();
     for _ in 0..reader.count()? {
         let process = reader.small()?;
         let mut sets = Vec::new();

@@ -14,12 +14,12 @@
 //!          Archived <--brought in from elsewhere-- nothing, or Removed
 //! ```
 //!
-//! A caller swaps heads by [`Swap`], which knows what to do when the outcome of a swap is not
+//! A caller swaps heads by [`HeadSwap`], which knows what to do when the outcome of a swap is not
 //! known.
 
 mod swap;
 
-pub use swap::{Outcome, Swap};
+pub use swap::{HeadSwap, Outcome};
 
 use crate::codec::Codec;
 use crate::ids::{OwnerId, ProcId};
@@ -236,7 +236,7 @@ impl Head {
     }
 
     /// The same as another change: what is swapped in when the outcome of the first try is not
-    /// known ([`Swap`]).
+    /// known ([`HeadSwap`]).
     pub fn again(&self) -> Head {
         Head { change: self.change + 1, ..self.clone() }
     }

@@ -192,11 +192,11 @@ pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) 
     let mut work = Work { blocks: Blocks::default(), open: Open::default(), out: Archived::default() };
     let (map, shared) = (pages.map, pages.shared);
     for (number, process) in &map.processes {
-        let sets = Sets { order: order_of_need(process), left_out: left_out(&process.sets) };
+        let sets = WorkingSets { order: order_of_need(process), left_out: left_out(&process.sets) };
         work.space(pages, Space::Process(*number), &process.runs, sets, known, packing)?;
     }
     for (number, runs) in shared {
-        work.space(pages, Space::Shared(*number), runs, Sets::default(), known, packing)?;
+        work.space(pages, Space::Shared(*number), runs, WorkingSets::default(), known, packing)?;
     }
     work.out.table.blocks = work.blocks.list;
     Ok(work.out)
@@ -240,7 +240,7 @@ struct Work {
 
 /// The pages of the working sets of a space.
 #[derive(Default)]
-struct Sets {
+struct WorkingSets {
     /// All of them, in order of need.
     order: Vec<u64>,
     /// Those that do not come with the front if they lie in blocks.
@@ -272,11 +272,11 @@ impl Work {
         pages: &mut Pages<'_>,
         space: Space,
         runs: &[Run],
-        sets: Sets,
+        sets: WorkingSets,
         known: &Known,
         packing: &mut Packing<'_>,
     ) -> Result<(), MemoryError> {
-        let Sets { order, left_out } = sets;
+        let WorkingSets { order, left_out } = sets;
         let wishes = Wishes { space, areas: pages.areas, set: order.iter().copied().collect() };
         let mut homes: Vec<(u64, Spot)> = Vec::new();
         for run in runs {

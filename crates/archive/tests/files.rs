@@ -4,10 +4,10 @@
 //! Makes device nodes and trusted attributes, so it needs root, as the kernel tests do.
 
 use kip_archive::files::compare::differences;
-use kip_archive::files::restore::{IdShift, Restored, Rules, TreeLimits, TreeRestoreError, restore};
+use kip_archive::files::restore::{IdShift, RestoredTree, Rules, TreeLimits, TreeRestoreError, restore};
 use kip_archive::files::rules::{Ids, Stray, Strays};
-use kip_archive::files::tree::{Node, Tree};
-use kip_archive::files::walk::{self, Archived, Seen, Walk, WalkError};
+use kip_archive::files::tree::{FileTree, Node};
+use kip_archive::files::walk::{self, Archived, SeenContents, Walk, WalkError};
 use kip_archive::ids::PackId;
 use kip_archive::index::Index;
 use kip_archive::keys::Keyring;
@@ -41,13 +41,13 @@ struct World {
     keys: Keyring,
     packs: HashMap<PackId, Vec<u8>>,
     index: Index,
-    seen: Seen,
+    seen: SeenContents,
 }
 
 impl World {
     fn new() -> World {
         let keys = Keyring::generate("blue".parse().unwrap(), 1);
-        World { keys, packs: HashMap::new(), index: Index::default(), seen: Seen::default() }
+        World { keys, packs: HashMap::new(), index: Index::default(), seen: SeenContents::default() }
     }
 
     fn archive(&mut self, root: &Path, first: &[&Path]) -> (Archived, u64) {
@@ -72,11 +72,16 @@ impl World {
         walk::archive(root, walk, &self.seen, &mut packing)
     }
 
-    fn restore(&self, tree: &Tree, dir: &Path, ids: IdShift) -> Result<Vec<u32>, TreeRestoreError> {
+    fn restore(&self, tree: &FileTree, dir: &Path, ids: IdShift) -> Result<Vec<u32>, TreeRestoreError> {
         self.restore_by(tree, dir, &Rules { ids, ..RULES }).map(|(_, fetched)| fetched)
     }
 
-    fn restore_by(&self, tree: &Tree, dir: &Path, rules: &Rules) -> Result<(Restored, Vec<u32>), TreeRestoreError> {
+    fn restore_by(
+        &self,
+        tree: &FileTree,
+        dir: &Path,
+        rules: &Rules,
+    ) -> Result<(RestoredTree, Vec<u32>), TreeRestoreError> {
         let mut reader = PackReader::new(&self.keys);
         let mut fetched = Vec::new();
         let restored = restore(tree, dir, rules, |block| {
@@ -223,8 +228,8 @@ fn what_is_known_is_neither_read_nor_stored_again() {
     assert_eq!(third.read, 1);
     assert!((1..1_200_000).contains(&bytes), "the last piece: {bytes}");
     let (saved, realm) = (world.seen.save(world.keys.realm()), world.keys.realm().clone());
-    assert_eq!(Seen::load(&saved, &realm), Some(world.seen.clone()));
-    world.seen = Seen::default();
+    assert_eq!(SeenContents::load(&saved, &realm), Some(world.seen.clone()));
+    world.seen = SeenContents::default();
     let (anew, bytes) = world.archive(&from, &[]);
     assert!(anew.read > 5 && bytes == 0, "a lost cache costs reading only");
     world.restore(&anew.tree, &to, SAME).unwrap();
@@ -282,7 +287,7 @@ fn owners_move_to_another_block_of_ids() {
     assert_eq!(value.to_vec(), capability(300_000));
     // No file of another user is made, by its owner, its group, or what its capabilities are for.
     fs::remove_file(to.join("own")).unwrap();
-    let refused = |tree: &Tree, shift| {
+    let refused = |tree: &FileTree, shift| {
         let refused = world.restore(tree, &to, shift).unwrap_err();
         assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
         refused.to_string()
@@ -407,7 +412,7 @@ fn no_more_is_written_than_is_allowed() {
         assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
     }
     let (restored, _) = limited(5000, 3).unwrap();
-    assert_eq!(restored, Restored { skipped: vec![], bytes: 5000, entries: 3 });
+    assert_eq!(restored, RestoredTree { skipped: vec![], bytes: 5000, entries: 3 });
 }
 
 #[test]
@@ -473,7 +478,7 @@ fn a_hostile_list_of_files_makes_nothing_outside() {
     fs::write(from.join("a/b"), b"x").unwrap();
     let mut world = World::new();
     let (archived, _) = world.archive(&from, &[]);
-    let hostile = |change: &dyn Fn(&mut Tree)| {
+    let hostile = |change: &dyn Fn(&mut FileTree)| {
         let mut tree = archived.tree.clone();
         change(&mut tree);
         assert!(matches!(world.restore(&tree, &to, SAME), Err(TreeRestoreError::Fault(_))));

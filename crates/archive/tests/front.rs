@@ -1,10 +1,10 @@
 //! A front is read back whole however it arrives, and never with anything changed, cut, moved or
 //! foreign.
 
-use kip_archive::files::tree::{Attributes, Entry, Files, Node, Tree};
+use kip_archive::files::tree::{Attributes, Entry, FileTree, Files, Node};
 use kip_archive::front::read::{FrontEvent, FrontReader, summary};
 use kip_archive::front::write::FrontWriter;
-use kip_archive::front::{FrontManifest, MetadataFile, Sets, Sizes};
+use kip_archive::front::{FrontManifest, MetadataFile, Sizes, WorkingSets};
 use kip_archive::ids::{FrontId, KeyId, PackId, ProcId};
 use kip_archive::keys::{Keyring, NoKey};
 use kip_archive::names::FrontRef;
@@ -25,7 +25,7 @@ struct Made {
     front: FrontRef,
     manifest: FrontManifest,
     metadata: Vec<Vec<u8>>,
-    sets: Sets,
+    sets: WorkingSets,
     pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>,
     table: PageTable,
     files: Files,
@@ -56,7 +56,7 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     let set = |pages: &Vec<_>| {
         vec![WorkingSet { kind: "tcp 80".into(), turn: 2, pages: pages.iter().map(expected).collect() }]
     };
-    let sets: Sets = pages.iter().map(|(process, pages)| (*process, set(pages))).collect();
+    let sets: WorkingSets = pages.iter().map(|(process, pages)| (*process, set(pages))).collect();
     let blocks = vec![BlockRef { pack, offset: 192, sealed: 100, plain: 2 * PAGE as u32 }];
     let run = |start: u64, pages, home| TableRun { start, pages, home };
     let mut spaces: BTreeMap<Space, Vec<TableRun>> = BTreeMap::new();
@@ -71,8 +71,8 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     spaces.insert(SHARED, vec![run(0, 1, Home::Front)]);
     let table = PageTable { blocks, spaces };
     let root = Entry { parent: 0, name: vec![], attributes: Attributes::default(), node: Node::Directory };
-    let tree = Tree { entries: vec![root], ..Tree::default() };
-    let files = Files { roots: [("upper".to_owned(), tree), ("pins".to_owned(), Tree::default())].into() };
+    let tree = FileTree { entries: vec![root], ..FileTree::default() };
+    let files = Files { roots: [("upper".to_owned(), tree), ("pins".to_owned(), FileTree::default())].into() };
     let mut writer = FrontWriter::begin(&keys, proc, &manifest).unwrap();
     let (front, mut bytes) = (writer.front(), writer.take());
     writer.sets(&sets).unwrap();

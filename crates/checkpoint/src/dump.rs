@@ -5,7 +5,7 @@
 //! latter says yes CRIU kills the tree, if no (or if anything failed) the tree runs on. A crash of
 //! ours in the middle makes CRIU's socket close; it then resumes the tree.
 
-use crate::helper::{Helper, HelperError, Order};
+use crate::helper::{Helper, HelperError, HelperOrder};
 use crate::rpc::{CriuCall, CriuRequest, Opts};
 use kip_clocks::Now;
 use kip_criu_images::CheckpointImage;
@@ -85,7 +85,7 @@ pub fn dump(
     request: &DumpRequest<'_>,
     step: &mut dyn FnMut(Stage<'_>) -> bool,
 ) -> Result<Dumped, DumpError> {
-    let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)).collect();
+    let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (HelperOrder::SetNs(*kind), *fd)).collect();
     helper.prepare(&orders)?;
     // By descriptor: the caller's step may rename it.
     let directory = File::open(request.images).map_err(DumpError::Images)?;

@@ -28,7 +28,7 @@ pub const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
 
 /// What a helper does with a descriptor before it reads the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum HelperOrder {
     /// Keep it under this number, which must be free when the order comes and above all at which it
     /// can arrive.
     Dup(i32),
@@ -44,15 +44,15 @@ pub enum Order {
     MountVolume(u32),
 }
 
-impl Order {
+impl HelperOrder {
     fn encode(self) -> [u32; 2] {
         match self {
-            Order::Dup(n) => [0, n as u32],
-            Order::SetNs(kind) => [1, kind as u32],
-            Order::Cgroup => [2, 0],
-            Order::MountRoot => [3, 0],
-            Order::MountUsr => [3, 1],
-            Order::MountVolume(n) => [4, n],
+            HelperOrder::Dup(n) => [0, n as u32],
+            HelperOrder::SetNs(kind) => [1, kind as u32],
+            HelperOrder::Cgroup => [2, 0],
+            HelperOrder::MountRoot => [3, 0],
+            HelperOrder::MountUsr => [3, 1],
+            HelperOrder::MountVolume(n) => [4, n],
         }
     }
 }
@@ -85,7 +85,7 @@ pub enum HelperError {
     #[error("the CRIU helper could not carry out {order:?}")]
     Order {
         /// Which.
-        order: Order,
+        order: HelperOrder,
         /// Why.
         #[source]
         source: io::Error,
@@ -197,7 +197,7 @@ impl Helper {
     }
 
     /// Gives it descriptors and what to do with each, in order.
-    pub fn prepare(&self, orders: &[(Order, BorrowedFd<'_>)]) -> Result<(), HelperError> {
+    pub fn prepare(&self, orders: &[(HelperOrder, BorrowedFd<'_>)]) -> Result<(), HelperError> {
         let mut chunks = orders.chunks(ORDERS_PER_MESSAGE).peekable();
         if chunks.peek().is_none() {
             self.send_orders(&[], false)?;
@@ -217,7 +217,7 @@ impl Helper {
         }
     }
 
-    fn send_orders(&self, chunk: &[(Order, BorrowedFd<'_>)], more: bool) -> Result<(), HelperError> {
+    fn send_orders(&self, chunk: &[(HelperOrder, BorrowedFd<'_>)], more: bool) -> Result<(), HelperError> {
         let mut bytes = b"KIPSHIM1".to_vec();
         bytes.extend_from_slice(&(chunk.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&u32::from(more).to_le_bytes());

@@ -5,7 +5,7 @@
 //! another data directory has another block there.
 
 use kip_criu_images::fields::{uid_gid_extent, userns_entry};
-use kip_criu_images::{CheckpointImageError, Images, Malformed, Value};
+use kip_criu_images::{CheckpointImageError, FieldValue, Images, Malformed};
 
 /// Lets the user namespaces of the images map to the block that begins at `now` where they map to
 /// the one that began at `then`.
@@ -20,8 +20,8 @@ pub fn move_id_block(images: &mut Images, then: u32, now: u32) -> Result<(), Che
             for field in [userns_entry::UID_MAP, userns_entry::GID_MAP] {
                 let edited = entry.edit_messages::<Malformed>(field, |extent| {
                     for (number, value) in &mut extent.0 {
-                        if *number == uid_gid_extent::LOWER_FIRST && *value == Value::Varint(then.into()) {
-                            *value = Value::Varint(now.into());
+                        if *number == uid_gid_extent::LOWER_FIRST && *value == FieldValue::Varint(then.into()) {
+                            *value = FieldValue::Varint(now.into());
                         }
                     }
                     Ok(())
@@ -39,10 +39,10 @@ mod tests {
     use super::*;
     use kip_criu_images::Message;
 
-    fn extent(first: u64, outside: u64) -> Value {
+    fn extent(first: u64, outside: u64) -> FieldValue {
         let fields =
             [(uid_gid_extent::FIRST, first), (uid_gid_extent::LOWER_FIRST, outside), (uid_gid_extent::COUNT, 65_536)];
-        Value::Bytes(Message(fields.map(|(field, value)| (field, Value::Varint(value))).to_vec()).encode())
+        FieldValue::Bytes(Message(fields.map(|(field, value)| (field, FieldValue::Varint(value))).to_vec()).encode())
     }
 
     #[test]

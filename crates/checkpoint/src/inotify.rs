@@ -9,7 +9,7 @@
 
 pub mod names;
 
-use crate::objects::Object;
+use crate::objects::HeldObject;
 use crate::sockets::{self, as_file};
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{file_entry, inotify_file_entry, inotify_wd_entry, mnt_entry};
@@ -23,9 +23,9 @@ const BY_SLEEP: u64 = 0x1 | 0x8 | 0x10 | 0x20;
 
 /// An instance that is to be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Instance {
+pub struct InotifyInstance {
     /// Where it is.
-    pub object: Object,
+    pub object: HeldObject,
     /// The sleep itself may be an event for it.
     pub sees_sleep: bool,
 }
@@ -36,7 +36,7 @@ pub fn inherit_key(id: u64) -> String {
 }
 
 /// The instances that can be held.
-pub fn instances(images: &Images) -> Result<Vec<Instance>, CheckpointImageError> {
+pub fn instances(images: &Images) -> Result<Vec<InotifyInstance>, CheckpointImageError> {
     let damaged = images.damaged("files.img");
     let files = images.entries("files.img")?;
     let mut found = Vec::new();
@@ -47,7 +47,7 @@ pub fn instances(images: &Images) -> Result<Vec<Instance>, CheckpointImageError>
         if !watches_device(file, proc).map_err(&damaged)? {
             let watches = watches(file).map_err(&damaged)?;
             let sees_sleep = watches.iter().any(|watch| watch.number(inotify_wd_entry::MASK) & BY_SLEEP != 0);
-            found.push(Instance { object: Object { id: file.number(file_entry::ID), pid, fd }, sees_sleep });
+            found.push(InotifyInstance { object: HeldObject { id: file.number(file_entry::ID), pid, fd }, sees_sleep });
         }
     }
     Ok(found)

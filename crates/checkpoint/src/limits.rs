@@ -34,17 +34,18 @@ pub fn set_limits(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_criu_images::{Message, Value};
+    use kip_criu_images::{FieldValue, Message};
 
     #[test]
     fn only_what_was_lifted_is_set() {
         let limit = |soft, hard| {
-            Message(vec![(rlimit_entry::CUR, Value::Varint(soft)), (rlimit_entry::MAX, Value::Varint(hard))]).encode()
+            Message(vec![(rlimit_entry::CUR, FieldValue::Varint(soft)), (rlimit_entry::MAX, FieldValue::Varint(hard))])
+                .encode()
         };
-        let each = (0..16).map(|n| (task_rlimits_entry::RLIMITS, Value::Bytes(limit(n, 100 + n))));
+        let each = (0..16).map(|n| (task_rlimits_entry::RLIMITS, FieldValue::Bytes(limit(n, 100 + n))));
         let all = Message(each.collect());
-        let task = Message(vec![(task_core_entry::RLIMITS, Value::Bytes(all.encode()))]);
-        let core = vec![(core_entry::MTYPE, Value::Varint(2)), (core_entry::TC, Value::Bytes(task.encode()))];
+        let task = Message(vec![(task_core_entry::RLIMITS, FieldValue::Bytes(all.encode()))]);
+        let core = vec![(core_entry::MTYPE, FieldValue::Varint(2)), (core_entry::TC, FieldValue::Bytes(task.encode()))];
         let core = Message(core);
         let mut images = Images::default();
         images.put_entries("core-7.img", &[core]);

@@ -2,7 +2,7 @@
 
 /// A kernel object that outlives the tree, held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Object {
+pub struct HeldObject {
     /// Its file id in the images.
     pub id: u64,
     /// A process that has it open, as numbered inside.

@@ -2,7 +2,7 @@
 
 use kip_criu_images::fields::{pagemap_entry, pagemap_head};
 use kip_criu_images::pagemap::{PRESENT, pages_of};
-use kip_criu_images::{CheckpointImage, CheckpointImageError, Images, Message, Value};
+use kip_criu_images::{CheckpointImage, CheckpointImageError, FieldValue, Images, Message};
 use kip_snapshot::pages::{PAGE, PageMap, ProcessPages, Run, damaged};
 use kip_snapshot::remote::RemoteFile;
 use parking_lot::Mutex;
@@ -107,7 +107,7 @@ fn make_process_whole(
             (pagemap_entry::FLAGS, PRESENT),
             (pagemap_entry::NR_PAGES, pages),
         ];
-        image.entries.push(Message(entry.map(|(field, value)| (field, Value::Varint(value))).to_vec()));
+        image.entries.push(Message(entry.map(|(field, value)| (field, FieldValue::Varint(value))).to_vec()));
     }
     Ok(Some(image))
 }

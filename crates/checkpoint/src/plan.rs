@@ -20,7 +20,7 @@ mod settings;
 mod system_v;
 mod tasks;
 
-pub use crate::objects::Object;
+pub use crate::objects::HeldObject;
 pub use files::objects;
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
 pub use memfd::{MemoryFile, MemoryFiles, Opened, Piece};

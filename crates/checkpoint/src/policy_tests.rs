@@ -7,7 +7,7 @@ use kip_criu_images::fields::{
     core_entry, creds_entry, file_entry, ghost_file_entry, mnt_entry, pstree_entry, reg_file_entry, seccomp_entry,
     seccomp_filter, task_core_entry, thread_core_entry, uid_gid_extent, unix_sk_entry, userns_entry,
 };
-use kip_criu_images::{Images, Message, Value};
+use kip_criu_images::{FieldValue, Images, Message};
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
@@ -178,16 +178,16 @@ proptest! {
 
 // Images, as CRIU writes them.
 
-fn message(fields: Vec<(u32, Value)>) -> Message {
+fn message(fields: Vec<(u32, FieldValue)>) -> Message {
     Message(fields)
 }
 
-fn number(value: u64) -> Value {
-    Value::Varint(value)
+fn number(value: u64) -> FieldValue {
+    FieldValue::Varint(value)
 }
 
-fn inner(fields: Vec<(u32, Value)>) -> Value {
-    Value::Bytes(Message(fields).encode())
+fn inner(fields: Vec<(u32, FieldValue)>) -> FieldValue {
+    FieldValue::Bytes(Message(fields).encode())
 }
 
 fn write(dir: &Path, name: &str, entries: &[Message]) {
@@ -200,8 +200,8 @@ fn write(dir: &Path, name: &str, entries: &[Message]) {
     fs::write(dir.join(name), bytes).unwrap();
 }
 
-fn credentials(uid: u64) -> Vec<(u32, Value)> {
-    let mut creds: Vec<(u32, Value)> =
+fn credentials(uid: u64) -> Vec<(u32, FieldValue)> {
+    let mut creds: Vec<(u32, FieldValue)> =
         (1..=8).map(|field| (field, number(if field % 2 == 1 { uid } else { 5 }))).collect();
     for field in
         [creds_entry::CAP_INH, creds_entry::CAP_PRM, creds_entry::CAP_EFF, creds_entry::CAP_BND, creds_entry::CAP_AMB]
@@ -240,7 +240,7 @@ fn images(dir: &Path) {
     }
     let filter = |code: &[u8], before: Option<u64>| {
         let mut fields = vec![
-            (seccomp_filter::FILTER, Value::Bytes(code.to_vec())),
+            (seccomp_filter::FILTER, FieldValue::Bytes(code.to_vec())),
             (seccomp_filter::FLAGS, number(seccomp::TSYNC)),
         ];
         fields.extend(before.map(|index| (seccomp_filter::PREV, number(index))));
@@ -267,15 +267,15 @@ fn images(dir: &Path) {
     write(dir, "userns-11.img", &[maps]);
     let root = vec![
         (mnt_entry::FSTYPE, number(17)),
-        (mnt_entry::ROOT, Value::Bytes(b"/".to_vec())),
-        (mnt_entry::MOUNTPOINT, Value::Bytes(b"/".to_vec())),
+        (mnt_entry::ROOT, FieldValue::Bytes(b"/".to_vec())),
+        (mnt_entry::MOUNTPOINT, FieldValue::Bytes(b"/".to_vec())),
         (mnt_entry::SHARED_ID, number(0)),
     ];
     write(dir, "mountpoints-10.img", &[message(root)]);
     let reg = |path: &str, mode| {
         let reg = inner(vec![
             (reg_file_entry::FLAGS, number(0)),
-            (reg_file_entry::NAME, Value::Bytes(path.into())),
+            (reg_file_entry::NAME, FieldValue::Bytes(path.into())),
             (reg_file_entry::MODE, number(mode)),
         ]);
         message(vec![(file_entry::TYPE, number(kind::REG)), (file_entry::ID, number(9)), (file_entry::REG, reg)])
@@ -334,7 +334,7 @@ fn facts_are_read_out_of_images() {
 #[test]
 fn images_that_ask_for_more_are_refused() {
     type Change = fn(&Path);
-    let with = |core: Message, extra: Vec<(u32, Value)>| {
+    let with = |core: Message, extra: Vec<(u32, FieldValue)>| {
         let mut core = core;
         core.0.extend(extra);
         core
@@ -351,7 +351,7 @@ fn images_that_ask_for_more_are_refused() {
             |dir| {
                 let of = |before| {
                     inner(vec![
-                        (seccomp_filter::FILTER, Value::Bytes(FILTER.to_vec())),
+                        (seccomp_filter::FILTER, FieldValue::Bytes(FILTER.to_vec())),
                         (seccomp_filter::PREV, number(before)),
                         (seccomp_filter::FLAGS, number(seccomp::TSYNC)),
                     ])

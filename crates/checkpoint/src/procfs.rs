@@ -4,7 +4,7 @@
 
 use kip_criu_images::fields::{file_entry, fs_entry, reg_file_entry};
 use kip_criu_images::processes::places;
-use kip_criu_images::{CheckpointImageError, Images, Value};
+use kip_criu_images::{CheckpointImageError, FieldValue, Images};
 use std::collections::BTreeMap;
 
 /// Puts paths right; `link` says where a link of a process (by its number inside) below its
@@ -42,7 +42,7 @@ pub fn mend_proc_paths(
         files.entries[place]
             .edit_messages(file_entry::REG, |reg| {
                 for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == reg_file_entry::NAME) {
-                    *value = Value::Bytes(right.clone().into_bytes());
+                    *value = FieldValue::Bytes(right.clone().into_bytes());
                 }
                 Ok(())
             })

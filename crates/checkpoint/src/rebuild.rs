@@ -7,7 +7,7 @@
 //! is.
 
 use crate::plan::{AREA, AREA_END, PLAN, Plan};
-use crate::resume::{Stopped, Thread, WaitingProcess, stop, syscall_offset};
+use crate::resume::{FrozenTree, Thread, WaitingProcess, stop, syscall_offset};
 use kip_clocks::Missed;
 use kip_sys::timer::TimerSignal;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
@@ -308,9 +308,9 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Takes every thread by ptrace, unmaps the restorer and gives each its registers. They run at
-    /// [`Stopped::go`], to be called by the same thread. `init` is the host pid of pid 1, which
+    /// [`FrozenTree::go`], to be called by the same thread. `init` is the host pid of pid 1, which
     /// keeps what it has.
-    pub fn stop(&self, init: u32) -> Result<Stopped, RebuildError> {
+    pub fn stop(&self, init: u32) -> Result<FrozenTree, RebuildError> {
         static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
         let offset =
             OFFSET.get_or_init(syscall_offset).ok_or_else(|| RebuildError::Trace(io::ErrorKind::Unsupported.into()))?;

@@ -196,30 +196,30 @@ mod sparse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_criu_images::Value;
+    use kip_criu_images::FieldValue;
     use proptest::prelude::*;
 
-    fn message(fields: impl IntoIterator<Item = (u32, Value)>) -> Value {
-        Value::Bytes(Message(fields.into_iter().collect()).encode())
+    fn message(fields: impl IntoIterator<Item = (u32, FieldValue)>) -> FieldValue {
+        FieldValue::Bytes(Message(fields.into_iter().collect()).encode())
     }
 
-    fn repeated(field: u32, bytes: &[u8], element: usize) -> Vec<(u32, Value)> {
+    fn repeated(field: u32, bytes: &[u8], element: usize) -> Vec<(u32, FieldValue)> {
         bytes
             .chunks(element)
             .map(|c| {
                 let mut word = [0; 8];
                 word[..c.len()].copy_from_slice(c);
-                (field, Value::Varint(u64::from_le_bytes(word)))
+                (field, FieldValue::Varint(u64::from_le_bytes(word)))
             })
             .collect()
     }
 
     /// What CRIU would write of an area, as far as it knows its components.
-    fn fpregs(area: &[u8], layout: &XsaveLayout) -> Vec<(u32, Value)> {
+    fn fpregs(area: &[u8], layout: &XsaveLayout) -> Vec<(u32, FieldValue)> {
         let number = |at: usize, len: usize| {
             let mut word = [0; 8];
             word[..len].copy_from_slice(&area[at..at + len]);
-            Value::Varint(u64::from_le_bytes(word))
+            FieldValue::Varint(u64::from_le_bytes(word))
         };
         let mut xsave = vec![(user_x86_xsave_entry::XSTATE_BV, number(512, 8))];
         for c in COMPONENTS {
@@ -227,9 +227,9 @@ mod tests {
                 xsave.extend(repeated(c.field, &area[offset..offset + size], c.element));
             }
         }
-        let cet = [user_x86_cet_entry::CET, user_x86_cet_entry::SSP].map(|field| (field, Value::Varint(0)));
+        let cet = [user_x86_cet_entry::CET, user_x86_cet_entry::SSP].map(|field| (field, FieldValue::Varint(0)));
         xsave.push((user_x86_xsave_entry::CET, message(cet)));
-        let mut all: Vec<(u32, Value)> =
+        let mut all: Vec<(u32, FieldValue)> =
             [(1, 0, 2), (2, 2, 2), (3, 4, 2), (4, 6, 2), (5, 8, 8), (6, 16, 8), (7, 24, 4), (8, 28, 4)]
                 .map(|(field, at, len)| (field, number(at, len)))
                 .into();
@@ -239,19 +239,20 @@ mod tests {
         all
     }
 
-    fn core(fpregs: Vec<(u32, Value)>) -> Message {
-        let regs =
-            (1..=27).map(|n| (n, Value::Varint(u64::from(n)))).chain([(user_x86_regs_entry::MODE, Value::Varint(1))]);
+    fn core(fpregs: Vec<(u32, FieldValue)>) -> Message {
+        let regs = (1..=27)
+            .map(|n| (n, FieldValue::Varint(u64::from(n))))
+            .chain([(user_x86_regs_entry::MODE, FieldValue::Varint(1))]);
         let info = vec![
             (thread_info_x86::GPREGS, message(regs)),
             (thread_info_x86::FPREGS, message(fpregs)),
-            (thread_info_x86::TLS, message([(user_desc_t::SEG_NOT_PRESENT, Value::Varint(1))])),
+            (thread_info_x86::TLS, message([(user_desc_t::SEG_NOT_PRESENT, FieldValue::Varint(1))])),
         ];
         Message(vec![
-            (core_entry::MTYPE, Value::Varint(1)),
+            (core_entry::MTYPE, FieldValue::Varint(1)),
             (core_entry::THREAD_INFO, message(info)),
-            (core_entry::TC, message([(task_core_entry::BLK_SIGSET, Value::Varint(7))])),
-            (core_entry::THREAD_CORE, message([(thread_core_entry::BLK_SIGSET, Value::Varint(u64::MAX))])),
+            (core_entry::TC, message([(task_core_entry::BLK_SIGSET, FieldValue::Varint(7))])),
+            (core_entry::THREAD_CORE, message([(thread_core_entry::BLK_SIGSET, FieldValue::Varint(u64::MAX))])),
         ])
     }
 
@@ -374,7 +375,7 @@ mod tests {
         none(&xsave, &|m| m.set_varint(user_x86_xsave_entry::XSTATE_BV, 1 << 18), "a tile");
         let floating = [thread_info_x86::FPREGS];
         none(&floating, &|m| m.remove(user_x86_fpregs_entry::XSAVE), "no XSAVE");
-        none(&floating, &|m| m.0.push((user_x86_fpregs_entry::XMM_SPACE, Value::Varint(0))), "65 words");
+        none(&floating, &|m| m.0.push((user_x86_fpregs_entry::XMM_SPACE, FieldValue::Varint(0))), "65 words");
         let mut other = whole.clone();
         other.set_varint(core_entry::MTYPE, 3);
         assert!(read(&other).unwrap().is_none(), "another architecture");

@@ -6,7 +6,7 @@
 //! ([`crate::hold`]) and does so afterwards.
 
 use crate::dump::{LOCK_SKIP, LOG_ERRORS, causes};
-use crate::helper::{Helper, HelperError, ORDERS_PER_MESSAGE, Order, ROOT, USR, volume_place};
+use crate::helper::{Helper, HelperError, HelperOrder, ORDERS_PER_MESSAGE, ROOT, USR, volume_place};
 use crate::rpc::{CriuCall, CriuRequest, InheritFd, Opts};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -96,17 +96,18 @@ pub fn restore(
     stage: &mut dyn FnMut(Stage) -> bool,
 ) -> Result<u32, CriuRestoreError> {
     helper.be_patient(PATIENCE + Duration::from_secs(request.bytes / SLOWEST))?;
-    let mut orders: Vec<(Order, BorrowedFd<'_>)> = request.cgroups.iter().map(|fd| (Order::Cgroup, *fd)).collect();
-    orders.push((Order::MountRoot, request.root));
-    orders.push((Order::MountUsr, request.usr));
+    let mut orders: Vec<(HelperOrder, BorrowedFd<'_>)> =
+        request.cgroups.iter().map(|fd| (HelperOrder::Cgroup, *fd)).collect();
+    orders.push((HelperOrder::MountRoot, request.root));
+    orders.push((HelperOrder::MountUsr, request.usr));
     let volumes: Vec<_> = (0..).zip(request.volumes).collect();
-    orders.extend(volumes.iter().map(|(n, volume)| (Order::MountVolume(*n), volume.fd)));
+    orders.extend(volumes.iter().map(|(n, volume)| (HelperOrder::MountVolume(*n), volume.fd)));
     let mut inherit_fd = Vec::new();
     for (n, (key, fd)) in (FIRST_INHERITED..).zip(request.inherit) {
-        orders.push((Order::Dup(n), *fd));
+        orders.push((HelperOrder::Dup(n), *fd));
         inherit_fd.push(InheritFd { key: key.clone(), fd: n });
     }
-    orders.extend(request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)));
+    orders.extend(request.namespaces.iter().map(|(kind, fd)| (HelperOrder::SetNs(*kind), *fd)));
     helper.prepare(&orders)?;
     let mut external: Vec<String> =
         request.external_mounts.iter().map(|(key, path)| format!("mnt[{key}]:{path}")).collect();

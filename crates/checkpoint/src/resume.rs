@@ -11,10 +11,10 @@
 //!    being unmapped;
 //! 3. every thread gets its floating-point registers, its general registers and its signal mask.
 //!
-//! [`Stopped::go`] then lets them run. Owns no memory image, no descriptors and no decision when;
-//! reads a process's memory only for the instruction on which a thread stands. The call of step 2
-//! passes the seccomp filters that the restorer has already put on: a program whose own filter
-//! refuses munmap cannot be restored this way, and [`stop`] says so.
+//! [`FrozenTree::go`] then lets them run. Owns no memory image, no descriptors and no decision
+//! when; reads a process's memory only for the instruction on which a thread stands. The call of
+//! step 2 passes the seccomp filters that the restorer has already put on: a program whose own
+//! filter refuses munmap cannot be restored this way, and [`stop`] says so.
 //!
 //! ```text
 //! waiting in the restorer --stop()--> Stopped --go()--> running
@@ -22,11 +22,12 @@
 //!             +--error------> killed <---+-- drop, or the tracer thread's end
 //! ```
 //!
-//! A trace belongs to a thread. The thread that calls [`stop`] must call [`Stopped::go`], and if it
-//! ends before (a crash of the daemon is one way), the kernel kills every process: no half-made
+//! A trace belongs to a thread. The thread that calls [`stop`] must call [`FrozenTree::go`], and if
+//! it ends before (a crash of the daemon is one way), the kernel kills every process: no half-made
 //! tree ever runs, and the images, which nothing here touches, are as good as before. After
-//! [`Stopped::outlive`], when the caller begins to give up what the tree takes over, the same crash
-//! lets all of them run. No other thread of the daemon may wait(2) for these processes meanwhile.
+//! [`FrozenTree::outlive`], when the caller begins to give up what the tree takes over, the same
+//! crash lets all of them run. No other thread of the daemon may wait(2) for these processes
+//! meanwhile.
 
 use crate::registers::Registers;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal};
@@ -64,10 +65,10 @@ pub struct WaitingProcess<'a> {
 /// How long dropped processes may take to die before we leave them to the tracer thread's end.
 const LONGEST_DEATH: Duration = Duration::from_secs(5);
 
-/// Processes whose threads all stand still, complete. They are killed unless [`Stopped::go`] is
+/// Processes whose threads all stand still, complete. They are killed unless [`FrozenTree::go`] is
 /// called.
 #[derive(Debug)]
-pub struct Stopped {
+pub struct FrozenTree {
     /// Thread ids by process, the leader first; none any more once they have been let go.
     processes: Vec<Vec<u32>>,
     /// A trace belongs to this thread: not Send.
@@ -89,9 +90,9 @@ fn strange(tid: u32, what: &str, stop: Stop) -> io::Error {
 /// # Errors
 /// The kernel's, with thread and step; InvalidInput for a process without threads or registers that
 /// are not 27.
-pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<Stopped> {
+pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<FrozenTree> {
     let ids = processes.iter().map(|p| p.threads.iter().map(|t| t.tid).collect()).collect();
-    let stopped = Stopped { processes: ids, _here: PhantomData };
+    let stopped = FrozenTree { processes: ids, _here: PhantomData };
     if processes.iter().any(|p| p.threads.is_empty()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a process without threads"));
     }
@@ -112,7 +113,7 @@ pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<Stopped> {
     Ok(stopped)
 }
 
-impl Stopped {
+impl FrozenTree {
     fn threads(&self) -> impl Iterator<Item = u32> + '_ {
         self.processes.iter().flatten().copied()
     }
@@ -153,7 +154,7 @@ impl Stopped {
     }
 }
 
-impl Drop for Stopped {
+impl Drop for FrozenTree {
     fn drop(&mut self) {
         for leader in self.processes.iter().filter_map(|threads| threads.first()) {
             // One that is gone already needs no kill. Its id is no other's: what we trace keeps it

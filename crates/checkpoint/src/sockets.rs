@@ -9,7 +9,7 @@
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{fdinfo_entry, file_entry, inet_sk_entry, mnt_entry, reg_file_entry};
 use kip_criu_images::fields::{task_kobj_ids_entry, unix_sk_entry};
-use kip_criu_images::{CheckpointImageError, Images, Malformed, Message, Value};
+use kip_criu_images::{CheckpointImageError, FieldValue, Images, Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An INET socket of the tree, as CRIU saw it at the freeze.
@@ -77,16 +77,16 @@ pub(crate) fn turn_descriptors(
 /// A file that is inherited by that key. `owner`: the message about signals, fcntl(2) F_SETOWN.
 pub(crate) fn as_file(id: u64, key: &str, flags: u64, owner: Vec<u8>) -> Message {
     let file = Message(vec![
-        (reg_file_entry::ID, Value::Varint(id)),
-        (reg_file_entry::FLAGS, Value::Varint(flags)),
-        (reg_file_entry::POS, Value::Varint(0)),
-        (reg_file_entry::FOWN, Value::Bytes(owner)),
-        (reg_file_entry::NAME, Value::Bytes(format!("/{key}").into_bytes())),
+        (reg_file_entry::ID, FieldValue::Varint(id)),
+        (reg_file_entry::FLAGS, FieldValue::Varint(flags)),
+        (reg_file_entry::POS, FieldValue::Varint(0)),
+        (reg_file_entry::FOWN, FieldValue::Bytes(owner)),
+        (reg_file_entry::NAME, FieldValue::Bytes(format!("/{key}").into_bytes())),
     ]);
     Message(vec![
-        (file_entry::TYPE, Value::Varint(kind::REG)),
-        (file_entry::ID, Value::Varint(id)),
-        (file_entry::REG, Value::Bytes(file.encode())),
+        (file_entry::TYPE, FieldValue::Varint(kind::REG)),
+        (file_entry::ID, FieldValue::Varint(id)),
+        (file_entry::REG, FieldValue::Bytes(file.encode())),
     ])
 }
 

@@ -77,19 +77,19 @@ fn nameless(images: &Images) -> Result<BTreeSet<u64>, CheckpointImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_criu_images::{Message, Value};
+    use kip_criu_images::{FieldValue, Message};
 
     fn file(id: u64, path: &str, flags: u64) -> Message {
         let reg = Message(vec![
-            (reg_file_entry::ID, Value::Varint(id)),
-            (reg_file_entry::FLAGS, Value::Varint(flags)),
-            (reg_file_entry::NAME, Value::Bytes(path.as_bytes().to_vec())),
-            (reg_file_entry::SIZE, Value::Varint(7)),
+            (reg_file_entry::ID, FieldValue::Varint(id)),
+            (reg_file_entry::FLAGS, FieldValue::Varint(flags)),
+            (reg_file_entry::NAME, FieldValue::Bytes(path.as_bytes().to_vec())),
+            (reg_file_entry::SIZE, FieldValue::Varint(7)),
         ]);
         Message(vec![
-            (file_entry::TYPE, Value::Varint(kind::REG)),
-            (file_entry::ID, Value::Varint(id)),
-            (file_entry::REG, Value::Bytes(reg.encode())),
+            (file_entry::TYPE, FieldValue::Varint(kind::REG)),
+            (file_entry::ID, FieldValue::Varint(id)),
+            (file_entry::REG, FieldValue::Bytes(reg.encode())),
         ])
     }
 
@@ -104,7 +104,7 @@ mod tests {
             file(5, "/data/text", 0),
         ];
         images.put_entries("files.img", &files);
-        let remap = Message(vec![(remap_file_path_entry::ORIG_ID, Value::Varint(4))]);
+        let remap = Message(vec![(remap_file_path_entry::ORIG_ID, FieldValue::Varint(4))]);
         images.put_entries("remap-fpath.img", &[remap]);
         let open = |path: &str, rewrites| VolumeFile { path: path.into(), rewrites };
         let expected = [open("/data/db", true), open("/data/log", false), open("/data/text", false)];

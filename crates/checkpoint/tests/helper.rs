@@ -4,7 +4,7 @@
 //! A program that reads from its standard input by recv(2) stands for CRIU: the shim takes its
 //! orders before that.
 
-use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Order, SHIM, Template};
+use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, HelperOrder, SHIM, Template};
 use kip_checkpoint::locate::{CriuCommand, OLDEST, Origin};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,8 +38,8 @@ fn sockets(count: usize) -> Vec<OwnedFd> {
     (0..count).map(|_| kip_sys::fdpass::seqpacket_pair().unwrap().0).collect()
 }
 
-fn orders(fds: &[OwnedFd], first: i32) -> Vec<(Order, std::os::fd::BorrowedFd<'_>)> {
-    (first..).zip(fds).map(|(number, fd)| (Order::Dup(number), fd.as_fd())).collect()
+fn orders(fds: &[OwnedFd], first: i32) -> Vec<(HelperOrder, std::os::fd::BorrowedFd<'_>)> {
+    (first..).zip(fds).map(|(number, fd)| (HelperOrder::Dup(number), fd.as_fd())).collect()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_number_that_is_taken_is_refused_and_not_replaced() {
     let (helper, fds) = (helper(scratch.path()), sockets(60));
     // At 40 lies one that has arrived with these and is not kept yet.
     let error = helper.prepare(&orders(&fds, 40)).unwrap_err();
-    let HelperError::Order { order: Order::Dup(40), source } = error else { panic!("{error:?}") };
+    let HelperError::Order { order: HelperOrder::Dup(40), source } = error else { panic!("{error:?}") };
     assert_eq!(source.raw_os_error(), Some(rustix::io::Errno::BUSY.raw_os_error()));
 }
 

@@ -26,7 +26,7 @@ use kip_types::StateName;
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;
 use kip_types::name::ProcName;
-use plan::{Action, ApplyPlan, Change};
+use plan::{Action, ApplyPlan, PlannedChange};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -194,10 +194,10 @@ struct Exported {
 
 #[derive(Serialize)]
 struct Changes<'a> {
-    changes: &'a [Change],
+    changes: &'a [PlannedChange],
 }
 
-fn show(changes: &[Change], json: bool, human: impl FnOnce(&[Change]) -> String) -> anyhow::Result<()> {
+fn show(changes: &[PlannedChange], json: bool, human: impl FnOnce(&[PlannedChange]) -> String) -> anyhow::Result<()> {
     if json { print_json(&Changes { changes }) } else { print(&human(changes)) }
 }
 
@@ -284,7 +284,12 @@ async fn carry_out(client: &Client, plan: &mut ApplyPlan, args: &ApplyArgs, json
 }
 
 /// Makes or starts one.
-async fn apply_change(client: &Client, change: &Change, described: &Described, args: &ApplyArgs) -> anyhow::Result<()> {
+async fn apply_change(
+    client: &Client,
+    change: &PlannedChange,
+    described: &Described,
+    args: &ApplyArgs,
+) -> anyhow::Result<()> {
     let name = &change.name;
     for needed in &described.depends_on {
         let waited = wait_for(client, needed).await;

@@ -33,7 +33,7 @@ pub struct AttachArgs {
 
 /// How a client sits at a proc.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Attachment {
     /// What is typed here goes to the program.
     types: bool,
     /// This end of file is the program's.
@@ -43,9 +43,9 @@ pub struct Seat {
     keys: Keys,
 }
 
-impl Seat {
+impl Attachment {
     /// That of a run, if it stays; found before the proc is made.
-    pub fn of_run(args: &RunArgs, stays: bool) -> anyhow::Result<Option<Seat>> {
+    pub fn of_run(args: &RunArgs, stays: bool) -> anyhow::Result<Option<Attachment>> {
         if !stays {
             return Ok(None);
         }
@@ -55,12 +55,12 @@ impl Seat {
         let size = if args.tty { Some(terminal::size()?) } else { None };
         let keys = args.detach_keys.clone();
         // Docker has -t without -i show a terminal and send it nothing.
-        Ok(Some(Seat { types: args.interactive, ends_input: true, since_start: true, size, keys }))
+        Ok(Some(Attachment { types: args.interactive, ends_input: true, since_start: true, size, keys }))
     }
 
     /// Returns the program's code once it has ended, or success when this client leaves it alone.
     pub async fn sit(self, client: &Client, name: &ProcName) -> anyhow::Result<ExitCode> {
-        let Seat { types, ends_input, since_start, size, keys } = self;
+        let Attachment { types, ends_input, since_start, size, keys } = self;
         let request = AttachRequest { terminal: size, since_start, ends_input };
         let Exec { input, output } = client.attach(name, &request).await?;
         // Until this returns, whatever happens.
@@ -96,5 +96,5 @@ pub async fn attach(client: &Client, args: &AttachArgs) -> anyhow::Result<ExitCo
     }
     let size = if spec.terminal && types { Some(terminal::size()?) } else { None };
     let keys = args.detach_keys.clone();
-    Seat { types, ends_input: false, since_start: false, size, keys }.sit(client, &name).await
+    Attachment { types, ends_input: false, since_start: false, size, keys }.sit(client, &name).await
 }

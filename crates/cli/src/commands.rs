@@ -129,7 +129,7 @@ async fn run(client: &Client, mut args: RunArgs, trial: &check::TrialArgs, json:
     if stays && json {
         bail!("--json is for a run that returns: add -d, or leave out -i, -t and -a");
     }
-    let seat = attach::Seat::of_run(&args, stays)?;
+    let seat = attach::Attachment::of_run(&args, stays)?;
     if let Some(text) = &args.image {
         let name = image::ensure(client, text, args.pull, &args.registry).await;
         args.image = Some(name.map_err(|e| args.meant_program(e))?);

@@ -7,8 +7,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::{Archive, CallError, Client, Pieces};
 use kip_files::FilesError;
-use kip_files::pack::Source;
-use kip_files::tree::Tree;
+use kip_files::pack::PackSource;
+use kip_files::tree::RootTree;
 use kip_files::unpack::{self, UnpackLimits};
 use kip_types::api::{Code, FilesWritten, ReadFilesRequest, WriteFilesRequest};
 use kip_types::name::ProcName;
@@ -94,8 +94,8 @@ fn absolute(path: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn pack(from: &Path, follow: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let tree = Tree::of_host().context("/ cannot be opened")?;
-    let source = Source::find(&tree, from, follow)?;
+    let tree = RootTree::of_host().context("/ cannot be opened")?;
+    let source = PackSource::find(&tree, from, follow)?;
     Ok(source.pack(&tree, &|_| 0, out)?)
 }
 
@@ -151,7 +151,7 @@ async fn receive(archive: Archive, to: &str) -> anyhow::Result<FilesWritten> {
     let to = absolute(to)?;
     let (sender, pieces) = mpsc::channel(PIECES);
     let unpacked = tokio::task::spawn_blocking(move || {
-        let tree = Tree::of_host()?;
+        let tree = RootTree::of_host()?;
         let busy = HashSet::new();
         let limits = UnpackLimits { bytes: u64::MAX, entries: u64::MAX };
         let request = unpack::UnpackRequest { to: &to, rename: true, follow: false, busy: &busy, limits };

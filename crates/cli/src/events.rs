@@ -1,6 +1,6 @@
 //! `kip events`.
 
-use crate::filter::{self, Filter};
+use crate::filter::{self, KeyFilter};
 use crate::follow;
 use crate::names;
 use crate::when;
@@ -19,13 +19,13 @@ pub struct EventsArgs {
     /// Only events since: a duration back from now as 1h, a time as 2026-11-27T09:30:00Z, or the id
     /// of an event, which --json shows
     #[arg(long, value_name = "TIME|ID", value_parser = parse_since)]
-    pub since: Option<Since>,
+    pub since: Option<EventsSince>,
     /// Only events until this TIME, as for --since
     #[arg(long, value_name = "TIME", value_parser = when::parse, conflicts_with = "follow")]
     pub until: Option<u64>,
     /// Only events that match: kind, name; may be repeated
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = |text: &str| filter::parse(text, &KEYS))]
-    pub filters: Vec<Filter>,
+    pub filters: Vec<KeyFilter>,
     /// Only events of these procs
     #[arg(add = names::known(), value_name = "NAME")]
     pub names: Vec<String>,
@@ -33,17 +33,17 @@ pub struct EventsArgs {
 
 /// Where to begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Since {
+pub enum EventsSince {
     /// After the event with this id.
     Id(u64),
     /// At this time, milliseconds since the epoch.
     AtMs(u64),
 }
 
-fn parse_since(text: &str) -> Result<Since, String> {
+fn parse_since(text: &str) -> Result<EventsSince, String> {
     match text.parse() {
-        Ok(id) => Ok(Since::Id(id)),
-        Err(_) => when::parse(text).map(Since::AtMs),
+        Ok(id) => Ok(EventsSince::Id(id)),
+        Err(_) => when::parse(text).map(EventsSince::AtMs),
     }
 }
 
@@ -54,7 +54,7 @@ impl EventsArgs {
             _ => event.name.as_ref().is_some_and(|name| name.as_str() == value),
         };
         let named = |name: &String| is("name", name);
-        let early = matches!(self.since, Some(Since::AtMs(since)) if event.at_ms < since);
+        let early = matches!(self.since, Some(EventsSince::AtMs(since)) if event.at_ms < since);
         let late = self.until.is_some_and(|until| event.at_ms > until);
         !early && !late && (self.names.is_empty() || self.names.iter().any(named)) && filter::passes(&self.filters, is)
     }
@@ -63,7 +63,7 @@ impl EventsArgs {
 /// Asks and shows.
 pub async fn events(client: &Client, args: &EventsArgs, json: bool) -> anyhow::Result<()> {
     let since = match args.since {
-        Some(Since::Id(id)) => Some(id),
+        Some(EventsSince::Id(id)) => Some(id),
         _ => None,
     };
     follow::events(client, EventsRequest { follow: args.follow, since }, json, |event| args.shows(event)).await
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_number_is_an_id() {
-        assert_eq!(parse_since("1764236000000000"), Ok(Since::Id(1_764_236_000_000_000)));
-        assert_eq!(parse_since("1970-01-01T00:00:01Z"), Ok(Since::AtMs(1000)));
+        assert_eq!(parse_since("1764236000000000"), Ok(EventsSince::Id(1_764_236_000_000_000)));
+        assert_eq!(parse_since("1970-01-01T00:00:01Z"), Ok(EventsSince::AtMs(1000)));
     }
 }

@@ -6,7 +6,7 @@ use crate::output;
 use crate::terminal::{self, Raw};
 use anyhow::Context;
 use clap::Args;
-use kip_client::{Client, Exec, ExecInput, Received};
+use kip_client::{Client, Exec, ExecReceived, ExecSender};
 use kip_describe::env_file::parse_env;
 use kip_types::api::{ExecRequest, TerminalSize};
 use kip_types::name::ProcName;
@@ -75,14 +75,14 @@ pub async fn exec(client: &Client, name: &ProcName, args: ExecArgs) -> anyhow::R
 }
 
 /// Shows what the program writes; returns its code.
-pub async fn receive(mut output: kip_client::ExecOutput) -> anyhow::Result<ExitCode> {
+pub async fn receive(mut output: kip_client::ExecReceiver) -> anyhow::Result<ExitCode> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     loop {
         let written = match output.next().await? {
-            Received::Stdout(bytes) => write(&mut stdout, &bytes).await,
+            ExecReceived::Stdout(bytes) => write(&mut stdout, &bytes).await,
             // A closed stderr does not end the command: its user wants no messages.
-            Received::Stderr(bytes) => write(&mut stderr, &bytes).await.or(Ok(())),
-            Received::End(end) => {
+            ExecReceived::Stderr(bytes) => write(&mut stderr, &bytes).await.or(Ok(())),
+            ExecReceived::End(end) => {
                 if let Some(refusal) = end.refusal {
                     return Err(refusal.into());
                 }
@@ -107,7 +107,7 @@ async fn write(to: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8]) -> std::io::
 /// session, which the output tells, or of our own stdin, which is its end. `watch`: the keys by
 /// which the user leaves, and what is notified of that.
 pub async fn send(
-    mut input: ExecInput,
+    mut input: ExecSender,
     interactive: bool,
     size: Option<TerminalSize>,
     mut watch: Option<(Watch, Arc<Notify>)>,

@@ -5,7 +5,7 @@ use kip_types::nearest;
 
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter {
+pub struct KeyFilter {
     key: String,
     value: String,
 }
@@ -17,11 +17,11 @@ const LABEL: &str = "label";
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn parse(text: &str, keys: &[&str]) -> Result<Filter, String> {
+pub fn parse(text: &str, keys: &[&str]) -> Result<KeyFilter, String> {
     let all = || keys.join(", ");
     let (key, value) = text.split_once('=').ok_or_else(|| format!("write KEY=VALUE, KEY one of {}", all()))?;
     if keys.contains(&key) {
-        return Ok(Filter { key: key.to_owned(), value: value.to_owned() });
+        return Ok(KeyFilter { key: key.to_owned(), value: value.to_owned() });
     }
     Err(match nearest(key, keys.iter().copied()) {
         Some(nearest) => format!("there is no key {key}: did you mean {nearest}?"),
@@ -30,7 +30,7 @@ pub fn parse(text: &str, keys: &[&str]) -> Result<Filter, String> {
 }
 
 /// Whether something passes, of which `is` says whether it agrees with a key's value.
-pub fn passes(filters: &[Filter], is: impl Fn(&str, &str) -> bool) -> bool {
+pub fn passes(filters: &[KeyFilter], is: impl Fn(&str, &str) -> bool) -> bool {
     filters.iter().all(|filter| {
         let mut same = filters.iter().filter(|other| other.key == filter.key);
         match filter.key.as_str() {

@@ -2,7 +2,7 @@
 
 use crate::output::{print, print_json};
 use crate::view;
-use kip_client::{CallError, Client, Feed};
+use kip_client::{AnswerFeed, CallError, Client};
 use kip_types::api::{Event, EventsRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shows each item as it comes. Ctrl-C is an end like any other.
 pub async fn show<T: Serialize + DeserializeOwned>(
-    mut feed: Feed<T>,
+    mut feed: AnswerFeed<T>,
     json: bool,
     human: impl Fn(&T) -> String,
 ) -> anyhow::Result<()> {
@@ -72,7 +72,7 @@ pub async fn events(
 }
 
 /// The feed from where it was lost.
-async fn again(client: &Client, which: &EventsRequest) -> Result<Feed<Event>, CallError> {
+async fn again(client: &Client, which: &EventsRequest) -> Result<AnswerFeed<Event>, CallError> {
     let until = Instant::now() + PATIENCE;
     loop {
         match client.events(which).await {

@@ -4,7 +4,7 @@ use crate::names::{self, name};
 use crate::text::{now_ms, utc};
 use crate::{follow, when};
 use clap::Args;
-use kip_client::{Client, Feed};
+use kip_client::{AnswerFeed, Client};
 use kip_types::api::{LogLine, LogsRequest};
 use std::collections::VecDeque;
 
@@ -66,7 +66,11 @@ pub async fn logs(client: &Client, args: &LogsArgs, json: bool) -> anyhow::Resul
 }
 
 /// The lines that were written until then, the newest of them.
-async fn lines_until(mut feed: Feed<LogLine>, until_ms: u64, tail: Option<u64>) -> anyhow::Result<VecDeque<LogLine>> {
+async fn lines_until(
+    mut feed: AnswerFeed<LogLine>,
+    until_ms: u64,
+    tail: Option<u64>,
+) -> anyhow::Result<VecDeque<LogLine>> {
     let most = tail.and_then(|lines| usize::try_from(lines).ok()).unwrap_or(usize::MAX);
     let mut lines = VecDeque::new();
     while let Some(line) = feed.next().await? {

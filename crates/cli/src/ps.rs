@@ -1,6 +1,6 @@
 //! `kip ps`: which procs there are, as a table, as names, or in the form that a template says.
 
-use crate::filter::{self, Filter};
+use crate::filter::{self, KeyFilter};
 use crate::format::{self, Format, TemplatePart};
 use crate::output::{print, print_json};
 use crate::text::{ago, bytes, micros, millis, now_ms, one_line, short, table, utc};
@@ -49,7 +49,7 @@ pub struct PsArgs {
     /// Only procs that match: name (a part of it), state, tier, label=K or label=K=V, network,
     /// image; may be repeated
     #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = |text: &str| filter::parse(text, &KEYS))]
-    pub filters: Vec<Filter>,
+    pub filters: Vec<KeyFilter>,
     /// Output format: json, or fields as '{{.Name}} {{.State}}', after `table ` as a table;
     /// `kip ps --format x` names the fields
     #[arg(long, value_name = "FORMAT", conflicts_with = "quiet", value_parser = |text: &str| format::parse(text, &FIELDS))]

@@ -14,8 +14,8 @@ use clap::Args;
 use compare::DaemonSample;
 pub use compare::cpu_percent;
 use kip_client::Client;
-use layout::{Size, Style};
-use look::{Key, Look};
+use layout::{ScreenSize, Style};
+use look::{KeyPress, Look};
 use screen::Screen;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<
         return print_json(&view);
     }
     // A terminal's lines are as long as it is wide; a script gets all there is.
-    let size = Size { rows: None, columns: screen::size().map(|(columns, _)| columns) };
+    let size = ScreenSize { rows: None, columns: screen::size().map(|(columns, _)| columns) };
     print(&(layout::lines(&view, None, size, Style::Plain).join("\n") + "\n"))
 }
 
@@ -85,7 +85,7 @@ async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
             n = read(&mut keys, &mut pressed) => match n {
                 0 => keys = None,
                 n => for key in look::keys(&pressed[..n]) {
-                    if key == Key::Quit {
+                    if key == KeyPress::Quit {
                         return Ok(());
                     }
                     look = look.after(key, view.procs.len(), screen.room(&view));

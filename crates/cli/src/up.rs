@@ -5,7 +5,7 @@ use crate::output::{print, print_json};
 use crate::remote::ListenArgs;
 use anyhow::bail;
 use clap::Args;
-use kip_daemon::{Addresses, MemoryMarks, Options};
+use kip_daemon::{ApiAddresses, MemoryMarks, Options};
 use kip_types::spec::{Timing, parse_duration_ms, parse_size};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -138,8 +138,8 @@ pub fn up(data: PathBuf, args: UpArgs, memory: MemoryMarks, json: bool) -> anyho
     Ok(ExitCode::SUCCESS)
 }
 
-fn ready(addresses: &Addresses, json: bool) -> anyhow::Result<()> {
-    let Addresses { socket, url } = addresses;
+fn ready(addresses: &ApiAddresses, json: bool) -> anyhow::Result<()> {
+    let ApiAddresses { socket, url } = addresses;
     if json {
         return print_json(&serde_json::json!({ "ready": socket, "listen": url }));
     }

@@ -3,7 +3,7 @@
 
 use crate::connect::{self, Sent, Way, collect};
 use crate::exec::{self, Exec};
-use crate::{CallError, Feed, Remote};
+use crate::{AnswerFeed, CallError, Remote};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
@@ -151,14 +151,14 @@ impl Client {
     }
 
     /// What a proc wrote.
-    pub async fn logs(&self, name: &ProcName, which: &LogsRequest) -> Result<Feed<LogLine>, CallError> {
+    pub async fn logs(&self, name: &ProcName, which: &LogsRequest) -> Result<AnswerFeed<LogLine>, CallError> {
         let path = with_query(&format!("/v1/procs/{name}/logs"), which);
-        Ok(Feed::new(self.send(Method::GET, &path, Bytes::new()).await?))
+        Ok(AnswerFeed::new(self.send(Method::GET, &path, Bytes::new()).await?))
     }
 
     /// What happened.
-    pub async fn events(&self, which: &EventsRequest) -> Result<Feed<Event>, CallError> {
-        Ok(Feed::new(self.send(Method::GET, &with_query("/v1/events", which), Bytes::new()).await?))
+    pub async fn events(&self, which: &EventsRequest) -> Result<AnswerFeed<Event>, CallError> {
+        Ok(AnswerFeed::new(self.send(Method::GET, &with_query("/v1/events", which), Bytes::new()).await?))
     }
 
     /// Runs a program inside a proc.

@@ -17,25 +17,25 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 #[derive(Debug)]
 pub struct Exec {
     /// Its standard input.
-    pub input: ExecInput,
+    pub input: ExecSender,
     /// Its outputs and its end.
-    pub output: ExecOutput,
+    pub output: ExecReceiver,
 }
 
 /// Sends bytes to the program.
 #[derive(Debug)]
-pub struct ExecInput(WriteHalf<TokioIo<Upgraded>>);
+pub struct ExecSender(WriteHalf<TokioIo<Upgraded>>);
 
 /// Receives what the program writes.
 #[derive(Debug)]
-pub struct ExecOutput {
+pub struct ExecReceiver {
     from: ReadHalf<TokioIo<Upgraded>>,
     _connection: Connection,
 }
 
 /// What came from the program.
 #[derive(Debug)]
-pub enum Received {
+pub enum ExecReceived {
     /// Bytes of its standard output.
     Stdout(Vec<u8>),
     /// Bytes of its standard error.
@@ -48,10 +48,10 @@ pub(crate) async fn open(sent: Sent) -> Result<Exec, CallError> {
     let Sent { response, connection } = sent;
     let upgraded = hyper::upgrade::on(response).await.map_err(CallError::lost)?;
     let (reader, writer) = tokio::io::split(TokioIo::new(upgraded));
-    Ok(Exec { input: ExecInput(writer), output: ExecOutput { from: reader, _connection: connection } })
+    Ok(Exec { input: ExecSender(writer), output: ExecReceiver { from: reader, _connection: connection } })
 }
 
-impl ExecInput {
+impl ExecSender {
     /// Sends `bytes`. An error means that the session is over; what became of it the output tells.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         for piece in bytes.chunks(FRAME_MAX) {
@@ -82,9 +82,9 @@ impl ExecInput {
     }
 }
 
-impl ExecOutput {
+impl ExecReceiver {
     /// What comes next. Not cancel safe.
-    pub async fn next(&mut self) -> Result<Received, CallError> {
+    pub async fn next(&mut self) -> Result<ExecReceived, CallError> {
         loop {
             let mut header = [0; FRAME_HEADER];
             self.from.read_exact(&mut header).await.map_err(CallError::Lost)?;
@@ -98,9 +98,9 @@ impl ExecOutput {
             return match channel {
                 // The daemon looks whether this client is still there.
                 CHANNEL_STDOUT | CHANNEL_STDERR if payload.is_empty() => continue,
-                CHANNEL_STDOUT => Ok(Received::Stdout(payload)),
-                CHANNEL_STDERR => Ok(Received::Stderr(payload)),
-                CHANNEL_END => serde_json::from_slice(&payload).map(Received::End).map_err(CallError::Foreign),
+                CHANNEL_STDOUT => Ok(ExecReceived::Stdout(payload)),
+                CHANNEL_STDERR => Ok(ExecReceived::Stderr(payload)),
+                CHANNEL_END => serde_json::from_slice(&payload).map(ExecReceived::End).map_err(CallError::Foreign),
                 _ => Err(foreign("a frame of an unknown channel")),
             };
         }

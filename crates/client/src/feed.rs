@@ -11,17 +11,17 @@ use std::marker::PhantomData;
 
 /// Items as the daemon sends them. Dropping it ends the daemon's sending.
 #[derive(Debug)]
-pub struct Feed<T> {
+pub struct AnswerFeed<T> {
     body: Incoming,
     _connection: Connection,
     lines: Lines,
     item: PhantomData<fn() -> T>,
 }
 
-impl<T: DeserializeOwned> Feed<T> {
-    pub(crate) fn new(sent: Sent) -> Feed<T> {
+impl<T: DeserializeOwned> AnswerFeed<T> {
+    pub(crate) fn new(sent: Sent) -> AnswerFeed<T> {
         let Sent { response, connection } = sent;
-        Feed { body: response.into_body(), _connection: connection, lines: Lines::default(), item: PhantomData }
+        AnswerFeed { body: response.into_body(), _connection: connection, lines: Lines::default(), item: PhantomData }
     }
 
     /// The next item, or none at the end. Cancel safe.

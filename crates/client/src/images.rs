@@ -3,7 +3,7 @@
 use crate::client::{Client, json, parse};
 use crate::connect::collect;
 use crate::error::CallError;
-use crate::feed::Feed;
+use crate::feed::AnswerFeed;
 use hyper::Method;
 use hyper::body::Bytes;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -20,8 +20,8 @@ impl Client {
     }
 
     /// Brings an image. The last item is [`PullProgress::End`]; to drop the feed ends the pull.
-    pub async fn pull_image(&self, request: &PullRequest) -> Result<Feed<PullProgress>, CallError> {
-        Ok(Feed::new(self.send(Method::POST, "/v1/images/pull", json(request)).await?))
+    pub async fn pull_image(&self, request: &PullRequest) -> Result<AnswerFeed<PullProgress>, CallError> {
+        Ok(AnswerFeed::new(self.send(Method::POST, "/v1/images/pull", json(request)).await?))
     }
 
     /// Removes an image.

@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Nothing, json};
 use crate::error::CallError;
-use crate::feed::Feed;
+use crate::feed::AnswerFeed;
 use hyper::Method;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::keys::{
@@ -34,8 +34,8 @@ impl Client {
 
     /// Writes all that the data directory keeps into a file of the daemon's machine. The last item
     /// is [`BackupProgress::End`].
-    pub async fn backup(&self, request: &BackupRequest) -> Result<Feed<BackupProgress>, CallError> {
-        Ok(Feed::new(self.send(Method::POST, "/v1/backup", json(request)).await?))
+    pub async fn backup(&self, request: &BackupRequest) -> Result<AnswerFeed<BackupProgress>, CallError> {
+        Ok(AnswerFeed::new(self.send(Method::POST, "/v1/backup", json(request)).await?))
     }
 
     /// Takes over exported keys.

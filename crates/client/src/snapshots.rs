@@ -2,7 +2,7 @@
 
 use crate::client::{Client, json, with_query};
 use crate::error::CallError;
-use crate::feed::Feed;
+use crate::feed::AnswerFeed;
 use hyper::Method;
 use kip_types::api::{
     CarriedView, CollectRequest, CollectView, ExportRequest, ImportRequest, SnapshotDetails, SnapshotName,
@@ -22,8 +22,8 @@ impl Client {
     }
 
     /// Looks whether generations are what was sealed. The last item is [`Verified::End`].
-    pub async fn verify(&self, request: &VerifyRequest) -> Result<Feed<Verified>, CallError> {
-        Ok(Feed::new(self.send(Method::POST, "/v1/snapshots/verify", json(request)).await?))
+    pub async fn verify(&self, request: &VerifyRequest) -> Result<AnswerFeed<Verified>, CallError> {
+        Ok(AnswerFeed::new(self.send(Method::POST, "/v1/snapshots/verify", json(request)).await?))
     }
 
     /// Writes a generation into a file; the daemon does, so the path is absolute.

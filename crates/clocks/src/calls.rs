@@ -130,7 +130,7 @@ pub(crate) struct FinalizedThread {
 }
 
 /// Waiting threads, numbered inside.
-pub type Since = BTreeMap<u32, Waiting>;
+pub type WaitingThreads = BTreeMap<u32, Waiting>;
 
 impl Waiting {
     fn registers(&self) -> Message {

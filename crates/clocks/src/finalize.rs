@@ -1,6 +1,6 @@
 //! The end of a dump: every thread back onto its call, everything that is due noted.
 
-use crate::calls::{self, Since};
+use crate::calls::{self, WaitingThreads};
 use crate::due::{Due, Source};
 use crate::frozen::{ClockError, Frozen};
 use crate::noted::Clocks;
@@ -12,7 +12,12 @@ use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 
 /// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once
 /// at the end of a dump, every task stopped.
-pub fn finalize(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
+pub fn finalize(
+    images: &mut Images,
+    now: Now,
+    since: &WaitingThreads,
+    frozen: &Frozen<'_>,
+) -> Result<Clocks, ClockError> {
     let frozen = &Frozen { own_filters: has_own_filters(images)?, ..*frozen };
     let (ahead_ns, stands) = (frozen.ahead_ns, frozen.stands);
     let absolute = frozen.absolute.clone();

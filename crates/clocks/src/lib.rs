@@ -26,7 +26,7 @@ mod now;
 mod signals;
 mod timers;
 
-pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
+pub use calls::{Waiting, WaitingThreads, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use due::{Due, Source};
 pub use finalize::finalize;
 pub use frozen::{ClockError, Frozen, Pending};

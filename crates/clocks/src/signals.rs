@@ -11,7 +11,7 @@ use crate::frozen::{ClockError, Frozen};
 use crate::now::Now;
 use crate::timers::{Posix, Real, posix_timers, real_timer};
 use kip_criu_images::fields::{core_entry, siginfo_entry, signal_queue_entry, task_core_entry, thread_core_entry};
-use kip_criu_images::{CheckpointImage, CheckpointImageError, Malformed, Message, Value};
+use kip_criu_images::{CheckpointImage, CheckpointImageError, FieldValue, Malformed, Message};
 use kip_sys::timer::{TimerSignal, kernel_signal_bytes};
 use std::collections::BTreeMap;
 
@@ -176,7 +176,7 @@ pub(crate) fn add(core: &mut Message, thread: u32, came: &Came) -> Result<bool, 
             for info in signals {
                 let mut entry = Message::default();
                 entry.set_bytes(siginfo_entry::SIGINFO, info.clone());
-                queue.0.push((signal_queue_entry::SIGNALS, Value::Bytes(entry.encode())));
+                queue.0.push((signal_queue_entry::SIGNALS, FieldValue::Bytes(entry.encode())));
             }
             owner.set_bytes(field, queue.encode());
             changed = true;

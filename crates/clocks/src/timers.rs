@@ -14,7 +14,7 @@ use kip_criu_images::fields::{core_entry, file_entry, itimer_entry, posix_timer_
 use kip_criu_images::fields::{task_core_entry, task_timers_entry, timerfd_entry};
 use kip_criu_images::processes::places;
 use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
-use kip_sys::timer::{self, TimerSignal, Value};
+use kip_sys::timer::{self, TimerSetting, TimerSignal};
 use rustix::time::{ClockId, clock_getres};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -305,15 +305,15 @@ pub fn after_packet(timer: &Timerfd, clocks: &Clocks, now: Now) -> Timerfd {
 pub fn set_timerfd(fd: BorrowedFd<'_>, timer: &Timerfd) -> io::Result<()> {
     let mut unread = timer.unread;
     match timer.next_ns {
-        None => timer::set_timerfd(fd, Value::Relative(0), 0)?,
+        None => timer::set_timerfd(fd, TimerSetting::Relative(0), 0)?,
         Some(next) if timer.relative => {
             let (left, missed) = advance(1, timer.every_ns, Now::read().monotonic_ns - next + 1);
             let ahead = next - Now::read().monotonic_ns;
-            timer::set_timerfd(fd, Value::Relative(if ahead > 0 { ahead } else { left }), timer.every_ns)?;
+            timer::set_timerfd(fd, TimerSetting::Relative(if ahead > 0 { ahead } else { left }), timer.every_ns)?;
             unread += if ahead > 0 { 0 } else { missed };
         }
         Some(at_ns) => {
-            let value = Value::Absolute { at_ns, cancel_on_set: timer.cancel_on_set };
+            let value = TimerSetting::Absolute { at_ns, cancel_on_set: timer.cancel_on_set };
             timer::set_timerfd(fd, value, timer.every_ns)?;
             if unread > 0 && Now::read().left(timer.clock, at_ns).is_some_and(|left| left <= 0) {
                 unread += expired(fd)?;
@@ -542,7 +542,7 @@ mod tests {
         let mut timers = Message::default();
         timers.set_bytes(task_timers_entry::REAL, real((0, 100_000), (0, 200_000)).encode());
         for notify in [4, 1, 0] {
-            timers.0.push((task_timers_entry::POSIX, kip_criu_images::Value::Bytes(posix(notify))));
+            timers.0.push((task_timers_entry::POSIX, kip_criu_images::FieldValue::Bytes(posix(notify))));
         }
         let before = timers.clone();
         let mut missed = Signals::default();
@@ -625,8 +625,11 @@ mod tests {
                 let old = timerfd_create(clock, TimerfdFlags::NONBLOCK).unwrap();
                 let begin = Now::read();
                 let at_ns = begin.on(id) + every;
-                let value =
-                    if absolute { Value::Absolute { at_ns, cancel_on_set: false } } else { Value::Relative(every) };
+                let value = if absolute {
+                    TimerSetting::Absolute { at_ns, cancel_on_set: false }
+                } else {
+                    TimerSetting::Relative(every)
+                };
                 timer::set_timerfd(old.as_fd(), value, every).unwrap();
                 std::thread::sleep(Duration::from_millis(100));
                 let noted = note(old.as_fd(), 1, 5, id).unwrap().unwrap();

@@ -304,10 +304,10 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointImageError + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Value;
+    use crate::wire::FieldValue;
 
     fn entry(number: u64) -> Message {
-        Message(vec![(1, Value::Varint(number))])
+        Message(vec![(1, FieldValue::Varint(number))])
     }
 
     // promise parking: the images of a generation are one file, and those of an older Kip are read

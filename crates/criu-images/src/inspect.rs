@@ -8,7 +8,7 @@ mod files;
 mod memory;
 
 pub use files::{FileKind, OpenFile, UnixState, carry_descriptors};
-pub use memory::{Mapping, MappingKind};
+pub use memory::{MappedRange, MappingKind};
 
 use crate::codes::state;
 use crate::fields::{core_entry, creds_entry, fs_entry, mm_entry, pstree_entry};
@@ -37,7 +37,7 @@ fn one(images: &Images, name: &str) -> Result<Message, CheckpointImageError> {
 
 /// Where a process has its arguments and its environment: proc_pid_stat(5), prctl(2) PR_SET_MM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Strings {
+pub struct StringRanges {
     /// Arguments.
     pub arguments: Range<u64>,
     /// Environment.
@@ -62,11 +62,11 @@ pub struct ImageProcess {
     /// Its working directory.
     pub directory: String,
     /// Where its arguments are.
-    pub strings: Strings,
+    pub strings: StringRanges,
     /// By descriptor.
     pub files: Vec<OpenFile>,
     /// By address.
-    pub mappings: Vec<Mapping>,
+    pub mappings: Vec<MappedRange>,
 }
 
 /// All processes, by number.
@@ -103,7 +103,7 @@ fn process(images: &Images, files: &Files, task: &Message) -> Result<ImageProces
     }
     let mm_name = format!("mm-{pid}.img");
     let mm = one(images, &mm_name)?;
-    process.strings = Strings {
+    process.strings = StringRanges {
         arguments: mm.number(mm_entry::MM_ARG_START)..mm.number(mm_entry::MM_ARG_END),
         environment: mm.number(mm_entry::MM_ENV_START)..mm.number(mm_entry::MM_ENV_END),
     };

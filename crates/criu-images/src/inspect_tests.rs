@@ -6,12 +6,12 @@ use crate::fields::{
     fdinfo_entry, file_entry, memfd_file_entry, memfd_inode_entry, netlink_sk_entry, pagemap_entry, pagemap_head,
     reg_file_entry, remap_file_path_entry, sk_packet_entry, unix_sk_entry, vma_entry,
 };
-use crate::wire::Value;
+use crate::wire::FieldValue;
 
 /// A message of varints, and of bytes and strings.
 fn message(numbers: &[(u32, u64)], bytes: &[(u32, &[u8])]) -> Message {
-    let numbers = numbers.iter().map(|(field, value)| (*field, Value::Varint(*value)));
-    Message(numbers.chain(bytes.iter().map(|(field, value)| (*field, Value::Bytes(value.to_vec())))).collect())
+    let numbers = numbers.iter().map(|(field, value)| (*field, FieldValue::Varint(*value)));
+    Message(numbers.chain(bytes.iter().map(|(field, value)| (*field, FieldValue::Bytes(value.to_vec())))).collect())
 }
 
 fn images() -> Images {
@@ -135,7 +135,7 @@ fn a_tree_is_read() {
     let web = &found[1];
     assert_eq!((web.name.as_str(), web.user), ("web", (33, 34)));
     assert_eq!((web.program.as_str(), web.directory.as_str()), ("/usr/sbin/web", "/srv"));
-    assert_eq!(web.strings, Strings { arguments: 0x11900..0x11910, environment: 0x11910..0x11a00 });
+    assert_eq!(web.strings, StringRanges { arguments: 0x11900..0x11910, environment: 0x11910..0x11a00 });
     let kinds: Vec<_> = web.files.iter().map(|file| (file.fd, file.flags, file.offset, file.deleted)).collect();
     assert_eq!(
         kinds,

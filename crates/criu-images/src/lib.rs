@@ -26,4 +26,4 @@ mod wire;
 pub use comeback::bars_criu;
 pub use file::{CheckpointImage, CheckpointImageError, Mixed};
 pub use images::{CHECKPOINT, Images};
-pub use wire::{Malformed, Message, Value};
+pub use wire::{FieldValue, Malformed, Message};

@@ -4,7 +4,7 @@ use crate::codes::state;
 use crate::fields::{
     core_entry, fdinfo_entry, pstree_entry, seccomp_entry, seccomp_filter, task_core_entry, task_kobj_ids_entry,
 };
-use crate::{CheckpointImageError, Images, Value};
+use crate::{CheckpointImageError, FieldValue, Images};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
@@ -27,7 +27,7 @@ pub fn stopped_threads(images: &Images) -> Result<BTreeSet<u32>, CheckpointImage
     for process in images.entries("pstree.img")? {
         if stopped.contains(&(process.number(pstree_entry::PID) as u32)) {
             stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
-                Value::Varint(thread) if *n == pstree_entry::THREADS => Some(*thread as u32),
+                FieldValue::Varint(thread) if *n == pstree_entry::THREADS => Some(*thread as u32),
                 _ => None,
             }));
         }
@@ -85,7 +85,7 @@ mod tests {
             filter.encode()
         };
         for (filters, own) in [(vec![filter(None)], false), (vec![filter(None), filter(Some(0))], true)] {
-            let filters = filters.into_iter().map(|filter| (seccomp_entry::SECCOMP_FILTERS, Value::Bytes(filter)));
+            let filters = filters.into_iter().map(|filter| (seccomp_entry::SECCOMP_FILTERS, FieldValue::Bytes(filter)));
             let entry = Message(filters.collect());
             images.put_entries("seccomp.img", &[entry]);
             assert_eq!(has_own_filters(&images).unwrap(), own);

@@ -67,7 +67,7 @@ pub enum SystemVKind {
 
 /// One of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Object {
+pub struct SystemVObject {
     /// Its number.
     pub id: u64,
     /// Its key; 0: it has none.
@@ -88,7 +88,7 @@ pub struct SystemV {
     /// Files below /proc/sys/kernel that are otherwise than in a new namespace, and what they say.
     pub settings: Vec<(&'static str, String)>,
     /// All that is there.
-    pub objects: Vec<Object>,
+    pub objects: Vec<SystemVObject>,
 }
 
 impl SystemV {
@@ -109,7 +109,7 @@ impl SystemV {
         each(images, "ipcns-sem", &mut |entry, mixed| {
             let values = padded(mixed, entry.number(ipc_sem_entry::NSEMS).saturating_mul(2))?;
             let values = values.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]])).collect();
-            objects.push(Object::of(entry, ipc_sem_entry::DESC, SystemVKind::Semaphores(values))?);
+            objects.push(SystemVObject::of(entry, ipc_sem_entry::DESC, SystemVKind::Semaphores(values))?);
             Ok(())
         })?;
         each(images, "ipcns-msg", &mut |entry, mixed| {
@@ -120,7 +120,7 @@ impl SystemV {
                 messages.push((head.number(ipc_msg::MTYPE), text.to_vec()));
             }
             let most = entry.number(ipc_msg_entry::QBYTES);
-            objects.push(Object::of(entry, ipc_msg_entry::DESC, SystemVKind::Queue { most, messages })?);
+            objects.push(SystemVObject::of(entry, ipc_msg_entry::DESC, SystemVKind::Queue { most, messages })?);
             Ok(())
         })?;
         Ok(SystemV { settings, objects })
@@ -154,12 +154,12 @@ impl SystemV {
     }
 }
 
-impl Object {
+impl SystemVObject {
     /// `field`: where the entry has its description.
-    fn of(entry: &Message, field: u32, kind: SystemVKind) -> Result<Object, Malformed> {
+    fn of(entry: &Message, field: u32, kind: SystemVKind) -> Result<SystemVObject, Malformed> {
         let desc = entry.message(field)?.unwrap_or_default();
         let number = |field| desc.number(field);
-        Ok(Object {
+        Ok(SystemVObject {
             id: number(ipc_desc_entry::ID),
             key: number(ipc_desc_entry::KEY),
             mode: number(ipc_desc_entry::MODE) & 0o777,
@@ -170,7 +170,7 @@ impl Object {
     }
 }
 
-fn segment(entry: &Message) -> Result<Object, Malformed> {
+fn segment(entry: &Message) -> Result<SystemVObject, Malformed> {
     let desc = entry.message(ipc_shm_entry::DESC)?.unwrap_or_default();
     let mode = desc.number(ipc_desc_entry::MODE);
     let segment = Segment {
@@ -180,7 +180,7 @@ fn segment(entry: &Message) -> Result<Object, Malformed> {
         locked: mode & SHM_LOCKED != 0,
         unusual: entry.number(ipc_shm_entry::IN_PAGEMAPS) == 0 || entry.number(ipc_shm_entry::HUGETLB_FLAG) != 0,
     };
-    Object::of(entry, ipc_shm_entry::DESC, SystemVKind::Segment(segment))
+    SystemVObject::of(entry, ipc_shm_entry::DESC, SystemVKind::Segment(segment))
 }
 
 /// What is otherwise than in a new namespace.
@@ -224,10 +224,10 @@ fn each(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Value;
+    use crate::FieldValue;
 
     fn message(fields: &[(u32, u64)]) -> Message {
-        Message(fields.iter().map(|(field, value)| (*field, Value::Varint(*value))).collect())
+        Message(fields.iter().map(|(field, value)| (*field, FieldValue::Varint(*value))).collect())
     }
 
     fn described(id: u64, key: u64, mode: u64, fields: &[(u32, u64)]) -> Message {
@@ -284,7 +284,7 @@ mod tests {
         let shared = Segment { id: 3, size: 5000, removed: true, locked: false, unusual: false };
         assert_eq!(found.segments().collect::<Vec<_>>(), [shared]);
         assert_eq!(found.settings, [("shmmni", "5000".to_owned())]);
-        let object = |id, key, mode, kind| Object { id, key, mode, owner: (7, 8), creator: (5, 6), kind };
+        let object = |id, key, mode, kind| SystemVObject { id, key, mode, owner: (7, 8), creator: (5, 6), kind };
         let messages = vec![(4, Vec::new()), (3, b"nine char".to_vec())];
         assert_eq!(
             found.objects,
@@ -319,7 +319,7 @@ mod tests {
     fn a_segment_is_attached_whole_or_in_part() {
         let one = |id, size| {
             let segment = Segment { id, size, removed: false, locked: false, unusual: false };
-            Object { id, key: 0, mode: 0, owner: (0, 0), creator: (0, 0), kind: SystemVKind::Segment(segment) }
+            SystemVObject { id, key: 0, mode: 0, owner: (0, 0), creator: (0, 0), kind: SystemVKind::Segment(segment) }
         };
         let there = SystemV { settings: vec![], objects: vec![one(0, 3 * PAGE - 9), one(7, PAGE)] };
         let in_part = |pieces: &[(u64, u64, u64, u64)]| {

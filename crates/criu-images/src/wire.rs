@@ -6,7 +6,7 @@
 
 /// One field's value on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum FieldValue {
     /// Wire type 0.
     Varint(u64),
     /// Wire type 1.
@@ -19,7 +19,7 @@ pub enum Value {
 
 /// A message: its fields in the order of the wire.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Message(pub Vec<(u32, Value)>);
+pub struct Message(pub Vec<(u32, FieldValue)>);
 
 /// The bytes are not a protobuf message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -68,13 +68,13 @@ impl Message {
             let key = read_varint(bytes, &mut at)?;
             let number = u32::try_from(key >> 3).map_err(|_| Malformed { at })?;
             let value = match key & 7 {
-                0 => Value::Varint(read_varint(bytes, &mut at)?),
-                1 => Value::Fixed64(u64::from_le_bytes(take(bytes, &mut at, 8)?.try_into().expect("8 bytes"))),
+                0 => FieldValue::Varint(read_varint(bytes, &mut at)?),
+                1 => FieldValue::Fixed64(u64::from_le_bytes(take(bytes, &mut at, 8)?.try_into().expect("8 bytes"))),
                 2 => {
                     let len = usize::try_from(read_varint(bytes, &mut at)?).map_err(|_| Malformed { at })?;
-                    Value::Bytes(take(bytes, &mut at, len)?.to_vec())
+                    FieldValue::Bytes(take(bytes, &mut at, len)?.to_vec())
                 }
-                5 => Value::Fixed32(u32::from_le_bytes(take(bytes, &mut at, 4)?.try_into().expect("4 bytes"))),
+                5 => FieldValue::Fixed32(u32::from_le_bytes(take(bytes, &mut at, 4)?.try_into().expect("4 bytes"))),
                 _ => return Err(Malformed { at }),
             };
             fields.push((number, value));
@@ -88,20 +88,20 @@ impl Message {
         for (number, value) in &self.0 {
             let key = |wire: u64| u64::from(*number) << 3 | wire;
             match value {
-                Value::Varint(v) => {
+                FieldValue::Varint(v) => {
                     write_varint(&mut out, key(0));
                     write_varint(&mut out, *v);
                 }
-                Value::Fixed64(v) => {
+                FieldValue::Fixed64(v) => {
                     write_varint(&mut out, key(1));
                     out.extend_from_slice(&v.to_le_bytes());
                 }
-                Value::Bytes(v) => {
+                FieldValue::Bytes(v) => {
                     write_varint(&mut out, key(2));
                     write_varint(&mut out, v.len() as u64);
                     out.extend_from_slice(v);
                 }
-                Value::Fixed32(v) => {
+                FieldValue::Fixed32(v) => {
                     write_varint(&mut out, key(5));
                     out.extend_from_slice(&v.to_le_bytes());
                 }
@@ -113,7 +113,7 @@ impl Message {
     /// The last varint of that number (protobuf: the last one wins); none if absent.
     pub fn varint(&self, number: u32) -> Option<u64> {
         self.0.iter().rev().find_map(|(n, v)| match v {
-            Value::Varint(v) if *n == number => Some(*v),
+            FieldValue::Varint(v) if *n == number => Some(*v),
             _ => None,
         })
     }
@@ -129,14 +129,14 @@ impl Message {
         let mut all = Vec::new();
         for (_, value) in self.0.iter().filter(|(n, _)| *n == number) {
             match value {
-                Value::Varint(v) => all.push(*v),
-                Value::Bytes(packed) => {
+                FieldValue::Varint(v) => all.push(*v),
+                FieldValue::Bytes(packed) => {
                     let mut at = 0;
                     while at < packed.len() {
                         all.push(read_varint(packed, &mut at)?);
                     }
                 }
-                Value::Fixed64(_) | Value::Fixed32(_) => {}
+                FieldValue::Fixed64(_) | FieldValue::Fixed32(_) => {}
             }
         }
         Ok(all)
@@ -145,7 +145,7 @@ impl Message {
     /// The bytes of that number.
     pub fn bytes(&self, number: u32) -> Option<&[u8]> {
         self.0.iter().rev().find_map(|(n, v)| match v {
-            Value::Bytes(v) if *n == number => Some(v.as_slice()),
+            FieldValue::Bytes(v) if *n == number => Some(v.as_slice()),
             _ => None,
         })
     }
@@ -165,7 +165,7 @@ impl Message {
         self.0
             .iter()
             .filter_map(|(n, v)| match v {
-                Value::Bytes(v) if *n == number => Some(Message::decode(v)),
+                FieldValue::Bytes(v) if *n == number => Some(Message::decode(v)),
                 _ => None,
             })
             .collect()
@@ -173,15 +173,15 @@ impl Message {
 
     /// Sets a varint in place, or adds it.
     pub fn set_varint(&mut self, number: u32, value: u64) {
-        self.set(number, Value::Varint(value));
+        self.set(number, FieldValue::Varint(value));
     }
 
     /// Sets bytes in place, or adds them.
     pub fn set_bytes(&mut self, number: u32, value: Vec<u8>) {
-        self.set(number, Value::Bytes(value));
+        self.set(number, FieldValue::Bytes(value));
     }
 
-    fn set(&mut self, number: u32, value: Value) {
+    fn set(&mut self, number: u32, value: FieldValue) {
         match self.0.iter_mut().rev().find(|(n, _)| *n == number) {
             Some((_, old)) => *old = value,
             None => self.0.push((number, value)),
@@ -200,7 +200,7 @@ impl Message {
         mut edit: impl FnMut(&mut Message) -> Result<(), E>,
     ) -> Result<(), E> {
         for (n, value) in &mut self.0 {
-            if let Value::Bytes(bytes) = value
+            if let FieldValue::Bytes(bytes) = value
                 && *n == number
             {
                 let mut message = Message::decode(bytes)?;
@@ -220,7 +220,8 @@ mod tests {
     fn reads_back_what_it_wrote() {
         let mut inner = Message::default();
         inner.set_varint(1, 300);
-        let mut m = Message(vec![(1, Value::Varint(u64::MAX)), (7, Value::Fixed32(5)), (9, Value::Fixed64(6))]);
+        let mut m =
+            Message(vec![(1, FieldValue::Varint(u64::MAX)), (7, FieldValue::Fixed32(5)), (9, FieldValue::Fixed64(6))]);
         m.set_bytes(3, inner.encode());
         let bytes = m.encode();
         let mut back = Message::decode(&bytes).unwrap();
@@ -238,14 +239,14 @@ mod tests {
     #[test]
     fn repeated_varints_come_packed_or_one_by_one() {
         let m = Message(vec![
-            (4, Value::Varint(300)),
-            (5, Value::Varint(1)),
-            (4, Value::Bytes(vec![0xac, 0x02, 0x07])),
-            (4, Value::Varint(0)),
+            (4, FieldValue::Varint(300)),
+            (5, FieldValue::Varint(1)),
+            (4, FieldValue::Bytes(vec![0xac, 0x02, 0x07])),
+            (4, FieldValue::Varint(0)),
         ]);
         assert_eq!(m.varints(4).unwrap(), [300, 300, 7, 0]);
         assert!(m.varints(6).unwrap().is_empty());
-        assert!(Message(vec![(4, Value::Bytes(vec![0xac]))]).varints(4).is_err());
+        assert!(Message(vec![(4, FieldValue::Bytes(vec![0xac]))]).varints(4).is_err());
     }
 
     #[test]

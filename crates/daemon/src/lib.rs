@@ -30,11 +30,11 @@ mod start;
 mod traces;
 
 pub use group::GroupError;
-pub use kip_worker::{BadMarks, MemoryMarks, Restored};
+pub use kip_worker::{BadMarks, MemoryMarks, RestoredBackup};
 pub use log::LogError;
 pub use options::{Certificate, Listen, Options};
 pub use restore::{RestoreError, restore};
-pub use serve::{Addresses, ServeError};
+pub use serve::{ApiAddresses, OfferError};
 pub use start::{DaemonError, run};
 #[cfg(feature = "otel")]
 pub use traces::TracesError;

@@ -2,7 +2,7 @@
 
 use kip_api::{DataLock, LockError};
 use kip_types::keys::KeysWrap;
-use kip_worker::Restored;
+use kip_worker::RestoredBackup;
 use std::path::Path;
 
 /// No data directory was made.
@@ -21,7 +21,12 @@ pub enum RestoreError {
 ///
 /// # Errors
 /// See [`RestoreError`].
-pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, report: impl FnMut(u64)) -> Result<Restored, RestoreError> {
+pub fn restore(
+    data: &Path,
+    file: &Path,
+    wrap: &KeysWrap,
+    report: impl FnMut(u64),
+) -> Result<RestoredBackup, RestoreError> {
     let _lock = DataLock::take(data, None)?;
     Ok(kip_worker::restore(data, file, wrap, report)?)
 }

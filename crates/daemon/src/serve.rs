@@ -2,7 +2,7 @@
 
 use crate::notify;
 use kip_api::{Api, ApiSocket, BindError, DataLock, Ending, RemoteListener, Tokens};
-use kip_service::Service;
+use kip_service::WorkerService;
 use kip_types::spec::Timing;
 use std::fmt::Display;
 use std::future::Future;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Where the API is offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Addresses {
+pub struct ApiAddresses {
     /// `unix:` and the path of the socket.
     pub socket: String,
     /// The URL by TCP, if it is offered there.
@@ -19,7 +19,7 @@ pub struct Addresses {
 
 /// The API cannot be offered.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
+pub enum OfferError {
     /// Its socket.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -44,16 +44,16 @@ pub(crate) struct Doors {
 /// The socket's file is gone when this returns.
 pub(crate) async fn serve<E: Display>(
     lock: &DataLock,
-    service: Arc<dyn Service>,
+    service: Arc<dyn WorkerService>,
     doors: Doors,
-    ready: impl FnOnce(&Addresses) -> Result<(), E>,
+    ready: impl FnOnce(&ApiAddresses) -> Result<(), E>,
     end: impl Future<Output = ()> + Send,
-) -> Result<Ending, ServeError> {
+) -> Result<Ending, OfferError> {
     let Doors { group, tokens, remote, timing } = doors;
     let mut socket = ApiSocket::bind(lock, group)?;
     let api = Api::new(service, timing, tokens);
     let url = remote.as_ref().map(RemoteListener::url);
-    let addresses = Addresses { socket: format!("unix:{}", socket.path().display()), url };
+    let addresses = ApiAddresses { socket: format!("unix:{}", socket.path().display()), url };
     // The socket listens already: a program that reads this can connect. A reader that is gone is
     // no reason to end.
     if let Err(e) = ready(&addresses) {
@@ -90,14 +90,14 @@ mod tests {
             drop(stop);
         };
         let mut told = None;
-        let ready = |addresses: &Addresses| {
+        let ready = |addresses: &ApiAddresses| {
             told = Some(addresses.clone());
             Err("its reader is gone")
         };
         let (ending, ()) = tokio::join!(serve(&lock, service, doors, ready, end), asks);
         assert_eq!(ending.unwrap(), Ending::Asked);
         let socket = dir.path().join(kip_client::SOCKET);
-        assert_eq!(told, Some(Addresses { socket: format!("unix:{}", socket.display()), url: None }));
+        assert_eq!(told, Some(ApiAddresses { socket: format!("unix:{}", socket.display()), url: None }));
         assert!(!socket.exists());
     }
 }

@@ -3,7 +3,7 @@
 use crate::group::{self, GroupError};
 use crate::log::{self, LogError};
 use crate::options::{Listen, Options};
-use crate::serve::{Addresses, Doors, ServeError, serve};
+use crate::serve::{ApiAddresses, Doors, OfferError, serve};
 use crate::signals::Signals;
 #[cfg(feature = "otel")]
 use crate::traces::{Traces, TracesError};
@@ -89,7 +89,7 @@ pub enum DaemonError {
     Signals(#[source] io::Error),
     /// The API.
     #[error(transparent)]
-    Serve(#[from] ServeError),
+    Serve(#[from] OfferError),
 }
 
 /// Runs the daemon to its end. To be called while the process has one thread; `ready` tells when
@@ -97,7 +97,10 @@ pub enum DaemonError {
 ///
 /// # Errors
 /// See [`DaemonError`].
-pub fn run<E: Display>(options: Options, ready: impl FnOnce(&Addresses) -> Result<(), E>) -> Result<(), DaemonError> {
+pub fn run<E: Display>(
+    options: Options,
+    ready: impl FnOnce(&ApiAddresses) -> Result<(), E>,
+) -> Result<(), DaemonError> {
     let (lock, group) = take(&options)?;
     let runtime = Runtime::new().map_err(DaemonError::Threads)?;
     let done = runtime.block_on(up(&lock, group, options, ready));
@@ -128,7 +131,7 @@ async fn up<E: Display>(
     lock: &DataLock,
     group: Option<u32>,
     options: Options,
-    ready: impl FnOnce(&Addresses) -> Result<(), E>,
+    ready: impl FnOnce(&ApiAddresses) -> Result<(), E>,
 ) -> Result<(), DaemonError> {
     log::to_stderr(&options.log)?;
     // Before anything is taken up: what is wrong with these is a matter of the command line.

@@ -23,11 +23,11 @@ mod service;
 
 use crate::document::{Document, Reading, lettered};
 use crate::place::{Fault, Faults, Note, SourcePosition, Weight, meant};
-use crate::yaml::{self, Node, Value};
+use crate::yaml::{self, Value, YamlNode};
 use crate::{environ, file};
 use context::Context;
 use kip_types::name::ProcName;
-use service::Service;
+use service::ComposeService;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
     let lookup = |key: &str| (reading.lookup)(key).or_else(|| of_file(key));
     let mut context = Context::new(&directory, &lookup);
     unset.take().iter().for_each(|name| context.unset(&first.place, name));
-    let mut replace = |root: &mut yaml::Node| {
+    let mut replace = |root: &mut yaml::YamlNode| {
         root.each_text(&mut |place, text| {
             match environ::interpolate(text, &lookup, &|name| unset.borrow_mut().push(name.to_owned())) {
                 Ok(new) => *text = new,
@@ -95,7 +95,7 @@ pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
 }
 
 /// Everything beside the services.
-fn top(context: &mut Context<'_>, root: &Node, project: Option<&str>, document: &mut Document) {
+fn top(context: &mut Context<'_>, root: &YamlNode, project: Option<&str>, document: &mut Document) {
     if !matches!(root.value, Value::Map(_)) {
         context.fault(&root.place, format!("this is {}: a Compose file begins with services:", root.kind()));
         return;
@@ -142,7 +142,12 @@ fn is_project(name: &str) -> bool {
 }
 
 /// The services that are wanted.
-fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], document: &mut Document) -> Vec<Service> {
+fn services(
+    context: &mut Context<'_>,
+    root: &YamlNode,
+    profiles: &[String],
+    document: &mut Document,
+) -> Vec<ComposeService> {
     let Some((.., node)) = root.entries().iter().find(|(key, ..)| key == "services") else {
         context.fault(&root.place, "there is no key services: write services: and each service below");
         return Vec::new();
@@ -157,7 +162,7 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
             document.left_out.push(proc);
             continue;
         }
-        wanted.push(Service::read(context, name, proc, place, node, root.get("x-kip")));
+        wanted.push(ComposeService::read(context, name, proc, place, node, root.get("x-kip")));
         lacking::unread(context, &format!("services.{name}"), node);
     }
     for profile in profiles.iter().filter(|profile| !known.contains(*profile) && *profile != "*") {
@@ -172,7 +177,7 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
 }
 
 /// The name of a service's proc: its `container_name`, or its own after that of the project.
-fn proc_name(context: &mut Context<'_>, name: &str, place: &SourcePosition, node: &Node) -> Option<ProcName> {
+fn proc_name(context: &mut Context<'_>, name: &str, place: &SourcePosition, node: &YamlNode) -> Option<ProcName> {
     let own = node.get("container_name").and_then(|own| context.text(own, &format!("services.{name}.container_name")));
     let (wanted, before) = match own {
         Some(own) => (own, String::new()),
@@ -195,7 +200,7 @@ fn proc_name(context: &mut Context<'_>, name: &str, place: &SourcePosition, node
 }
 
 /// Services as procs, with what they mean for each other.
-fn procs(context: &mut Context<'_>, services: Vec<Service>) -> Vec<crate::Described> {
+fn procs(context: &mut Context<'_>, services: Vec<ComposeService>) -> Vec<crate::Described> {
     let names: Vec<(String, ProcName)> = services.iter().map(|s| (s.name.clone(), s.proc.clone())).collect();
     for (at, (name, proc)) in names.iter().enumerate() {
         if let Some((other, _)) = names[..at].iter().find(|(_, known)| known == proc) {

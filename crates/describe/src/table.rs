@@ -2,7 +2,7 @@
 //! made, and from a request it is made again, so that what is exported, compared and read are the
 //! same keys.
 
-use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Value, Volume, Words, normal};
+use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Value, VolumeText, Words, normal};
 use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::keys::Hex;
@@ -70,7 +70,7 @@ pub struct ProcTable {
     pub egress: Vec<Egress>,
     /// Files of the machine: `SRC:DST[:ro]`, or a table.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub volume: Vec<Volume>,
+    pub volume: Vec<VolumeText>,
     /// Most memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem: Option<Size>,
@@ -376,7 +376,8 @@ impl ProcTable {
                 entrypoint = oci.entrypoint.map(Words);
             }
         }
-        let volume = |v: VolumeSpec| Volume { source: v.source.to_string(), target: v.target, read_only: v.read_only };
+        let volume =
+            |v: VolumeSpec| VolumeText { source: v.source.to_string(), target: v.target, read_only: v.read_only };
         ProcTable {
             command: (!command.is_empty()).then_some(Words(command)),
             image: reference,

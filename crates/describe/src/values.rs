@@ -47,7 +47,7 @@ pub struct Port(pub PortSpec);
 /// A volume: the string of `--volume`, or a table. A path that begins with a dot counts from the
 /// file's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Volume {
+pub struct VolumeText {
     /// A path of the host or a name.
     pub source: String,
     /// Path inside the proc.
@@ -66,9 +66,9 @@ pub enum FilePages {
     Keep,
 }
 
-impl Volume {
+impl VolumeText {
     /// Reads `SRC:DST[:ro]`.
-    pub fn parse(text: &str) -> Result<Volume, BadVolume> {
+    pub fn parse(text: &str) -> Result<VolumeText, BadVolume> {
         let mut parts = text.split(':');
         let (Some(source), Some(target)) = (parts.next(), parts.next()) else {
             return Err(BadVolume::Form(text.to_owned()));
@@ -79,7 +79,7 @@ impl Volume {
             ["ro"] => true,
             _ => return Err(BadVolume::Form(text.to_owned())),
         };
-        let volume = Volume { source: source.to_owned(), target: target.to_owned(), read_only };
+        let volume = VolumeText { source: source.to_owned(), target: target.to_owned(), read_only };
         volume.resolve(Path::new("/")).map(|_| volume)
     }
 
@@ -348,16 +348,16 @@ impl<'de> Visitor<'de> for PortForm {
 struct VolumeForm;
 
 impl<'de> Visitor<'de> for VolumeForm {
-    type Value = Volume;
+    type Value = VolumeText;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a volume as \"SRC:DST[:ro]\", or a table with the keys source and target")
     }
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Volume, E> {
-        Volume::parse(text).map_err(E::custom)
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<VolumeText, E> {
+        VolumeText::parse(text).map_err(E::custom)
     }
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Volume, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VolumeText, A::Error> {
         let table = VolumeTable::deserialize(de::value::MapAccessDeserializer::new(map))?;
-        let volume = Volume { source: table.source, target: table.target, read_only: table.read_only };
+        let volume = VolumeText { source: table.source, target: table.target, read_only: table.read_only };
         volume.resolve(Path::new("/")).map_err(de::Error::custom)?;
         Ok(volume)
     }
@@ -388,19 +388,19 @@ impl JsonSchema for Port {
     }
 }
 
-impl<'de> Deserialize<'de> for Volume {
+impl<'de> Deserialize<'de> for VolumeText {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(VolumeForm)
     }
 }
 
-impl Serialize for Volume {
+impl Serialize for VolumeText {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&format!("{}:{}{}", self.source, self.target, if self.read_only { ":ro" } else { "" }))
     }
 }
 
-impl JsonSchema for Volume {
+impl JsonSchema for VolumeText {
     fn inline_schema() -> bool {
         true
     }
@@ -429,10 +429,10 @@ mod tests {
 
     #[test]
     fn volumes_of_the_files_directory() {
-        let volume = |text: &str| Volume::parse(text).unwrap().resolve(Path::new("/srv/app")).unwrap().to_string();
+        let volume = |text: &str| VolumeText::parse(text).unwrap().resolve(Path::new("/srv/app")).unwrap().to_string();
         assert_eq!(volume("./data:/data:ro"), "/srv/app/data:/data:ro");
         assert_eq!(volume("../x:/x"), "/srv/x:/x");
         assert_eq!(volume("db:/db"), "db:/db");
-        assert!(Volume::parse("data").is_err());
+        assert!(VolumeText::parse("data").is_err());
     }
 }

@@ -14,7 +14,7 @@ const DEEPEST: usize = 100;
 
 /// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Node {
+pub struct YamlNode {
     pub place: SourcePosition,
     pub value: Value,
     /// What it says of itself and of what earlier files say in its place.
@@ -61,7 +61,7 @@ pub struct Unread {
 }
 
 /// A key of a map and what it leads to.
-pub type Entry = (String, SourcePosition, Node);
+pub type MapEntry = (String, SourcePosition, YamlNode);
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
@@ -71,18 +71,18 @@ pub enum Value {
         text: String,
         quoted: bool,
     },
-    List(Vec<Node>),
-    Map(Vec<Entry>),
+    List(Vec<YamlNode>),
+    Map(Vec<MapEntry>),
 }
 
 struct Loader<'a> {
     path: &'a Path,
-    anchors: HashMap<usize, Node>,
+    anchors: HashMap<usize, YamlNode>,
     nodes: usize,
 }
 
 /// Reads the first document of a text.
-pub fn load(path: &Path, text: &str) -> Result<Node, Fault> {
+pub fn load(path: &Path, text: &str) -> Result<YamlNode, Fault> {
     let mut loader = Loader { path, anchors: HashMap::new(), nodes: 0 };
     let mut events = Parser::new_from_str(text);
     let mut next = || events.next();
@@ -90,7 +90,7 @@ pub fn load(path: &Path, text: &str) -> Result<Node, Fault> {
         match loader.event(&mut next)? {
             (Event::StreamStart | Event::DocumentStart(_), _) => {}
             (Event::StreamEnd | Event::DocumentEnd, span) => {
-                return Ok(Node::new(loader.place(&span), Value::Null));
+                return Ok(YamlNode::new(loader.place(&span), Value::Null));
             }
             (event, span) => return loader.node(event, span, &mut next, 0),
         }
@@ -125,7 +125,7 @@ impl Loader<'_> {
         }
     }
 
-    fn node<'i>(&mut self, event: Event<'i>, span: Span, next: Next<'_, 'i>, depth: usize) -> Result<Node, Fault> {
+    fn node<'i>(&mut self, event: Event<'i>, span: Span, next: Next<'_, 'i>, depth: usize) -> Result<YamlNode, Fault> {
         let place = self.place(&span);
         self.count(&place, 1, depth)?;
         let (value, anchor, tag) = match event {
@@ -156,7 +156,7 @@ impl Loader<'_> {
             Event::MappingStart(anchor, tag) => (self.map(next, depth)?, anchor, tag),
             _ => return Err(Fault::new(&place, "the YAML ends in the middle")),
         };
-        let node = Node { tag: Tag::read(tag.as_deref()), ..Node::new(place, value) };
+        let node = YamlNode { tag: Tag::read(tag.as_deref()), ..YamlNode::new(place, value) };
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -164,8 +164,8 @@ impl Loader<'_> {
     }
 
     fn map<'i>(&mut self, next: Next<'_, 'i>, depth: usize) -> Result<Value, Fault> {
-        let mut entries: Vec<Entry> = Vec::new();
-        let mut merged: Vec<Node> = Vec::new();
+        let mut entries: Vec<MapEntry> = Vec::new();
+        let mut merged: Vec<YamlNode> = Vec::new();
         loop {
             let (event, span) = self.event(next)?;
             if event == Event::MappingEnd {
@@ -202,7 +202,7 @@ impl Loader<'_> {
 }
 
 /// Adds what `<<` brings: keys that are there already stay.
-fn merge(entries: &mut Vec<Entry>, from: Node) -> Result<(), Fault> {
+fn merge(entries: &mut Vec<MapEntry>, from: YamlNode) -> Result<(), Fault> {
     match from.value {
         Value::Map(more) => {
             for entry in more {
@@ -217,7 +217,7 @@ fn merge(entries: &mut Vec<Entry>, from: Node) -> Result<(), Fault> {
     }
 }
 
-fn size(node: &Node) -> usize {
+fn size(node: &YamlNode) -> usize {
     match &node.value {
         Value::List(list) => 1 + list.iter().map(size).sum::<usize>(),
         Value::Map(map) => 1 + map.iter().map(|(_, _, value)| size(value)).sum::<usize>(),
@@ -225,26 +225,26 @@ fn size(node: &Node) -> usize {
     }
 }
 
-impl Node {
+impl YamlNode {
     /// One that no reader has seen yet.
-    pub fn new(place: SourcePosition, value: Value) -> Node {
-        Node { place, value, tag: None, read: Read::default() }
+    pub fn new(place: SourcePosition, value: Value) -> YamlNode {
+        YamlNode { place, value, tag: None, read: Read::default() }
     }
 
     /// The entries of a map, none of anything else, for a reader that looks at every key.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[MapEntry] {
         self.map().iter().for_each(|(_, _, value)| value.read.taken.set(true));
         self.map()
     }
 
     /// What a key leads to.
-    pub fn get(&self, key: &str) -> Option<&Node> {
+    pub fn get(&self, key: &str) -> Option<&YamlNode> {
         self.read.asked.borrow_mut().push(key.to_owned());
         let found = self.map().iter().find(|(known, ..)| known == key).map(|(_, _, value)| value);
         found.inspect(|value| value.read.taken.set(true))
     }
 
-    fn map(&self) -> &[Entry] {
+    fn map(&self) -> &[MapEntry] {
         if let Value::Map(entries) = &self.value { entries } else { &[] }
     }
 
@@ -298,7 +298,7 @@ impl Node {
 mod tests {
     use super::*;
 
-    fn text(node: Option<&Node>) -> &str {
+    fn text(node: Option<&YamlNode>) -> &str {
         match node.map(|n| &n.value) {
             Some(Value::Text { text, .. }) => text,
             other => panic!("{other:?}"),

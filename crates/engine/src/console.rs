@@ -41,7 +41,7 @@ pub struct Clients {
 
 /// What a program has written, for its clients.
 #[derive(Debug, Clone)]
-pub enum Piece {
+pub enum OutputPiece {
     /// Never none.
     Bytes(Arc<[u8]>),
     /// No process has the terminal open any more.
@@ -58,7 +58,7 @@ struct Follower {
 #[derive(Debug)]
 struct Output {
     recent: VecDeque<u8>,
-    pieces: broadcast::Sender<Piece>,
+    pieces: broadcast::Sender<OutputPiece>,
     follower: Option<Follower>,
 }
 
@@ -120,12 +120,12 @@ impl Console {
     }
 
     /// A client is attached until what this returns is dropped.
-    pub fn seat(self: &Arc<Console>) -> Seat {
+    pub fn seat(self: &Arc<Console>) -> ClientSeat {
         self.clients.send_modify(|clients| {
             clients.now += 1;
             clients.ever += 1;
         });
-        Seat(Arc::clone(self))
+        ClientSeat(Arc::clone(self))
     }
 
     /// Has what the program wrote last in its log, and reads its terminal no longer. Blocking.
@@ -138,7 +138,7 @@ impl Console {
     }
 
     /// What was written so far, if that is wanted, and all that comes.
-    pub fn subscribe(&self, since_start: bool) -> (Vec<u8>, broadcast::Receiver<Piece>) {
+    pub fn subscribe(&self, since_start: bool) -> (Vec<u8>, broadcast::Receiver<OutputPiece>) {
         let output = self.output.lock();
         let before = if since_start { output.recent.iter().copied().collect() } else { Vec::new() };
         (before, output.pieces.subscribe())
@@ -147,9 +147,9 @@ impl Console {
 
 /// A client that is attached.
 #[derive(Debug)]
-pub struct Seat(Arc<Console>);
+pub struct ClientSeat(Arc<Console>);
 
-impl Drop for Seat {
+impl Drop for ClientSeat {
     fn drop(&mut self) {
         self.0.clients.send_modify(|clients| clients.now -= 1);
     }
@@ -161,7 +161,7 @@ impl Output {
         let over = self.recent.len().saturating_sub(RECENT);
         self.recent.drain(..over);
         // Without a client no receiver has it.
-        let _ = self.pieces.send(Piece::Bytes(bytes.into()));
+        let _ = self.pieces.send(OutputPiece::Bytes(bytes.into()));
     }
 }
 
@@ -189,7 +189,7 @@ async fn relay(
         output.lock().add(&bytes);
         let _ = log.write_all(&lines.of(&bytes)).await;
     }
-    let _ = output.lock().pieces.send(Piece::HungUp);
+    let _ = output.lock().pieces.send(OutputPiece::HungUp);
     if let Some(done) = done {
         let _ = done.send(());
     }
@@ -239,7 +239,7 @@ mod tests {
         let (before, mut pieces) = console.subscribe(true);
         assert_eq!((before.len(), &before[RECENT - 3..]), (RECENT, &b"abc"[..]));
         console.output.lock().add(b"d");
-        assert!(matches!(pieces.try_recv(), Ok(Piece::Bytes(bytes)) if &*bytes == b"d"));
+        assert!(matches!(pieces.try_recv(), Ok(OutputPiece::Bytes(bytes)) if &*bytes == b"d"));
         assert!(console.subscribe(false).0.is_empty());
     }
 }

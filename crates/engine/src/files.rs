@@ -8,7 +8,7 @@
 
 use crate::host::Proc;
 use crate::{pins, volumes};
-use kip_files::tree::Tree;
+use kip_files::tree::RootTree;
 use kip_sandbox::launcher::LaunchError;
 use kip_sandbox::rootfs::{Mounts, RootfsError};
 use kip_sandbox::volume::VolumeError;
@@ -44,7 +44,7 @@ pub enum NoFiles {
 ///
 /// # Errors
 /// It has ended.
-pub fn awake(proc: &Proc) -> Result<Tree, NoFiles> {
+pub fn awake(proc: &Proc) -> Result<RootTree, NoFiles> {
     let init = proc.init_pid().ok_or(NoFiles::Ended)?;
     let process = File::open(format!("/proc/{init}")).map_err(NoFiles::Root)?;
     // The number was the proc's when that was opened, and no other process's.
@@ -53,14 +53,14 @@ pub fn awake(proc: &Proc) -> Result<Tree, NoFiles> {
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(&process, "root", flags, Mode::empty());
-    Ok(Tree::of_proc(root.map_err(|e| NoFiles::Root(e.into()))?))
+    Ok(RootTree::of_proc(root.map_err(|e| NoFiles::Root(e.into()))?))
 }
 
 /// Those of a parked proc.
 ///
 /// # Errors
 /// See [`NoFiles`].
-pub fn parked(proc: &Proc) -> Result<Tree, NoFiles> {
+pub fn parked(proc: &Proc) -> Result<RootTree, NoFiles> {
     let user = proc.held_user().map_err(NoFiles::User)?;
     let mounts = match proc.held_mounts(true).or_else(|| proc.held_mounts(false)) {
         Some(mounts) => mounts,
@@ -73,7 +73,7 @@ pub fn parked(proc: &Proc) -> Result<Tree, NoFiles> {
 ///
 /// # Errors
 /// See [`NoFiles`].
-pub fn stopped(proc: &Proc) -> Result<Tree, NoFiles> {
+pub fn stopped(proc: &Proc) -> Result<RootTree, NoFiles> {
     let namespaces = proc.shared.launcher().namespaces(proc.first_id(), proc.spec().hostname());
     let user = namespaces.map_err(NoFiles::NewUser)?.user;
     let mounts = new_mounts(proc, &user)?;
@@ -87,7 +87,7 @@ fn new_mounts(proc: &Proc, user: &OwnedFd) -> Result<Mounts, NoFiles> {
     Ok(mounts)
 }
 
-fn assemble(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<Tree, NoFiles> {
+fn assemble(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<RootTree, NoFiles> {
     let mut tree = mounted(proc, root, usr, user)?;
     let spec = proc.spec();
     let secrets = spec.volumes.iter().filter(|volume| volume.source == VolumeSource::Secrets);
@@ -104,8 +104,8 @@ fn broken(e: rustix::io::Errno) -> NoFiles {
 }
 
 /// Its files by these mounts of `/` and `/usr`, attached or not, and its volumes.
-pub(crate) fn mounted(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<Tree, NoFiles> {
-    let mut tree = Tree::of_proc(root);
+pub(crate) fn mounted(proc: &Proc, root: OwnedFd, usr: OwnedFd, user: &OwnedFd) -> Result<RootTree, NoFiles> {
+    let mut tree = RootTree::of_proc(root);
     tree.cover(Path::new("/usr"), usr).map_err(broken)?;
     for volume in volumes::for_files(proc, user.as_fd())? {
         tree.cover(Path::new(&volume.target), volume.fd).map_err(broken)?;

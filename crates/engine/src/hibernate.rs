@@ -31,7 +31,7 @@ pub struct Done {
     /// What the pager did.
     pub report: Hibernated,
     /// Its memory before.
-    pub memory: kip_sys::smaps::Memory,
+    pub memory: kip_sys::smaps::MemoryUse,
     /// What of its memory is still there, bytes.
     pub there_bytes: u64,
     /// None: blocked.

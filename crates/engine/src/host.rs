@@ -19,7 +19,7 @@ use crate::helper_pool::HelperPool;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
 use crate::prepared::PreparedNetworks;
-use kip_image::Images;
+use kip_image::ImageStore;
 use kip_journal::events::Events;
 use kip_keeper::Keeper;
 use kip_logs::{LogPump, Rotation};
@@ -96,7 +96,7 @@ pub struct Host {
     /// The machine's own files, as procs without an image see them.
     pub base: Base,
     /// Layers of images.
-    pub images: Arc<Images>,
+    pub images: Arc<ImageStore>,
     /// Control groups of procs.
     pub cgroups: Cgroups,
     /// Memory that procs use, and may use.

@@ -7,7 +7,7 @@ use crate::descriptors::seen;
 use crate::fd_store::key;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
-use kip_checkpoint::inotify::Instance;
+use kip_checkpoint::inotify::InotifyInstance;
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_net::custody;
 use kip_records::body::SleepingInotify;
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Bytes of events that wait, by where the instance is open: host pid, descriptor.
-pub type Events = BTreeMap<(u32, i32), u32>;
+pub type InotifyEvents = BTreeMap<(u32, i32), u32>;
 
 /// Its descriptor, if it is held.
 pub fn held(instance: &SleepingInotify, proc: &Proc) -> Option<Arc<OwnedFd>> {
@@ -51,7 +51,7 @@ pub fn places(tree: &Tree) -> Vec<(u32, i32)> {
 }
 
 /// How much waits in each.
-pub fn events(tree: &Tree) -> Events {
+pub fn events(tree: &Tree) -> InotifyEvents {
     let queued = |place: (u32, i32)| {
         let fd = duplicate(place.0, place.1).ok()?;
         Some((place, custody::queued_events(fd.as_fd()).ok()?))
@@ -61,9 +61,9 @@ pub fn events(tree: &Tree) -> Events {
 
 /// The inotify instances and, with their keys, their descriptors. One that cannot be had is CRIU's
 /// to make anew.
-pub fn take(tree: &Tree, images: &Images, before: &Events) -> Result<Taken, CheckpointImageError> {
+pub fn take(tree: &Tree, images: &Images, before: &InotifyEvents) -> Result<Taken, CheckpointImageError> {
     let mut taken = (Vec::new(), Vec::new());
-    for Instance { object, sees_sleep } in kip_checkpoint::inotify::instances(images)? {
+    for InotifyInstance { object, sees_sleep } in kip_checkpoint::inotify::instances(images)? {
         let Some(&host) = tree.threads.get(&object.pid) else { continue };
         let Ok(fd) = duplicate(host, object.fd) else { continue };
         let queued = |queued| custody::Seen { queued, ..custody::Seen::default() };

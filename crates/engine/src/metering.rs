@@ -4,7 +4,7 @@
 use crate::host::Proc;
 use kip_clocks::AbsoluteWaits;
 use kip_journal::meter::{Kept, marks};
-use kip_net::activity::Activity as Traffic;
+use kip_net::activity::TrafficCounters as Traffic;
 use kip_records::record::{self, Durability, RecordError};
 use kip_records::state::Record;
 use serde::{Deserialize, Serialize};

@@ -41,15 +41,15 @@ fn seconds(us: u64) -> f64 {
 
 const SLEEPS: [Tier; 3] = [Tier::Hibernated, Tier::Parked, Tier::Archived];
 /// What may stand in the way of each of [`SLEEPS`].
-const CAUSES: [&[Cause]; 3] = [
-    &[Cause::Exec, Cause::Starting, Cause::Hook, Cause::Memory, Cause::Pager],
-    &[Cause::Exec, Cause::Starting, Cause::Hook, Cause::Criu, Cause::Snapshot],
-    &[Cause::Store],
+const CAUSES: [&[RefusalCause]; 3] = [
+    &[RefusalCause::Exec, RefusalCause::Starting, RefusalCause::Hook, RefusalCause::Memory, RefusalCause::Pager],
+    &[RefusalCause::Exec, RefusalCause::Starting, RefusalCause::Hook, RefusalCause::Criu, RefusalCause::Snapshot],
+    &[RefusalCause::Store],
 ];
 
 /// What stood in the way of a sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum RefusalCause {
     /// A program runs in it by `kip exec`.
     Exec,
     /// It is not ready yet.
@@ -68,17 +68,17 @@ pub enum Cause {
     Hook,
 }
 
-impl Cause {
+impl RefusalCause {
     fn word(self) -> &'static str {
         match self {
-            Cause::Exec => "exec",
-            Cause::Starting => "starting",
-            Cause::Memory => "memory",
-            Cause::Pager => "pager",
-            Cause::Criu => "criu",
-            Cause::Snapshot => "snapshot",
-            Cause::Store => "store",
-            Cause::Hook => "hook",
+            RefusalCause::Exec => "exec",
+            RefusalCause::Starting => "starting",
+            RefusalCause::Memory => "memory",
+            RefusalCause::Pager => "pager",
+            RefusalCause::Criu => "criu",
+            RefusalCause::Snapshot => "snapshot",
+            RefusalCause::Store => "store",
+            RefusalCause::Hook => "hook",
         }
     }
 }
@@ -185,7 +185,7 @@ impl Metrics {
     }
 
     /// A sleep to that tier could not be.
-    pub fn refused(&self, to: Tier, cause: Cause) {
+    pub fn refused(&self, to: Tier, cause: RefusalCause) {
         self.refusals.get_or_create(&[("tier", word(to)), ("cause", cause.word())]).inc();
     }
 
@@ -254,7 +254,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.woke(Tier::Parked, "tcp", 2_000);
         metrics.woke(Tier::Parked, "tcp", 40_000_000);
-        metrics.refused(Tier::Parked, Cause::Criu);
+        metrics.refused(Tier::Parked, RefusalCause::Criu);
         metrics.ended(Exit::Signal(9), true);
         metrics.started_cold();
         let text = metrics.text(Nothing);

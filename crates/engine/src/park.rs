@@ -40,7 +40,7 @@ use kip_criu_images::fields::mm_entry;
 use kip_criu_images::{Images, bars_criu};
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
-use kip_records::body::{Body, Home, SleepingSocket, SleepingTerminals, Slept};
+use kip_records::body::{Body, ImagesHome, SleepingSocket, SleepingTerminals, Slept};
 use kip_sandbox::launcher::CopiedMounts;
 use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
@@ -400,7 +400,7 @@ fn check_native_only(proc: &Proc, images: &Images, pages: &PageMap, body: &Body,
 }
 
 /// Where it is now.
-fn home_of(proc: &Proc) -> io::Result<Home> {
+fn home_of(proc: &Proc) -> io::Result<ImagesHome> {
     let mut pipes = BTreeMap::new();
     for (key, _) in key::PIPES {
         // What is not held is lost already, and the wake says so.
@@ -408,7 +408,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
             pipes.insert(key.to_owned(), pipe_key(&held)?);
         }
     }
-    Ok(Home { first_id: proc.first_id(), boot: Boot::read()?, pipes, machine: proc.shared.name.clone() })
+    Ok(ImagesHome { first_id: proc.first_id(), boot: Boot::read()?, pipes, machine: proc.shared.name.clone() })
 }
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back

@@ -40,7 +40,7 @@ const EXEC_WITHIN: Duration = Duration::from_secs(30);
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a start makes.
-pub struct Started {
+pub struct StartedProc {
     /// Its pid 1, by the machine's number.
     pub init: u32,
     /// The program, by its number inside.
@@ -60,7 +60,7 @@ pub fn build(
     prepared: Option<PreparedNetwork>,
     earlier: &[PortView],
     exec_only: bool,
-) -> Result<Started, Refusal> {
+) -> Result<StartedProc, Refusal> {
     let ports = ports::reserve(proc, &proc.spec().ports, Earlier { of: proc, ports: earlier })?;
     // A restart policy may have kept others, which a spec that was changed does not ask for.
     ports::let_go_of_others(proc, &ports);
@@ -151,7 +151,7 @@ pub fn build(
     };
     let program = await_exec(proc, &status, missing)?;
     proc.shared.follow_output(proc);
-    Ok(Started { init: started.init_pid, program, ports })
+    Ok(StartedProc { init: started.init_pid, program, ports })
 }
 
 /// The user that its programs run as, by the files below `root`; none for the sandbox's root.

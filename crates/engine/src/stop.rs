@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// What becomes of rules and links of a proc that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Network {
+pub enum NetworkFate {
     /// They are removed.
     Removed,
     /// They are removed, but its ports on the host stay its own: it is to be started again.
@@ -36,10 +36,10 @@ pub enum Network {
     Left,
 }
 
-impl Network {
+impl NetworkFate {
     /// Of a proc that ended and is recorded as that.
-    pub fn after(state: &State) -> Network {
-        if matches!(state, State::Restarting { .. }) { Network::Reserved } else { Network::Removed }
+    pub fn after(state: &State) -> NetworkFate {
+        if matches!(state, State::Restarting { .. }) { NetworkFate::Reserved } else { NetworkFate::Removed }
     }
 }
 
@@ -130,7 +130,7 @@ pub fn remove_networks(machine: &Host, slots: &[Slot]) -> Result<(), Refusal> {
 }
 
 /// Lets go everything but name, files and logs: processes, cgroup, network, ports, descriptors.
-pub async fn release(proc: &Arc<Proc>, network: Network) {
+pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
     let proc = Arc::clone(proc);
     blocking(move || {
         let warn = |what: &str, e: &dyn std::error::Error| {
@@ -143,14 +143,14 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
         proc.resolver.end();
         proc.console.finish();
         let _ = proc.shared.logs.remove(proc.key.as_str());
-        let goes = matches!(network, Network::Removed | Network::Reserved);
+        let goes = matches!(network, NetworkFate::Removed | NetworkFate::Reserved);
         if goes && let Err(e) = proc.shared.nat.unpublish(&[proc.slot]) {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
         let let_go: &[&str] = match network {
-            Network::Reserved | Network::Kept => &[key::IO, key::DNS, key::ASLEEP],
-            Network::Removed | Network::Left => &key::ALL_UP,
+            NetworkFate::Reserved | NetworkFate::Kept => &[key::IO, key::DNS, key::ASLEEP],
+            NetworkFate::Removed | NetworkFate::Left => &key::ALL_UP,
         };
         for prefix in let_go {
             if let Err(e) = proc.fd_store.drop_prefix(prefix) {
@@ -173,7 +173,7 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
 /// Removes the proc whole; its slot is free again.
 pub async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
     fault::reach("remove-intent");
-    release(proc, Network::Removed).await;
+    release(proc, NetworkFate::Removed).await;
     let proc = Arc::clone(proc);
     blocking(move || {
         if let Err(e) = proc.fd_store.drop_prefix(key::PROBE) {

@@ -6,7 +6,7 @@
 
 use kip_checkpoint::Registers;
 use kip_checkpoint::resume::{Thread, WaitingProcess};
-use kip_clocks::{Pending, Since, Waiting};
+use kip_clocks::{Pending, Waiting, WaitingThreads};
 use kip_sys::kernel_file;
 use kip_sys::ran::{CpuClocks, is_undated};
 use kip_sys::status::{Status, threads};
@@ -80,7 +80,7 @@ impl Tree {
 
     /// In which call, and since when, each thread (by id inside) waits. Threads that run are left
     /// out. To be read just before a freeze, which counts as running.
-    pub fn waiting(&self) -> Since {
+    pub fn waiting(&self) -> WaitingThreads {
         let mut clocks = CpuClocks::default();
         let wait = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one,
@@ -98,7 +98,7 @@ impl Tree {
 
     /// Whether a thread waits of which `since` does not know since when: its processor is being
     /// changed.
-    pub fn has_unknown(&self, since: &Since) -> bool {
+    pub fn has_unknown(&self, since: &WaitingThreads) -> bool {
         self.threads.iter().any(|(inside, tid)| !since.contains_key(inside) && waits_in(*tid).is_some())
     }
 

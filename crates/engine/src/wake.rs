@@ -33,7 +33,7 @@ use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_net::custody;
 use kip_offload::DemandError;
 use kip_records::body::Body;
-use kip_records::body::Home;
+use kip_records::body::ImagesHome;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
@@ -272,7 +272,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let plan = timers::TimerPlan::new(proc, &body.clocks);
     let scratch = scratch(proc)?;
     let missed = advance(proc, &mut images, &scratch, body, plan.armed_at(), &inotify.keys().copied().collect())?;
-    let is_of_now = |home: &Home| kip_clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
+    let is_of_now = |home: &ImagesHome| kip_clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
     let held = hold_threads(&mut images, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
     images.lay_out(&scratch)?;
     let mut inherit = inherited(proc, body)?;

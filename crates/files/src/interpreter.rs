@@ -3,7 +3,7 @@
 //! execve(2) has one word for both, ENOENT. Reads a few hundred bytes of the program, below the
 //! proc's root, and executes nothing.
 
-use crate::tree::Tree;
+use crate::tree::RootTree;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -51,7 +51,7 @@ impl std::fmt::Display for MissingInterpreter {
 
 /// Looks for the program as execvp(3) would; none if it is not there, or what it names is.
 /// `path` is the PATH that it has.
-pub fn missing(tree: &Tree, program: &str, workdir: Option<&Path>, path: &str) -> Option<MissingInterpreter> {
+pub fn missing(tree: &RootTree, program: &str, workdir: Option<&Path>, path: &str) -> Option<MissingInterpreter> {
     let workdir = workdir.unwrap_or(Path::new("/"));
     let candidates: Vec<PathBuf> = match program.contains('/') {
         true => vec![workdir.join(program)],
@@ -64,7 +64,7 @@ pub fn missing(tree: &Tree, program: &str, workdir: Option<&Path>, path: &str) -
 }
 
 /// A regular file of the tree.
-fn open(tree: &Tree, path: &Path) -> Option<File> {
+fn open(tree: &RootTree, path: &Path) -> Option<File> {
     let found: OwnedFd = tree.find(path, true).ok()?.file?;
     let is_file = FileType::from_raw_mode(rustix::fs::fstat(&found).ok()?.st_mode) == FileType::RegularFile;
     let again = format!("/proc/self/fd/{}", found.as_raw_fd());
@@ -123,7 +123,7 @@ mod tests {
         }
         fs::copy("/proc/self/exe", dir.path().join("linked")).unwrap();
         let root = rustix::fs::open(dir.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let tree = Tree::of_proc(root);
+        let tree = RootTree::of_proc(root);
         let path = "/none:bin";
         let missing = |program| missing(&tree, program, None, path);
         for fine in ["ok", "plain", "nothing", "/bin/none"] {

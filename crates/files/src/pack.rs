@@ -4,7 +4,7 @@
 //! directory. A file that shrinks while it is read ends with zeros.
 
 use crate::error::FilesError;
-use crate::tree::{Place, Tree, is_directory, reopen};
+use crate::tree::{Place, RootTree, is_directory, reopen};
 use rustix::fs::{Dir, FileType, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -22,22 +22,22 @@ const DEEPEST: usize = 256;
 const SHORT_TARGET: usize = 100;
 
 /// Turns an owner's id on the machine into the one of the archive.
-pub type Ids<'a> = &'a dyn Fn(u32) -> u32;
+pub type OwnerIds<'a> = &'a dyn Fn(u32) -> u32;
 
 /// What is at a path.
 #[derive(Debug)]
-pub struct Source {
+pub struct PackSource {
     file: OwnedFd,
     name: PathBuf,
     path: PathBuf,
 }
 
-impl Source {
+impl PackSource {
     /// Looks for it. `follow`: where it is a link, what that leads to.
     ///
     /// # Errors
     /// Nothing is there, or nothing that can be copied.
-    pub fn find(tree: &Tree, path: &Path, follow: bool) -> Result<Source, FilesError> {
+    pub fn find(tree: &RootTree, path: &Path, follow: bool) -> Result<PackSource, FilesError> {
         let Place { name, file, .. } = tree.find(path, follow).map_err(FilesError::of(path))?;
         let Some(file) = file else { return Err(FilesError::Missing { path: path.to_owned() }) };
         let stat = fstat(&file).map_err(FilesError::of(path))?;
@@ -46,14 +46,14 @@ impl Source {
             _ => return Err(FilesError::Special { path: path.to_owned() }),
         }
         let name = PathBuf::from(name.unwrap_or_else(|| OsString::from(".")));
-        Ok(Source { file, name, path: path.to_owned() })
+        Ok(PackSource { file, name, path: path.to_owned() })
     }
 
     /// Writes it and all that is below it.
     ///
     /// # Errors
     /// A file cannot be read, or `out` takes no more. The stream is not complete then.
-    pub fn pack(&self, tree: &Tree, ids: Ids<'_>, out: &mut dyn Write) -> Result<(), FilesError> {
+    pub fn pack(&self, tree: &RootTree, ids: OwnerIds<'_>, out: &mut dyn Write) -> Result<(), FilesError> {
         let mut packing = Packing { tree, ids, out: Builder::new(out), links: HashMap::new() };
         packing.one(&self.file, &self.name, &self.path, 0)?;
         packing.out.finish().map_err(FilesError::Sent)
@@ -61,8 +61,8 @@ impl Source {
 }
 
 struct Packing<'a> {
-    tree: &'a Tree,
-    ids: Ids<'a>,
+    tree: &'a RootTree,
+    ids: OwnerIds<'a>,
     out: Builder<&'a mut dyn Write>,
     /// Files with several names, by device and inode: the first name.
     links: HashMap<(u64, u64), PathBuf>,

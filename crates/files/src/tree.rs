@@ -1,7 +1,7 @@
 //! A tree of files below a root, whose paths are resolved part by part.
 //!
 //! The root of a proc that runs is one directory, and the kernel crosses its mounts. That of a
-//! sleeper is a mount that is attached nowhere, and what lies on it are others: [`Tree::cover`]
+//! sleeper is a mount that is attached nowhere, and what lies on it are others: [`RootTree::cover`]
 //! says where, and the walk crosses over itself.
 
 use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, fstatfs, statx};
@@ -46,7 +46,7 @@ enum Over {
 
 /// Files below a root.
 #[derive(Debug)]
-pub struct Tree {
+pub struct RootTree {
     root: Rc<OwnedFd>,
     covers: Vec<(Id, Over)>,
     /// What is covered, held open: an overlay may give another number to what it has forgotten.
@@ -77,20 +77,20 @@ impl Place {
     }
 }
 
-impl Tree {
+impl RootTree {
     /// The files of a proc, whose root directory or root mount this is.
-    pub fn of_proc(root: OwnedFd) -> Tree {
-        Tree { root: Rc::new(root), covers: Vec::new(), pinned: Vec::new(), of_proc: true }
+    pub fn of_proc(root: OwnedFd) -> RootTree {
+        RootTree { root: Rc::new(root), covers: Vec::new(), pinned: Vec::new(), of_proc: true }
     }
 
     /// The files of the host, as the caller may see them.
     ///
     /// # Errors
     /// open(2).
-    pub fn of_host() -> Result<Tree> {
+    pub fn of_host() -> Result<RootTree> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open("/", flags, Mode::empty())?;
-        Ok(Tree { root: Rc::new(root), covers: Vec::new(), pinned: Vec::new(), of_proc: false })
+        Ok(RootTree { root: Rc::new(root), covers: Vec::new(), pinned: Vec::new(), of_proc: false })
     }
 
     /// Lets `mount` lie over what is at `target`, if something of its kind is there.
@@ -108,7 +108,7 @@ impl Tree {
     /// Notes that what is at `target` is not on a disk while the proc runs.
     ///
     /// # Errors
-    /// As [`Tree::cover`].
+    /// As [`RootTree::cover`].
     pub fn made_up(&mut self, target: &Path) -> Result<()> {
         if let Some((id, there)) = self.at(target)? {
             self.covers.push((id, Over::MadeUp));
@@ -141,7 +141,7 @@ impl Tree {
     /// What `path` leads to from the last of `from`.
     ///
     /// # Errors
-    /// As [`Tree::find`].
+    /// As [`RootTree::find`].
     pub fn walk(&self, from: &Dirs, path: &Path, follow: bool) -> Result<Place> {
         let mut dirs = from.clone();
         let mut left = Vec::new();

@@ -10,7 +10,7 @@
 //! `.kip-cp-*` beside its place.
 
 use crate::error::FilesError;
-use crate::tree::{Dirs, Id, Place, Tree, is_directory};
+use crate::tree::{Dirs, Id, Place, RootTree, is_directory};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, fstat};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -54,17 +54,17 @@ pub struct UnpackRequest<'a> {
     /// refused.
     pub follow: bool,
     /// Names that must stay what they are, see [`name_of`].
-    pub busy: &'a HashSet<Name>,
+    pub busy: &'a HashSet<EntryName>,
     /// What is too much.
     pub limits: UnpackLimits,
 }
 
 /// A name in a directory.
-pub type Name = (Id, OsString);
+pub type EntryName = (Id, OsString);
 
 /// What was unpacked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackedEntries {
     /// Contents of files, bytes.
     pub bytes: u64,
     /// Files, directories and links.
@@ -75,7 +75,7 @@ pub struct Unpacked {
 ///
 /// # Errors
 /// Those of a lookup.
-pub fn name_of(tree: &Tree, path: &Path) -> rustix::io::Result<Option<Name>> {
+pub fn name_of(tree: &RootTree, path: &Path) -> rustix::io::Result<Option<EntryName>> {
     let place = tree.find(path, false)?;
     let id = Id::of(place.parent())?;
     Ok(place.name.map(|name| (id, name)))
@@ -85,11 +85,11 @@ pub fn name_of(tree: &Tree, path: &Path) -> rustix::io::Result<Option<Name>> {
 ///
 /// # Errors
 /// See [`FilesError`]. What came before is there.
-pub fn unpack(tree: &Tree, request: &UnpackRequest<'_>, archive: impl Read) -> Result<Unpacked, FilesError> {
+pub fn unpack(tree: &RootTree, request: &UnpackRequest<'_>, archive: impl Read) -> Result<UnpackedEntries, FilesError> {
     let (base, rename) = destination(tree, request)?;
     let since = Rc::new(Cell::new(0));
     let mut archive = Archive::new(Metered { archive, since: Rc::clone(&since) });
-    let (last, made, done) = (None, Vec::new(), Unpacked::default());
+    let (last, made, done) = (None, Vec::new(), UnpackedEntries::default());
     let mut unpacking = Unpacking { tree, request, base, rename, last, made, done, since };
     for entry in archive.entries().map_err(FilesError::Archive)? {
         let mut entry = entry.map_err(FilesError::Archive)?;
@@ -104,7 +104,7 @@ pub fn unpack(tree: &Tree, request: &UnpackRequest<'_>, archive: impl Read) -> R
 }
 
 /// The directory that takes the entries, and the name that the first one gets.
-fn destination(tree: &Tree, request: &UnpackRequest<'_>) -> Result<(Dirs, Option<Rename>), FilesError> {
+fn destination(tree: &RootTree, request: &UnpackRequest<'_>) -> Result<(Dirs, Option<Rename>), FilesError> {
     let path = request.to;
     let ends_below = path.as_os_str().as_bytes().ends_with(b"/");
     let place = tree.find(path, true).map_err(FilesError::of(path))?;
@@ -147,14 +147,14 @@ struct Made {
 }
 
 struct Unpacking<'a> {
-    tree: &'a Tree,
+    tree: &'a RootTree,
     request: &'a UnpackRequest<'a>,
     base: Dirs,
     rename: Option<Rename>,
     /// The directory of the last entry: the next one is mostly there too.
     last: Option<(PathBuf, Dirs)>,
     made: Vec<Made>,
-    done: Unpacked,
+    done: UnpackedEntries,
     /// Bytes of the archive since something was taken of it.
     since: Rc<Cell<u64>>,
 }

@@ -2,7 +2,7 @@
 //! directory.
 
 use super::*;
-use crate::pack::Source;
+use crate::pack::PackSource;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use tar::Header;
@@ -10,7 +10,7 @@ use tar::Header;
 /// A root to copy to, beside what must not be reached.
 struct Place {
     dir: tempfile::TempDir,
-    busy: HashSet<Name>,
+    busy: HashSet<EntryName>,
 }
 
 impl Place {
@@ -25,11 +25,11 @@ impl Place {
         self.dir.path().join("root")
     }
 
-    fn tree(&self) -> Tree {
-        Tree::of_proc(fs::File::open(self.root()).unwrap().into())
+    fn tree(&self) -> RootTree {
+        RootTree::of_proc(fs::File::open(self.root()).unwrap().into())
     }
 
-    fn unpack(&self, to: &str, rename: bool, archive: &[u8]) -> Result<Unpacked, String> {
+    fn unpack(&self, to: &str, rename: bool, archive: &[u8]) -> Result<UnpackedEntries, String> {
         let limits = UnpackLimits { bytes: 1 << 20, entries: 100 };
         let request = UnpackRequest { to: Path::new(to), rename, follow: true, busy: &self.busy, limits };
         unpack(&self.tree(), &request, archive).map_err(|e| e.to_string())
@@ -194,7 +194,7 @@ fn what_is_packed_is_unpacked_as_it_was() {
     symlink(format!("/{long}"), srv.join("far")).unwrap();
     rustix::fs::mknodat(fs::File::open(&srv).unwrap(), "pipe", FileType::Fifo, Mode::from(0o600), 0).unwrap();
     let mut bytes = Vec::new();
-    let source = Source::find(&from.tree(), Path::new("/srv"), false).unwrap();
+    let source = PackSource::find(&from.tree(), Path::new("/srv"), false).unwrap();
     source.pack(&from.tree(), &|id| id, &mut bytes).unwrap();
     to.unpack("/copy", true, &bytes).unwrap();
     let copy = to.root().join("copy");
@@ -207,7 +207,10 @@ fn what_is_packed_is_unpacked_as_it_was() {
     // The link itself, what it leads to, and what is below a path that ends with a dot.
     let names = |path: &str, follow| {
         let mut bytes = Vec::new();
-        Source::find(&from.tree(), Path::new(path), follow).unwrap().pack(&from.tree(), &|id| id, &mut bytes).unwrap();
+        PackSource::find(&from.tree(), Path::new(path), follow)
+            .unwrap()
+            .pack(&from.tree(), &|id| id, &mut bytes)
+            .unwrap();
         let mut archive = Archive::new(&bytes[..]);
         let names = archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string());
         names.take(2).collect::<Vec<_>>()
@@ -215,9 +218,9 @@ fn what_is_packed_is_unpacked_as_it_was() {
     symlink("srv/file", from.root().join("short")).unwrap();
     assert_eq!((names("/short", false), names("/short", true)), (vec!["short".into()], vec!["file".into()]));
     assert_eq!(names("/srv/.", false)[0], ".");
-    let missing = Source::find(&from.tree(), Path::new("/srv/none"), false).unwrap_err();
+    let missing = PackSource::find(&from.tree(), Path::new("/srv/none"), false).unwrap_err();
     assert_eq!(missing.to_string(), "there is no /srv/none");
-    let pipe = Source::find(&from.tree(), Path::new("/srv/pipe"), false).unwrap_err();
+    let pipe = PackSource::find(&from.tree(), Path::new("/srv/pipe"), false).unwrap_err();
     assert!(pipe.to_string().contains("not a file on a disk"));
 }
 
@@ -249,7 +252,7 @@ fn mounts_that_are_attached_nowhere_are_crossed() {
     assert_eq!(put("/proc/x", "x").unwrap_err(), "/proc/x is not a file on a disk");
     assert!(put("/", "usr").is_err());
     let mut bytes = Vec::new();
-    Source::find(&tree, Path::new("/"), false).unwrap().pack(&tree, &|_| 0, &mut bytes).unwrap();
+    PackSource::find(&tree, Path::new("/"), false).unwrap().pack(&tree, &|_| 0, &mut bytes).unwrap();
     let mut packed = Archive::new(&bytes[..]);
     let names: Vec<String> =
         packed.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string()).collect();

@@ -2,13 +2,13 @@
 
 use crate::digest::Digest;
 use crate::error::ImageError;
-use crate::images::{ImageRecord, Images};
+use crate::images::{ImageRecord, ImageStore};
 use kip_types::image::ImagesRemoved;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-impl Images {
+impl ImageStore {
     /// Removes a name, and with it the layers that neither another name nor `used` leads to. An id
     /// stands for all its names.
     ///

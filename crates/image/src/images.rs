@@ -1,4 +1,4 @@
-//! Names of images and what is where on disk: [`Images`].
+//! Names of images and what is where on disk: [`ImageStore`].
 
 use crate::content::OciConfig;
 use crate::digest::{Digest, Hasher};
@@ -53,7 +53,7 @@ pub struct InUse(#[allow(dead_code, reason = "held, never looked at")] OwnedRwLo
 
 /// The images of one data directory.
 #[derive(Debug)]
-pub struct Images {
+pub struct ImageStore {
     pub(crate) dir: PathBuf,
     /// Held for reading by a task that brings or needs images, for writing by one that removes
     /// them.
@@ -62,12 +62,12 @@ pub struct Images {
     fetching: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-impl Images {
+impl ImageStore {
     /// Opens `dir`, making it, and removes what the last daemon left half done.
     ///
     /// # Errors
     /// A directory cannot be made or read.
-    pub fn open(dir: &Path) -> Result<Images, ImageError> {
+    pub fn open(dir: &Path) -> Result<ImageStore, ImageError> {
         for name in ["blobs", "layers", "refs"] {
             let path = dir.join(name);
             fs::create_dir_all(&path).map_err(ImageError::io("create", &path))?;
@@ -79,7 +79,7 @@ impl Images {
                 }
             }
         }
-        Ok(Images { dir: dir.to_owned(), gate: Arc::default(), fetching: Mutex::default() })
+        Ok(ImageStore { dir: dir.to_owned(), gate: Arc::default(), fetching: Mutex::default() })
     }
 
     /// Keeps everything that is here from being removed.

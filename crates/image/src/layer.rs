@@ -2,8 +2,8 @@
 
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
-use crate::images::{Images, LayerRecord, sync_parent};
-use kip_sandbox::archive::{ArchiveLimits, Packed, UnpackError, Unpacked, unpack_layer};
+use crate::images::{ImageStore, LayerRecord, sync_parent};
+use kip_sandbox::archive::{ArchiveLimits, PackedArchive, UnpackError, Unpacked, unpack_layer};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ impl Drop for Fresh {
     }
 }
 
-impl Images {
+impl ImageStore {
     /// Unpacks a layer unless it is here already. Two at the same time are no harm.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl Images {
         &self,
         reference: &str,
         layer: &Digest,
-        packed: Packed<'_, impl Read>,
+        packed: PackedArchive<'_, impl Read>,
     ) -> Result<(), ImageError> {
         static TURN: AtomicU64 = AtomicU64::new(0);
         let place = self.layer_dir(layer);

@@ -45,5 +45,5 @@ mod request;
 pub use content::OciConfig;
 pub use digest::Digest;
 pub use error::ImageError;
-pub use images::{ImageRecord, Images, InUse};
+pub use images::{ImageRecord, ImageStore, InUse};
 pub use request::PullOrder;

@@ -10,8 +10,8 @@
 
 use crate::digest::Digest;
 use crate::error::ImageError;
-use crate::images::{Images, LayerRecord};
-use kip_sandbox::archive::Packed;
+use crate::images::{ImageStore, LayerRecord};
+use kip_sandbox::archive::PackedArchive;
 use kip_sandbox::rootfs::OPAQUE;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, getxattr};
 use rustix::io::Errno;
@@ -40,7 +40,7 @@ enum There {
     Directory(Box<Stat>, bool),
 }
 
-impl Images {
+impl ImageStore {
     /// Adds a layer of ours to `layers`, lowest first, if they need one.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Images {
         }
         let tar = tar_of(&wrong).map_err(ImageError::io("write", &self.dir))?;
         let digest = Digest::of(&tar);
-        self.install(reference, &digest, Packed { name: Path::new("directories"), bytes: &tar[..] })?;
+        self.install(reference, &digest, PackedArchive { name: Path::new("directories"), bytes: &tar[..] })?;
         layers.push(digest);
         Ok(())
     }
@@ -160,12 +160,14 @@ mod tests {
 
     fn added(layers: &[&[&str]]) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
-        let images = Images::open(dir.path()).unwrap();
+        let images = ImageStore::open(dir.path()).unwrap();
         let mut digests = Vec::new();
         for names in layers {
             let tar = layer(names);
             digests.push(Digest::of(&tar));
-            images.install("x", digests.last().unwrap(), Packed { name: Path::new("x"), bytes: &tar[..] }).unwrap();
+            images
+                .install("x", digests.last().unwrap(), PackedArchive { name: Path::new("x"), bytes: &tar[..] })
+                .unwrap();
         }
         let (before, again) = (digests.len(), digests.clone());
         images.add_parents("x", &mut digests).unwrap();

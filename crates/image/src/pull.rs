@@ -6,12 +6,12 @@
 use crate::content::{Blob, Descriptor, OciConfig};
 use crate::digest::Digest;
 use crate::error::ImageError;
-use crate::images::{ImageRecord, Images, InUse, full_name};
+use crate::images::{ImageRecord, ImageStore, InUse, full_name};
 use crate::origin::Origin;
 use crate::registry::Registry;
 use crate::request::{PullOrder, blocking};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use kip_sandbox::archive::Packed;
+use kip_sandbox::archive::PackedArchive;
 use kip_types::image::PullProgress;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,7 +28,7 @@ const REPORT_EVERY: u64 = 1 << 20;
 /// Told how far a pull is, from any thread.
 type ReportProgress = Arc<dyn Fn(PullProgress) + Send + Sync>;
 
-impl Images {
+impl ImageStore {
     /// Pulls an image; layers that are here are not fetched again.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Images {
 
 /// A layer of an image on its way.
 struct ComingLayer {
-    images: Arc<Images>,
+    images: Arc<ImageStore>,
     /// The image's name.
     reference: String,
     layer: Digest,
@@ -103,7 +103,7 @@ impl ComingLayer {
                 let local = Arc::clone(local);
                 blocking(move || {
                     let (path, bytes) = local.layer(&blob, &progress(&self.layer, &self.report))?;
-                    self.unpack(Packed { name: &path, bytes })
+                    self.unpack(PackedArchive { name: &path, bytes })
                 })
                 .await?;
             }
@@ -122,7 +122,7 @@ impl ComingLayer {
         registry.fetch(blob, &part, &progress(&self.layer, &self.report)).await?;
         blocking(move || {
             let bytes = File::open(&part).map_err(ImageError::io("open", &part))?;
-            let installed = self.unpack(Packed { name: &part, bytes });
+            let installed = self.unpack(PackedArchive { name: &part, bytes });
             // It is what its digest says: to fetch it again would change nothing. A full disk needs
             // the room.
             let _ = std::fs::remove_file(&part);
@@ -131,7 +131,7 @@ impl ComingLayer {
         .await
     }
 
-    fn unpack(&self, packed: Packed<'_, impl Read>) -> Result<(), ImageError> {
+    fn unpack(&self, packed: PackedArchive<'_, impl Read>) -> Result<(), ImageError> {
         (self.report)(PullProgress::Unpacking { layer: self.layer.to_string() });
         self.images.install(&self.reference, &self.layer, packed)
     }

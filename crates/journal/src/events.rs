@@ -7,7 +7,7 @@
 
 mod file;
 
-use file::Writer;
+use file::EventWriter;
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::{Event, EventKind};
@@ -27,7 +27,7 @@ pub struct Events {
     first_id: u64,
     live: broadcast::Sender<Event>,
     /// None where they are kept in memory alone.
-    writer: Option<Writer>,
+    writer: Option<EventWriter>,
 }
 
 impl Default for Events {
@@ -40,10 +40,10 @@ impl Events {
     /// With those that earlier daemons of a data directory left there. What cannot be read or
     /// written is logged: events are never a reason not to run.
     pub fn open(data: &Path) -> Events {
-        Events::after(file::read(data, KEPT), Writer::start(data))
+        Events::after(file::read(data, KEPT), EventWriter::start(data))
     }
 
-    fn after(kept: VecDeque<Event>, writer: Option<Writer>) -> Events {
+    fn after(kept: VecDeque<Event>, writer: Option<EventWriter>) -> Events {
         // Larger also if the clock went back, or if there were more than a thousand each
         // millisecond.
         let first_id = kept.back().map_or(0, |newest| newest.id + 1).max(now_ms() * 1000);

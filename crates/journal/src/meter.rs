@@ -14,7 +14,7 @@
 //! counters are the kernel's. Lost are, of a proc that is gone by then, its time and memory since
 //! the last writing and what it used of the CPU since; and how memory changed meanwhile.
 
-use kip_net::activity::Activity as Traffic;
+use kip_net::activity::TrafficCounters as Traffic;
 use kip_types::Tier;
 use kip_types::api::{MeterView, TRIGGERS, TierMeterView, WakesView};
 use kip_types::{ProcName, StateName};

@@ -9,7 +9,7 @@ use kip_keeper::client::{KIND, take_over};
 use kip_keeper::resident::{self, Seat};
 use kip_keeper::run_directory::RunDirectory;
 use kip_keeper::say;
-use kip_keeper::server::{Protection, Server};
+use kip_keeper::server::{KeeperServer, Protection};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
 fn serve(dir: &Path) -> anyhow::Result<()> {
     let Some((seat, listener, protection)) = resident::sit(dir, KIND, || Ok(protect()))? else { return Ok(()) };
     say!("keeper {} serves, pid {}, {protection:?}", env!("CARGO_PKG_VERSION"), std::process::id());
-    finish(seat, Server::new(listener, protection))
+    finish(seat, KeeperServer::new(listener, protection))
 }
 
 fn succeed(dir: &Path) -> anyhow::Result<()> {
@@ -28,11 +28,11 @@ fn succeed(dir: &Path) -> anyhow::Result<()> {
     let (seat, listener, (protection, held)) = resident::succeed(dir, KIND, take)?;
     let (pid, count) = (std::process::id(), held.iter().map(|part| part.names.len()).sum::<usize>());
     say!("keeper {} serves, pid {pid}, {protection:?}, with {count} of its predecessor's", env!("CARGO_PKG_VERSION"));
-    let server = Server::new(listener, protection).with_entries(held);
+    let server = KeeperServer::new(listener, protection).with_entries(held);
     finish(seat, server)
 }
 
-fn finish(seat: Seat, server: Server) -> anyhow::Result<()> {
+fn finish(seat: Seat, server: KeeperServer) -> anyhow::Result<()> {
     server.run().context("cannot wait for clients")?;
     seat.leave()?;
     say!("keeper ends as asked");

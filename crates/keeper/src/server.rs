@@ -9,7 +9,7 @@ use crate::bundle::{Bundle, BundlePart};
 use crate::protocol::{
     KeeperAnswer, KeeperRefusal, KeeperRequest, KeeperStatus, MAX_MESSAGE, MAX_PART, PROTOCOL, Select, check_name,
 };
-use crate::store::{Entry, RenameError, Store};
+use crate::store::{HandleEntry, HandleStore, RenameError};
 use kip_sys::fdpass;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
@@ -127,7 +127,7 @@ struct Client {
     /// Parts of a put that is not complete.
     staged: Vec<(String, Held)>,
     /// What is left of a get.
-    outgoing: VecDeque<Entry<Held>>,
+    outgoing: VecDeque<HandleEntry<Held>>,
 }
 
 /// What to do with a client after its message.
@@ -148,10 +148,10 @@ pub struct Protection {
 }
 
 /// The keeper's state.
-pub struct Server {
+pub struct KeeperServer {
     listener: OwnedFd,
     clients: Vec<Client>,
-    store: Store<Held>,
+    store: HandleStore<Held>,
     /// How many descriptors those of each group take.
     groups: BTreeMap<Select, usize>,
     /// And all of them.
@@ -161,16 +161,16 @@ pub struct Server {
     buffer: Vec<u8>,
 }
 
-impl Server {
+impl KeeperServer {
     /// Serves on a listening nonblocking SEQPACKET socket, up to the current RLIMIT_NOFILE.
-    pub fn new(listener: OwnedFd, protection: Protection) -> Server {
+    pub fn new(listener: OwnedFd, protection: Protection) -> KeeperServer {
         let nofile = rustix::process::getrlimit(Resource::Nofile).current;
         let nofile = nofile.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
         let limit = nofile.saturating_sub(RESERVED + MEANWHILE.min(nofile / 8));
-        Server {
+        KeeperServer {
             listener,
             clients: Vec::new(),
-            store: Store::default(),
+            store: HandleStore::default(),
             groups: BTreeMap::new(),
             taken: 0,
             limit,
@@ -181,7 +181,7 @@ impl Server {
 
     /// Has these from the beginning. It cannot fail: whatever they come from is gone.
     #[must_use]
-    pub fn with_entries(mut self, parts: Vec<BundlePart>) -> Server {
+    pub fn with_entries(mut self, parts: Vec<BundlePart>) -> KeeperServer {
         for part in parts {
             let kept = Rc::new(Kept(Some(part.bundle)));
             let bundled = |(at, name)| (name, Held::Bundled(Rc::clone(&kept), at));
@@ -336,7 +336,7 @@ impl Server {
     }
 
     /// Changes what is held, and bundles it anew where that has changed.
-    fn change<T>(&mut self, change: impl FnOnce(&mut Store<Held>) -> T) -> T {
+    fn change<T>(&mut self, change: impl FnOnce(&mut HandleStore<Held>) -> T) -> T {
         let result = change(&mut self.store);
         let changed: BTreeSet<Select> = self.store.take_changed().iter().map(|name| group(name)).collect();
         for group in changed {
@@ -356,7 +356,7 @@ impl Server {
         if let Some(select) = select {
             client.outgoing = self.store.snapshot(select).into();
         }
-        let part: Vec<Entry<Held>> = client.outgoing.drain(..client.outgoing.len().min(MAX_PART)).collect();
+        let part: Vec<HandleEntry<Held>> = client.outgoing.drain(..client.outgoing.len().min(MAX_PART)).collect();
         let names = part.iter().map(|(name, _)| name.to_string()).collect();
         let answer = KeeperAnswer::Fds { names, more: !client.outgoing.is_empty() };
         let sent = match Opened::of(&part) {
@@ -399,13 +399,13 @@ impl Server {
 
 /// Held ones, as open as a call needs them.
 struct Opened<'a> {
-    entries: &'a [Entry<Held>],
+    entries: &'a [HandleEntry<Held>],
     /// Of bundles: what each message has, by the address of the bundle and the message's number.
     messages: BTreeMap<(*const Kept, usize), Vec<OwnedFd>>,
 }
 
 impl<'a> Opened<'a> {
-    fn of(entries: &'a [Entry<Held>]) -> io::Result<Opened<'a>> {
+    fn of(entries: &'a [HandleEntry<Held>]) -> io::Result<Opened<'a>> {
         let mut messages = BTreeMap::new();
         for (_, held) in entries {
             if let Held::Bundled(kept, at) = &**held
@@ -429,12 +429,13 @@ impl<'a> Opened<'a> {
 }
 
 /// Bundles what a group has, if that is worth it. Returns how many descriptors it takes then.
-fn bundle(store: &mut Store<Held>, group: &Select) -> usize {
+fn bundle(store: &mut HandleStore<Held>, group: &Select) -> usize {
     let entries = store.snapshot(group);
     if let Some((_, first)) = entries.first()
         && let Held::Bundled(kept, 0) = &**first
     {
-        let same = |(_, held): &Entry<Held>| matches!(&**held, Held::Bundled(other, _) if Rc::ptr_eq(kept, other));
+        let same =
+            |(_, held): &HandleEntry<Held>| matches!(&**held, Held::Bundled(other, _) if Rc::ptr_eq(kept, other));
         if kept.bundle().count() == entries.len() && entries.iter().all(same) {
             return kept.bundle().takes();
         }

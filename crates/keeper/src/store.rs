@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 /// A name with one of its handles.
-pub type Entry<H> = (Rc<str>, Rc<H>);
+pub type HandleEntry<H> = (Rc<str>, Rc<H>);
 
 /// A rename would overwrite a name, or make one that is not a name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,19 +24,19 @@ pub enum RenameError {
 
 /// Handles under names.
 #[derive(Debug)]
-pub struct Store<H> {
+pub struct HandleStore<H> {
     names: BTreeMap<Rc<str>, Vec<Rc<H>>>,
     handles: usize,
     changed: BTreeSet<Rc<str>>,
 }
 
-impl<H> Default for Store<H> {
+impl<H> Default for HandleStore<H> {
     fn default() -> Self {
-        Store { names: BTreeMap::new(), handles: 0, changed: BTreeSet::new() }
+        HandleStore { names: BTreeMap::new(), handles: 0, changed: BTreeSet::new() }
     }
 }
 
-impl<H> Store<H> {
+impl<H> HandleStore<H> {
     /// Names in use.
     pub fn names(&self) -> usize {
         self.names.len()
@@ -74,7 +74,7 @@ impl<H> Store<H> {
     }
 
     /// Everything selected, in the order of names, as it is now.
-    pub fn snapshot(&self, select: &Select) -> Vec<Entry<H>> {
+    pub fn snapshot(&self, select: &Select) -> Vec<HandleEntry<H>> {
         let entries = |(name, handles): (&Rc<str>, &Vec<Rc<H>>)| {
             let name = name.clone();
             handles.iter().map(move |h| (name.clone(), h.clone())).collect::<Vec<_>>()
@@ -155,13 +155,13 @@ mod tests {
         Select::Prefix(p.to_owned())
     }
 
-    fn filled(names: &[(&str, u32)]) -> Store<u32> {
-        let mut store = Store::default();
+    fn filled(names: &[(&str, u32)]) -> HandleStore<u32> {
+        let mut store = HandleStore::default();
         store.put(None, names.iter().map(|(n, h)| ((*n).to_owned(), *h)).collect());
         store
     }
 
-    fn all(store: &Store<u32>) -> Vec<(String, u32)> {
+    fn all(store: &HandleStore<u32>) -> Vec<(String, u32)> {
         store.snapshot(&prefix("")).into_iter().map(|(n, h)| (n.to_string(), *h)).collect()
     }
 

@@ -25,7 +25,7 @@ const COMPLAINT6: i128 = 1280;
 
 /// The counters at one moment. They belong to the namespace and only grow while it lives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Activity {
+pub struct TrafficCounters {
     data_segments_sent: u64,
     datagrams: u64,
     v4_in: Traffic,
@@ -74,7 +74,7 @@ pub enum ActivityError {
     },
 }
 
-impl Activity {
+impl TrafficCounters {
     /// TCP connections that others have opened, those of the namespace to itself included.
     pub fn accepted(&self) -> u64 {
         self.accepted
@@ -91,18 +91,18 @@ impl Activity {
     }
 
     /// Whether a packet of any kind has come since then.
-    pub fn has_received_since(&self, before: &Activity) -> bool {
+    pub fn has_received_since(&self, before: &TrafficCounters) -> bool {
         (self.v4_in.packets, self.v6_in.packets) != (before.v4_in.packets, before.v6_in.packets)
     }
 
     /// Reads the counters of the network namespace of a process, given by its pid as we see it.
-    pub fn read(pid: u32) -> Result<Activity, ActivityError> {
+    pub fn read(pid: u32) -> Result<TrafficCounters, ActivityError> {
         let snmp = Table::read(pid, "snmp")?;
         let netstat = Table::read(pid, "netstat")?;
         let snmp6 = Table::read(pid, "snmp6")?;
         let s4 = |names: &[&'static str]| names.iter().map(|n| snmp.get(n)).sum::<Result<u64, _>>();
         let s6 = |names: &[&str]| names.iter().map(|n| snmp6.get_or_zero(n)).sum::<u64>();
-        Ok(Activity {
+        Ok(TrafficCounters {
             data_segments_sent: netstat.get("TcpExt.TCPOrigDataSent")?,
             datagrams: s4(&["Udp.InDatagrams", "Udp.OutDatagrams"])? + s6(&["Udp6InDatagrams", "Udp6OutDatagrams"]),
             v4_in: Traffic {
@@ -140,7 +140,7 @@ impl Activity {
 
 /// Whether payload moved between two moments, the earlier one first. Counters that went back are
 /// those of another namespace, which counts as activity.
-pub fn activity_between(a: &Activity, b: &Activity) -> bool {
+pub fn activity_between(a: &TrafficCounters, b: &TrafficCounters) -> bool {
     let grown = |b: u64, a: u64| i128::from(b) - i128::from(a);
     let opened = grown(b.opened, a.opened);
     let ended = opened - grown(b.open, a.open);

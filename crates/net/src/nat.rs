@@ -48,7 +48,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
 use nfnetlink::Connection;
 use parking_lot::Mutex;
-pub use refused::Refused;
+pub use refused::RefusedCall;
 use ruleset::Which;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -325,7 +325,7 @@ impl Nat {
     }
 
     /// What procs whose egress is limited were refused since the last call, at most some thousands.
-    pub fn take_refused(&self) -> Result<Vec<Refused>, NatError> {
+    pub fn take_refused(&self) -> Result<Vec<RefusedCall>, NatError> {
         let mut state = self.state.lock();
         if state.over || state.published.values().all(|p| p.egress.is_none()) {
             return Ok(Vec::new());

@@ -2,7 +2,7 @@
 
 mod lab;
 
-use kip_net::nat::{Allowed, Forward, Network, Published, Refused};
+use kip_net::nat::{Allowed, Forward, Network, Published, RefusedCall};
 use kip_net::{Nat, NetPool, Slot};
 use kip_types::{Protocol, Realm};
 use lab::*;
@@ -28,8 +28,8 @@ fn of(network: Option<&str>, slot: Slot, host_port: Option<u16>, egress: Option<
     }
 }
 
-fn refused(slot: Slot, to: &str, port: Option<(Protocol, u16)>) -> Refused {
-    Refused { slot, to: to.parse().unwrap(), port }
+fn refused(slot: Slot, to: &str, port: Option<(Protocol, u16)>) -> RefusedCall {
+    RefusedCall { slot, to: to.parse().unwrap(), port }
 }
 
 fn reaches(to: &str) {

@@ -3,7 +3,7 @@
 
 mod lab;
 
-use kip_net::activity::{Activity, activity_between};
+use kip_net::activity::{TrafficCounters, activity_between};
 use kip_net::custody::{self, HeldSocket, SavedOptions, SocketKind};
 use kip_net::diag::Diag;
 use kip_net::wake::{Trigger, WakePoll};
@@ -447,7 +447,8 @@ fn probes_are_no_activity_and_requests_are() {
         });
         let udp = within(ns.fd.as_fd(), || UdpSocket::bind("[::]:53").unwrap());
         let read = || {
-            within(ns.fd.as_fd(), || Activity::read(rustix::thread::gettid().as_raw_nonzero().get() as u32)).unwrap()
+            within(ns.fd.as_fd(), || TrafficCounters::read(rustix::thread::gettid().as_raw_nonzero().get() as u32))
+                .unwrap()
         };
         let wait_until_quiet = || {
             let mut last = read();

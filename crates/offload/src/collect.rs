@@ -21,7 +21,7 @@ use kip_archive::gc::{Busy, Candidates, Collection, CollectionError, DatedObject
 use kip_archive::head::Head;
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
-use kip_store::{Failure, Key, ReadReferenceError, SwapError, Version};
+use kip_store::{Key, ReadReferenceError, StoreFailure, SwapError, Version};
 use kip_sys::fault;
 use kip_types::api::{CollectRequest, CollectView, UnusedView};
 use kip_types::chain;
@@ -55,7 +55,7 @@ pub enum CollectError {
     #[error(transparent)]
     Swap(SwapError),
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
     #[error("nothing is collected, for it is not known what the head of proc {proc} leads to")]
     Head {
         proc: ProcId,

@@ -7,7 +7,7 @@ use crate::filling::Filling;
 use crate::processor;
 use crate::stream::{FrontStream, remote_name};
 use kip_archive::front::read::FrontEvent;
-use kip_archive::front::{FrontManifest, Sets};
+use kip_archive::front::{FrontManifest, WorkingSets};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_archive::table::{Home, PageTable, RemotePages, RemoteRun, Space};
@@ -35,7 +35,7 @@ struct Coming<'a> {
     archive: &'a Archive,
     account: Arc<Account>,
     manifest: Option<FrontManifest>,
-    sets: Sets,
+    sets: WorkingSets,
     /// Where all memory lies, and what fills it: none if there is none.
     map: PageMap,
     filling: Option<Arc<Filling>>,
@@ -45,7 +45,7 @@ struct Coming<'a> {
 struct Sealed {
     path: PathBuf,
     filling: Option<Arc<Filling>>,
-    sets: Sets,
+    sets: WorkingSets,
 }
 
 impl Coming<'_> {
@@ -184,7 +184,7 @@ impl Archive {
             archive: self,
             account: Arc::clone(account),
             manifest: None,
-            sets: Sets::default(),
+            sets: WorkingSets::default(),
             map: PageMap::default(),
             filling: None,
         };

@@ -17,8 +17,8 @@ use crate::stream::FrontStream;
 use crate::{Archive, PROCS};
 use kip_archive::files::restore::{IdShift, Rules, TreeLimits, restore};
 use kip_archive::files::rules::{Ids, Strays};
-use kip_archive::files::tree::{Files, Node, Tree};
-use kip_archive::files::walk::{self, Seen, Walk, WalkError};
+use kip_archive::files::tree::{FileTree, Files, Node};
+use kip_archive::files::walk::{self, SeenContents, Walk, WalkError};
 use kip_archive::front::FrontManifest;
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
@@ -92,9 +92,9 @@ pub enum ArchiveFilesError {
 
 /// What is known of them now; to be kept once their packs are stored.
 #[derive(Debug, Default)]
-pub(crate) struct KnownFiles(Vec<(PathBuf, Seen)>);
+pub(crate) struct KnownFiles(Vec<(PathBuf, SeenContents)>);
 
-fn extents(tree: &Tree) -> u64 {
+fn extents(tree: &FileTree) -> u64 {
     let bytes = |node: &Node| {
         if let Node::File { extents, .. } = node { extents.iter().map(|e| u64::from(e.length)).sum() } else { 0 }
     };
@@ -127,7 +127,8 @@ impl Own {
             let first = below(name, &self.first);
             let walk = Walk { first: &first, ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
             let cache = self.dir.join(format!("{SEEN}{name}"));
-            let seen = fs::read(&cache).ok().and_then(|bytes| Seen::load(&bytes, &archive.realm)).unwrap_or_default();
+            let seen =
+                fs::read(&cache).ok().and_then(|bytes| SeenContents::load(&bytes, &archive.realm)).unwrap_or_default();
             let done = walk::archive(&root, &walk, &seen, packing);
             let done = done.map_err(|source| ArchiveFilesError::Walk { path: path.into(), source: Box::new(source) });
             let done = self.unless_woke(done)?;
@@ -290,14 +291,14 @@ impl Archive {
 /// The blocks of a tree, some ahead of the one that is asked for.
 struct Blocks<'a> {
     archive: &'a Archive,
-    tree: &'a Tree,
+    tree: &'a FileTree,
     numbers: HashMap<(kip_archive::ids::PackId, u32), usize>,
     come: BTreeMap<usize, Vec<u8>>,
     reader: PackReader<'a>,
 }
 
 impl<'a> Blocks<'a> {
-    fn new(archive: &'a Archive, tree: &'a Tree, ring: &'a Keyring) -> Blocks<'a> {
+    fn new(archive: &'a Archive, tree: &'a FileTree, ring: &'a Keyring) -> Blocks<'a> {
         let numbers = tree.blocks.iter().enumerate().map(|(n, block)| ((block.pack.id, block.offset), n)).collect();
         Blocks { archive, tree, numbers, come: BTreeMap::new(), reader: PackReader::new(ring) }
     }

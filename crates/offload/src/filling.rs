@@ -5,7 +5,7 @@ use crate::account::Account;
 use crate::ahead::Streams;
 use crate::cache::free;
 use crate::errors::DemandError;
-use kip_archive::front::Sets;
+use kip_archive::front::WorkingSets;
 use kip_archive::keys::Keyring;
 use kip_archive::memory::left_out;
 use kip_archive::names::ObjectName;
@@ -238,7 +238,7 @@ impl Filling {
 
     /// From now on what the sets have comes with the front; what does not is waited for until that
     /// has come. Not if it comes already.
-    pub(crate) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
+    pub(crate) fn front_begins(&self, sets: &WorkingSets) -> io::Result<bool> {
         let mut awaited = HashSet::new();
         for (process, sets) in sets {
             let left = left_out(sets);

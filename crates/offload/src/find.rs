@@ -8,7 +8,7 @@ use kip_archive::gc::Object;
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::FrontRef;
-use kip_store::Failure;
+use kip_store::StoreFailure;
 use kip_types::api::{Code, Refusal, SnapshotName, SnapshotPlace, SnapshotState, SnapshotView, SnapshotsView};
 use kip_types::chain;
 use kip_types::{Generation, ProcName};
@@ -100,7 +100,7 @@ impl Archive {
 
     /// All procs of the realm and what they have, by name; with `only`, those of this name. The
     /// dead that have left nothing are left out.
-    pub async fn list(&self, only: Option<&ProcName>, local: &[Local]) -> Result<Vec<SnapshotsView>, Failure> {
+    pub async fn list(&self, only: Option<&ProcName>, local: &[Local]) -> Result<Vec<SnapshotsView>, StoreFailure> {
         let survey = self.survey(&self.store).await?;
         let ids: HashMap<ProcId, &Local> = local.iter().filter_map(|one| Some((one.id()?, one))).collect();
         let wanted = |proc: &ProcId, head: &Result<Head, HeadFailure>| {
@@ -299,7 +299,7 @@ pub struct ToVerify {
 
 impl Archive {
     /// Every generation that a head keeps.
-    pub async fn all_kept(&self) -> Result<ToVerify, Failure> {
+    pub async fn all_kept(&self) -> Result<ToVerify, StoreFailure> {
         let mut all = ToVerify::default();
         for (proc, head) in self.survey(&self.store).await?.heads {
             match head {

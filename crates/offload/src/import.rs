@@ -17,7 +17,7 @@ use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{Finished, PACK_MAX, PackReader, PackRef};
 use kip_archive::seal::UnsealError;
-use kip_store::{CheckSwapsError, Failure, PutError};
+use kip_store::{CheckSwapsError, PutError, StoreFailure};
 use kip_types::ProcName;
 use kip_types::api::{CarriedView, Code, ImportRequest, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,7 +62,7 @@ pub enum ImportError {
     #[error(transparent)]
     Collection(#[from] CollectError),
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
     #[error(transparent)]
     Put(#[from] PutError),
     #[error(transparent)]

@@ -53,7 +53,7 @@ pub use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};
 use kip_archive::head::{Head, HeadError, HeadOwner, HeadRefused, HeadSealError, HeadState, KEPT};
-use kip_archive::head::{Outcome, Swap};
+use kip_archive::head::{HeadSwap, Outcome};
 use kip_archive::ids::{BadId, OwnerId, PackId, ProcId};
 use kip_archive::index::Index;
 use kip_archive::keys::{KeyFileError, Keyring, NoKey};
@@ -413,7 +413,7 @@ impl Archive {
                 }
                 return Ok((to, version));
             }
-            let mut swap = Swap::new(from, to);
+            let mut swap = HeadSwap::new(from, to);
             loop {
                 let bytes = swap.attempt().seal(&self.keys())?;
                 match self.store.swap_reference(&self.head_key(proc), version.as_ref(), bytes.into()).await {

@@ -25,7 +25,7 @@ impl Archive {
 
     /// The heads of all procs that have this name, or id; and why others cannot be read, if they
     /// cannot.
-    async fn heads_of(&self, wanted: &str) -> Result<(Vec<Head>, Option<HeadFailure>), kip_store::Failure> {
+    async fn heads_of(&self, wanted: &str) -> Result<(Vec<Head>, Option<HeadFailure>), kip_store::StoreFailure> {
         let procs = Key::new(format!("{}/procs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
         let mut listed = self.store.list(Some(&procs));
         let (mut found, mut unread) = (Vec::new(), None);

@@ -5,7 +5,7 @@ use crate::{Archive, FetchError};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
 use kip_archive::front::read::{FrontEvent, FrontReader};
-use kip_archive::front::{FrontManifest, Sets};
+use kip_archive::front::{FrontManifest, WorkingSets};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_archive::pack::BlockRef;
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 #[derive(Default)]
 pub(crate) struct WholeFront {
     pub(crate) manifest: Option<FrontManifest>,
-    pub(crate) sets: Sets,
+    pub(crate) sets: WorkingSets,
     pub(crate) table: PageTable,
     pub(crate) files: Files,
     /// Sealed bytes of each section.

@@ -17,7 +17,7 @@ use kip_archive::front::read::{FrontEvent, FrontReader};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_archive::seal::UnsealError;
-use kip_store::{GetError, Object};
+use kip_store::{GetError, ObjectStream};
 use kip_types::Generation;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -30,7 +30,7 @@ const PIECE: usize = 256 << 10;
 
 /// Where a front comes from.
 enum Source {
-    Store(Object),
+    Store(ObjectStream),
     /// The cache.
     Here(File),
 }
@@ -241,7 +241,7 @@ impl Archive {
             if !filling.front_lacks(&(0..filling.file.pages())).map_err(io_at)? {
                 return Ok(());
             }
-            if filling.front_begins(&kip_archive::front::Sets::new()).map_err(io_at)? {
+            if filling.front_begins(&kip_archive::front::WorkingSets::new()).map_err(io_at)? {
                 break;
             }
             filling.front_came().await;

@@ -12,7 +12,7 @@ use kip_archive::ids::{PackId, ProcId};
 use kip_archive::keys::NoKey;
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::seal::UnsealError;
-use kip_store::{Failure, GetError, Key, ReadReferenceError, Store};
+use kip_store::{GetError, Key, ReadReferenceError, Store, StoreFailure};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::UNIX_EPOCH;
 
@@ -65,7 +65,7 @@ impl HeadFailure {
 
 impl Archive {
     /// Surveys the realm. The listing is made first, then heads are read.
-    pub(crate) async fn survey(&self, store: &Store) -> Result<Survey, Failure> {
+    pub(crate) async fn survey(&self, store: &Store) -> Result<Survey, StoreFailure> {
         let all = Key::new(ObjectName::of_realm(&self.realm)).expect("a realm is letters");
         let (mut stored, mut bytes, mut fronts) = (Vec::new(), HashMap::new(), BTreeMap::<_, BTreeSet<_>>::new());
         let mut procs = BTreeSet::new();
@@ -127,7 +127,7 @@ impl Archive {
     }
 
     /// The packs that are there.
-    pub(crate) async fn packs_there(&self) -> Result<BTreeSet<PackId>, Failure> {
+    pub(crate) async fn packs_there(&self) -> Result<BTreeSet<PackId>, StoreFailure> {
         let packs = Key::new(format!("{}/packs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
         let mut listed = self.store.list(Some(&packs));
         let mut there = BTreeSet::new();

@@ -5,7 +5,7 @@ use crate::collect::CollectError;
 use crate::files::{ArchiveFilesError, KNOWN, Own};
 use crate::{Archive, DemandError, HeadFailure, processor};
 use bytes::Bytes;
-use kip_archive::files::tree::Tree;
+use kip_archive::files::tree::FileTree;
 use kip_archive::front::read::{FrontEvent, FrontReader};
 use kip_archive::front::write::{FrontError, FrontWriter};
 use kip_archive::front::{FrontManifest, MetadataFile, Sizes, read, sets_of};
@@ -82,7 +82,7 @@ pub enum UploadError {
     #[error(transparent)]
     Front(#[from] FrontError),
     #[error(transparent)]
-    List(#[from] kip_store::Failure),
+    List(#[from] kip_store::StoreFailure),
     #[error(transparent)]
     Put(#[from] PutError),
     #[error("what was just stored cannot be read back")]
@@ -335,7 +335,7 @@ impl Archive {
             packs: packed.refers.keys().copied().collect(),
             sizes: Sizes {
                 memory_bytes: archived.table.pages() * PAGE as u64,
-                file_bytes: own_files.roots.values().map(Tree::bytes).sum(),
+                file_bytes: own_files.roots.values().map(FileTree::bytes).sum(),
                 ..Sizes::default()
             },
         };

@@ -12,7 +12,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PACK_MAX, PackReader, PackRef};
-use kip_store::{Failure, GetError};
+use kip_store::{GetError, StoreFailure};
 use kip_types::Generation;
 use kip_types::api::{Code, Refusal, Verified};
 use kip_types::chain;
@@ -28,7 +28,7 @@ pub type Findings = mpsc::Sender<Result<Verified, Refusal>>;
 /// The client does not listen any more, or the store does not answer.
 enum Ended {
     Unheard,
-    Store(Failure),
+    Store(StoreFailure),
 }
 
 /// What has been reported so far.
@@ -119,7 +119,7 @@ impl Archive {
 
     /// Whether a generation is as it was stored, all of it. An error is the store's, and says
     /// nothing of it.
-    pub async fn is_whole(&self, proc: ProcId, front: FrontRef) -> Result<bool, Failure> {
+    pub async fn is_whole(&self, proc: ProcId, front: FrontRef) -> Result<bool, StoreFailure> {
         let whole = match self.whole_front(proc, front, |_| ()).await {
             Err(FrontReadError::Get(GetError::Store(failure))) => return Err(failure),
             Err(_) => return Ok(false),

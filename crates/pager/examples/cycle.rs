@@ -6,7 +6,7 @@ mod programs;
 
 use kip_pager::Predictor;
 use kip_pager::Server;
-use kip_pager::proc::{Proc, Sets, Way};
+use kip_pager::proc::{PagedProc, Sets, Way};
 use kip_stop::stop;
 use programs::{GET, Holder, Program};
 use std::path::Path;
@@ -35,14 +35,14 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
         .expect("a directory");
     let holder = Arc::new(Holder::default());
     let predictor = Predictor::LastUse;
-    let mut proc = Proc::create(number, dir.path(), server.clone(), holder, predictor).expect("a proc");
+    let mut proc = PagedProc::create(number, dir.path(), server.clone(), holder, predictor).expect("a proc");
     for _ in 0..50 {
         program.ask(request);
     }
     let hot = median((0..50).map(|_| program.ask(request).as_secs_f64() * 1e6).collect());
     let hot_memory = memory(pid);
     let mut downs = Vec::new();
-    let mut down = |proc: &mut Proc, sets| {
+    let mut down = |proc: &mut PagedProc, sets| {
         let began = Instant::now();
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
         let report =

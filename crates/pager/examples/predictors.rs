@@ -10,7 +10,7 @@
 mod programs;
 
 use kip_pager::Server;
-use kip_pager::proc::{Proc, Sets, Way};
+use kip_pager::proc::{PagedProc, Sets, Way};
 use kip_pager::{History, Predictor, SetRecord};
 use kip_stop::stop;
 use programs::{GET, Holder, Program};
@@ -59,7 +59,7 @@ fn wakes(
     let dir = tempfile::tempdir().expect("a directory");
     let pid = program.child.id();
     let holder = Arc::new(Holder::default());
-    let mut proc = Proc::create(number, dir.path(), server.clone(), holder, predictor).expect("a proc");
+    let mut proc = PagedProc::create(number, dir.path(), server.clone(), holder, predictor).expect("a proc");
     for n in 0..30 {
         program.ask(requests[n % requests.len()]);
     }

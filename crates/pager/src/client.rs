@@ -254,7 +254,7 @@ impl Pager {
         }
     }
 
-    /// Wakes a held proc without waiting for it; [`Events`] tell when it runs.
+    /// Wakes a held proc without waiting for it; [`PagerEvents`] tell when it runs.
     ///
     /// # Errors
     /// See [`PagerError`].
@@ -337,14 +337,14 @@ impl Pager {
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn follow(&self) -> Result<Events, PagerError> {
+    pub fn follow(&self) -> Result<PagerEvents, PagerError> {
         let (socket, answer) = self.ask(&PagerRequest::Follow, &[]).map_err(PagerError::Gone)?;
         match answer {
             PagerAnswer::Done => {
                 let never =
                     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, None);
                 never.map_err(|e| PagerError::Gone(e.into()))?;
-                Ok(Events(socket))
+                Ok(PagerEvents(socket))
             }
             other => Err(unexpected(&other)),
         }
@@ -369,9 +369,9 @@ fn unexpected(answer: &PagerAnswer) -> PagerError {
 
 /// What happens at the pager.
 #[derive(Debug)]
-pub struct Events(OwnedFd);
+pub struct PagerEvents(OwnedFd);
 
-impl Events {
+impl PagerEvents {
     /// Waits for the next.
     ///
     /// # Errors

@@ -22,8 +22,8 @@
 //! [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as another process holds the userfaultfds
-//! ([`proc::Custodian`]): processes wait at missing pages until [`proc::Proc::adopt`], and a thread
-//! that is just making calls for us goes on as if it had not ([`kip_sys::inject`]). The one
+//! ([`proc::Custodian`]): processes wait at missing pages until [`proc::PagedProc::adopt`], and a
+//! thread that is just making calls for us goes on as if it had not ([`kip_sys::inject`]). The one
 //! exception is a process whose memory is just being dropped ([`deflate`]): the kernel kills it.
 //! What a program can notice: [`convert`] takes files' names out of its maps, and mappings that are
 //! watched do not join new ones beside them, so that mremap(2) over both fails where it would not

@@ -5,13 +5,13 @@
 //! moment, `space-N.set`), and in `parked` the pages of the generation that it was woken from, if a
 //! part of its memory may still lie there only. What must survive us beside these are the
 //! userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager takes both up with
-//! [`Proc::adopt`].
+//! [`PagedProc::adopt`].
 
 mod inspect;
 mod parking;
 
 pub use inspect::{Peeked, peek_whole};
-pub use parking::Unfilled;
+pub use parking::RebuiltProcess;
 
 use crate::arguments;
 use crate::convert;
@@ -172,14 +172,14 @@ struct Known {
 }
 
 /// One proc.
-pub struct Proc {
+pub struct PagedProc {
     family: Arc<Family>,
     server: Arc<Server>,
     predictor: Predictor,
     known: HashMap<u32, Known>,
 }
 
-impl Proc {
+impl PagedProc {
     /// A proc that has not slept yet. `number` is its own among all that `server` serves;
     /// `directory` exists and is empty.
     ///
@@ -287,7 +287,7 @@ impl Proc {
     }
 
     /// Takes the memory of stopped processes out. They are still stopped; let go, they come back by
-    /// faults, and by their sets after [`Proc::arm`] or [`Proc::wake`].
+    /// faults, and by their sets after [`PagedProc::arm`] or [`PagedProc::wake`].
     ///
     /// # Errors
     /// See [`DeflateError`]. All processes are whole; some may have their memory out, which comes
@@ -424,10 +424,10 @@ impl Proc {
     }
 
     /// Arms the sets of processes that are still stopped: what one of them touches first when it
-    /// was let go is its wake. Until [`Proc::wait_until_quiescent`] only what it touches outside of
-    /// the call that it stood in. `ticks` is of a program that ticks: how many pages one tick may
-    /// fetch back, and what [`packets`] said before it was stopped. Every touch of any other is its
-    /// wake.
+    /// was let go is its wake. Until [`PagedProc::wait_until_quiescent`] only what it touches
+    /// outside of the call that it stood in. `ticks` is of a program that ticks: how many pages one
+    /// tick may fetch back, and what [`packets`] said before it was stopped. Every touch of any
+    /// other is its wake.
     ///
     /// [`packets`]: crate::ticking::packets
     pub fn arm(&mut self, pids: &[u32], bell: Option<&Bell>, ticks: Option<(usize, Option<u64>)>) {
@@ -564,13 +564,13 @@ impl Proc {
     }
 }
 
-impl std::fmt::Debug for Proc {
+impl std::fmt::Debug for PagedProc {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Proc").field("directory", &self.family.directory).finish_non_exhaustive()
     }
 }
 
-impl Drop for Proc {
+impl Drop for PagedProc {
     fn drop(&mut self) {
         let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();
         ids.into_iter().for_each(|id| self.server.remove(id));

@@ -13,7 +13,7 @@ mod parking;
 mod refused;
 
 use crate::memory::Bell;
-use crate::proc::{Proc, Sets, Way};
+use crate::proc::{PagedProc, Sets, Way};
 use crate::protocol::{
     Hibernated, MAX_MESSAGE, MemoryStatus, Order, PagerAnswer, PagerEvent, PagerRequest, PagerStatus, Purpose, Woken,
 };
@@ -95,7 +95,7 @@ type Slot = Arc<Mutex<Option<Entry>>>;
 
 /// One proc.
 struct Entry {
-    proc: Proc,
+    proc: PagedProc,
     number: u32,
     directory: PathBuf,
     pids: Vec<u32>,
@@ -294,9 +294,9 @@ impl Service {
 
     fn new_entry(&self, order: &Order) -> Result<Entry, OrderError> {
         let (path, custodian) = (&order.directory, self.custodian(&order.name, order.number));
-        let made = clear(path)
-            .and_then(|()| fs::DirBuilder::new().mode(0o700).create(path))
-            .and_then(|()| Proc::create(order.number, path, Arc::clone(&self.server), custodian, Predictor::LastUse));
+        let made = clear(path).and_then(|()| fs::DirBuilder::new().mode(0o700).create(path)).and_then(|()| {
+            PagedProc::create(order.number, path, Arc::clone(&self.server), custodian, Predictor::LastUse)
+        });
         let proc = made.map_err(|e| OrderError::directory(&order.name, path, "made", e))?;
         Ok(Entry {
             proc,

@@ -7,7 +7,7 @@ use kip_pager::Predictor;
 use kip_pager::Server;
 use kip_pager::SpaceId;
 use kip_pager::fault::{self, How};
-use kip_pager::proc::{Custodian, Proc, Sets, Way};
+use kip_pager::proc::{Custodian, PagedProc, Sets, Way};
 use kip_sys::fdpass;
 use rig::{Holder, Torture, stopped};
 use rustix::process::{Pid, Signal, kill_process};
@@ -36,7 +36,7 @@ fn pager_process() {
     let (Ok(pid), Ok(dir)) = (std::env::var("KIP_TEST_PID"), std::env::var("KIP_TEST_DIR")) else { return };
     let pid: u32 = pid.parse().unwrap();
     let server = Arc::new(Server::start().unwrap());
-    let mut proc = Proc::create(1, dir.as_ref(), server, Arc::new(Far), Predictor::LastUse).unwrap();
+    let mut proc = PagedProc::create(1, dir.as_ref(), server, Arc::new(Far), Predictor::LastUse).unwrap();
     let fault = std::env::var("KIP_TEST_FAULT").ok();
     if let Some((step, how)) = fault.as_deref().and_then(|fault| fault.split_once(' ')) {
         let how = [How::Kill, How::Stop, How::Fail].into_iter().find(|known| format!("{known:?}") == how).unwrap();
@@ -91,14 +91,14 @@ impl Pager {
     }
 
     /// The next pager, which takes up what this one, that is dead, has left.
-    fn successor(mut self, dir: &Path) -> Proc {
+    fn successor(mut self, dir: &Path) -> PagedProc {
         self.child.wait().unwrap();
         // All that it gave away is still in the socket.
         self.take(false);
         let server = Arc::new(Server::start().unwrap());
         let forked = |_| Err(io::Error::other("nobody had the child's descriptor"));
         let holder = Arc::new(Holder::default());
-        Proc::adopt(1, dir, server, holder, Predictor::LastUse, self.held, forked).unwrap()
+        PagedProc::adopt(1, dir, server, holder, Predictor::LastUse, self.held, forked).unwrap()
     }
 }
 

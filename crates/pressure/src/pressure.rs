@@ -84,13 +84,13 @@ struct Books {
 /// Working sets of a hibernated proc, which the pager has in memory. They count until this is
 /// dropped.
 #[derive(Debug)]
-pub struct Sets {
+pub struct SetsInMemory {
     pressure: Arc<Pressure>,
     /// So many.
     pub bytes: u64,
 }
 
-impl Drop for Sets {
+impl Drop for SetsInMemory {
     fn drop(&mut self) {
         self.pressure.sets.fetch_sub(self.bytes, Ordering::SeqCst);
     }
@@ -152,9 +152,9 @@ impl Pressure {
     }
 
     /// Counts what the pager keeps for a hibernated proc.
-    pub fn keep_sets(self: &Arc<Pressure>, bytes: u64) -> Sets {
+    pub fn keep_sets(self: &Arc<Pressure>, bytes: u64) -> SetsInMemory {
         self.sets.fetch_add(bytes, Ordering::SeqCst);
-        Sets { pressure: Arc::clone(self), bytes }
+        SetsInMemory { pressure: Arc::clone(self), bytes }
     }
 
     /// Counts what has come with a wake that began without a grant. Relief looks at once if that

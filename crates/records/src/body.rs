@@ -26,7 +26,7 @@ pub struct SleepingSocket {
 /// What the images take for granted of the place where they were made: what has to be moved in
 /// another one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Home {
+pub struct ImagesHome {
     /// First host id of the proc's block of ids.
     pub first_id: u32,
     /// Clocks are those of this boot.
@@ -53,7 +53,7 @@ pub struct Body {
     pub own_ipc: bool,
     /// Where it was made; none in generations of a Kip before 0.2.
     #[serde(default)]
-    pub home: Option<Home>,
+    pub home: Option<ImagesHome>,
     /// Volumes, mounted in this order.
     #[serde(default)]
     pub volumes: Vec<Slept>,

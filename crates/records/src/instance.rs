@@ -62,11 +62,11 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> InstanceError {
 
 /// A number that no other data directory has; the lock keeps it as long as it is open, after that
 /// the data directory that remembers it.
-pub type Claim = (Instance, File);
+pub type ClaimedInstance = (Instance, File);
 
 /// Takes the number this data directory had before if it is free, else, if it has no procs, the
 /// lowest that no directory uses.
-pub fn take(data: &Path) -> Result<Claim, InstanceError> {
+pub fn take(data: &Path) -> Result<ClaimedInstance, InstanceError> {
     let remembered = fs::read_to_string(data.join(MARK)).ok().and_then(|t| t.trim().parse::<u8>().ok());
     let claim = claim(data, remembered)?;
     if let Some(number) = remembered.filter(|number| *number != claim.0.number() && has_procs(data)) {
@@ -82,7 +82,7 @@ pub fn take(data: &Path) -> Result<Claim, InstanceError> {
 
 /// The number that is wanted, unless another data directory has it, else the lowest that none has.
 /// Not remembered yet.
-pub fn claim(data: &Path, wanted: Option<u8>) -> Result<Claim, InstanceError> {
+pub fn claim(data: &Path, wanted: Option<u8>) -> Result<ClaimedInstance, InstanceError> {
     let numbers = wanted.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != wanted));
     for instance in numbers.filter_map(|number| Instance::new(number).ok()) {
         let path = file_of(instance.number());

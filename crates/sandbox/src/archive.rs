@@ -146,12 +146,12 @@ pub fn unpack(archive: &Path, destination: &Path, limits: &ArchiveLimits) -> Res
     if !file.metadata().map_err(bad_archive)?.is_file() {
         return Err(bad_archive(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
-    unpack_as(Form::Tarball, Packed { name: archive, bytes: file }, destination, limits, &mut |_| {})
+    unpack_as(Form::Tarball, PackedArchive { name: archive, bytes: file }, destination, limits, &mut |_| {})
 }
 
 /// An archive as it is stored.
 #[derive(Debug)]
-pub struct Packed<'a, R> {
+pub struct PackedArchive<'a, R> {
     /// What it is called in errors.
     pub name: &'a Path,
     /// Its bytes.
@@ -164,7 +164,7 @@ pub struct Packed<'a, R> {
 /// # Errors
 /// See [`UnpackError`]. The destination does not exist then.
 pub fn unpack_layer(
-    packed: Packed<'_, impl Read>,
+    packed: PackedArchive<'_, impl Read>,
     destination: &Path,
     limits: &ArchiveLimits,
     plain: &mut dyn FnMut(&[u8]),
@@ -174,12 +174,12 @@ pub fn unpack_layer(
 
 fn unpack_as(
     form: Form,
-    packed: Packed<'_, impl Read>,
+    packed: PackedArchive<'_, impl Read>,
     destination: &Path,
     limits: &ArchiveLimits,
     plain: &mut dyn FnMut(&[u8]),
 ) -> Result<Unpacked, UnpackError> {
-    let Packed { name: archive, bytes: packed } = packed;
+    let PackedArchive { name: archive, bytes: packed } = packed;
     let bad_archive = |source| UnpackError::Archive { archive: archive.to_owned(), source };
     let bad_destination = |source| UnpackError::Destination { path: destination.to_owned(), source };
     let count = Rc::new(Cell::new(0));

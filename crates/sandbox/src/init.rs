@@ -1,7 +1,7 @@
 //! The sandbox's pid 1 (`init/init.c`) as the rest of the system sees it: its bytes, its place and
 //! its status records.
 
-use crate::protocol::Ids;
+use crate::protocol::ProgramIds;
 use kip_types::lifecycle::Exit;
 use kip_types::spec::CapabilityBits;
 
@@ -39,7 +39,7 @@ pub enum StartStep {
 /// The user that the program runs as, in the form that pid 1 reads: UID,GID[,GROUP]..; empty for
 /// the sandbox's root. After a slash come the capabilities that the program can have, where pid 1
 /// has more.
-pub(crate) fn ids_word(ids: Option<&Ids>, limited: Option<CapabilityBits>) -> String {
+pub(crate) fn ids_word(ids: Option<&ProgramIds>, limited: Option<CapabilityBits>) -> String {
     let numbers = ids.iter().flat_map(|ids| [ids.uid, ids.gid].into_iter().chain(ids.groups.iter().copied()));
     let word = numbers.map(|n| n.to_string()).collect::<Vec<_>>().join(",");
     limited.map_or_else(|| word.clone(), |bits| format!("{word}/{bits}"))
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn users_and_capabilities_are_one_word() {
-        let ids = Ids { uid: 33, gid: 34, groups: vec![7, 8] };
+        let ids = ProgramIds { uid: 33, gid: 34, groups: vec![7, 8] };
         assert_eq!(ids_word(Some(&ids), None), "33,34,7,8");
         assert_eq!(ids_word(Some(&ids), Some(1024)), "33,34,7,8/1024");
         assert_eq!((ids_word(None, None), ids_word(None, Some(0))), (String::new(), "/0".to_owned()));

@@ -8,7 +8,7 @@
 use crate::init::exit_of;
 use crate::launch::DEFAULT_PATH;
 use crate::mounts::Mounts;
-use crate::protocol::{Ended, FILLED, Failure, Ids, Lower, Program, Reply, Request, ResourceLimit, Step};
+use crate::protocol::{Ended, FILLED, Failure, Lower, Program, ProgramIds, Reply, Request, ResourceLimit, Step};
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
 use kip_types::spec::CapabilityBits;
@@ -87,7 +87,7 @@ pub struct SandboxStart<'a> {
     /// Capabilities of its root, a bit for each (capabilities(7)).
     pub capabilities: CapabilityBits,
     /// The user that the program runs as; none is the sandbox's root.
-    pub ids: Option<&'a Ids>,
+    pub ids: Option<&'a ProgramIds>,
     /// Limits of resources beside those that the launcher has.
     pub limits: &'a [ResourceLimit],
     /// Only checks whether the program can be started: it is exec'd, and killed before its first
@@ -153,7 +153,7 @@ pub struct SandboxExec<'a> {
     /// As at the start.
     pub capabilities: CapabilityBits,
     /// As at the start.
-    pub ids: Option<&'a Ids>,
+    pub ids: Option<&'a ProgramIds>,
     /// As at the start.
     pub limits: &'a [ResourceLimit],
     /// As at the start.
@@ -479,7 +479,13 @@ struct Rights {
     capabilities: CapabilityBits,
 }
 
-fn program(command: &[String], env: &[String], workdir: Option<&str>, rights: Rights, ids: Option<&Ids>) -> Program {
+fn program(
+    command: &[String],
+    env: &[String],
+    workdir: Option<&str>,
+    rights: Rights,
+    ids: Option<&ProgramIds>,
+) -> Program {
     let Rights { allow_setuid, capabilities } = rights;
     let workdir = workdir.map(str::to_owned);
     let (argv, env, ids) = (command.to_vec(), env.to_vec(), ids.cloned());

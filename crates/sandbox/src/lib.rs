@@ -27,4 +27,4 @@ pub mod users;
 pub mod volume;
 
 pub use launcher::Launcher;
-pub use protocol::{Failure, Ids, ResourceLimit, Step};
+pub use protocol::{Failure, ProgramIds, ResourceLimit, Step};

@@ -117,7 +117,7 @@ pub struct ResourceLimit {
 
 /// The user and groups that a program runs as, inside.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ids {
+pub struct ProgramIds {
     /// User.
     pub uid: u32,
     /// Group.
@@ -139,7 +139,7 @@ pub(crate) struct Program {
     /// Those of root.
     pub capabilities: CapabilityBits,
     /// None is the sandbox's root.
-    pub ids: Option<Ids>,
+    pub ids: Option<ProgramIds>,
     /// Limits of resources beside those that the launcher has.
     #[serde(default)]
     pub limits: Vec<ResourceLimit>,

@@ -4,7 +4,7 @@
 //! only if they are regular files, and read up to a bound.
 
 use crate::init::MOST_GROUPS;
-use crate::protocol::Ids;
+use crate::protocol::ProgramIds;
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -20,7 +20,7 @@ const LAST_ID: u32 = 65_535;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// Its ids.
-    pub ids: Ids,
+    pub ids: ProgramIds,
     /// Its home directory, where the files know it.
     pub home: Option<String>,
 }
@@ -80,7 +80,7 @@ pub fn find(root: BorrowedFd<'_>, wanted: &str) -> Result<User, UserError> {
     if let Some(group) = group {
         let by_name = groups.iter().find(|f| f[0] == group).and_then(|f| id(f[2]));
         let gid = by_name.or_else(|| id(group)).ok_or_else(|| unknown("group", group, "/etc/group"))?;
-        return Ok(User { ids: Ids { uid, gid: checked(gid)?, groups: vec![] }, home });
+        return Ok(User { ids: ProgramIds { uid, gid: checked(gid)?, groups: vec![] }, home });
     }
     let gid = checked(own_group.unwrap_or(0))?;
     let user_name = entry.as_ref().map(|f| f[0]);
@@ -92,7 +92,7 @@ pub fn find(root: BorrowedFd<'_>, wanted: &str) -> Result<User, UserError> {
             more.push(group);
         }
     }
-    Ok(User { ids: Ids { uid, gid, groups: more }, home })
+    Ok(User { ids: ProgramIds { uid, gid, groups: more }, home })
 }
 
 fn checked(id: u64) -> Result<u32, UserError> {

@@ -1,7 +1,7 @@
 //! Hostile and honest layers of images. Kernel test: needs root, for owners, deletions and
 //! attributes.
 
-use kip_sandbox::archive::{ArchiveLimits, Packed, UnpackError, Unpacked, unpack_layer};
+use kip_sandbox::archive::{ArchiveLimits, PackedArchive, UnpackError, Unpacked, unpack_layer};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
@@ -25,7 +25,7 @@ impl Try {
     fn unpack(&self, bytes: &[u8]) -> Result<Unpacked, UnpackError> {
         let limits = ArchiveLimits { bytes: 1 << 30, ..ArchiveLimits::default() };
         let mut seen = Vec::new();
-        let done = unpack_layer(Packed { name: Path::new("a layer"), bytes }, &self.dest(), &limits, &mut |b| {
+        let done = unpack_layer(PackedArchive { name: Path::new("a layer"), bytes }, &self.dest(), &limits, &mut |b| {
             seen.extend_from_slice(b)
         });
         assert!(done.is_err() || seen == bytes, "every byte is seen, to the end");

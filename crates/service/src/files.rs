@@ -7,7 +7,7 @@ use kip_types::name::ProcName;
 
 /// Files of procs, copied as tar archives without a wake.
 #[async_trait]
-pub trait Files: Send + Sync + 'static {
+pub trait FileService: Send + Sync + 'static {
     /// What is at a path, as pieces of an archive. What cannot be copied at all is refused before
     /// the first piece; an archive that ends with an error is not complete.
     async fn read_files(&self, name: ProcName, request: ReadFilesRequest) -> Result<Feed<Vec<u8>>, Refusal>;

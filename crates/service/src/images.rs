@@ -7,7 +7,7 @@ use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemo
 
 /// Images: pulled, listed, removed.
 #[async_trait]
-pub trait Images: Send + Sync + 'static {
+pub trait ImageService: Send + Sync + 'static {
     /// Images that are here, by name.
     async fn images(&self) -> Result<Vec<ImageView>, Refusal>;
 

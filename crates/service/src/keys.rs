@@ -8,7 +8,7 @@ use kip_types::keys::{
 
 /// Keys that seal what is archived.
 #[async_trait]
-pub trait Keys: Send + Sync + 'static {
+pub trait KeyService: Send + Sync + 'static {
     /// The realm's keys, oldest first.
     async fn keys(&self) -> Result<Vec<KeyView>, Refusal>;
 

@@ -3,15 +3,15 @@
 //!
 //! | trait | what is asked |
 //! | --- | --- |
-//! | [`Procs`] | the life of procs, and what is seen of one |
-//! | [`Files`] | files of procs, as archives |
-//! | [`Trials`] | what a run would come to |
-//! | [`Snapshots`], [`Images`], [`Keys`], [`Volumes`] | what the data directory and its store keep |
-//! | [`Node`] | the daemon itself, and all procs at once |
+//! | [`ProcService`] | the life of procs, and what is seen of one |
+//! | [`FileService`] | files of procs, as archives |
+//! | [`TrialService`] | what a run would come to |
+//! | [`SnapshotService`], [`ImageService`], [`KeyService`], [`VolumeService`] | what the data directory and its store keep |
+//! | [`NodeService`] | the daemon itself, and all procs at once |
 //!
-//! [`Service`] is all of them. The API holds one as `dyn Service`, so that it does not depend on
-//! what is behind it. Never acts and never decides: it has no code but the types of what flows
-//! between the two.
+//! [`WorkerService`] is all of them. The API holds one as `dyn WorkerService`, so that it does not
+//! depend on what is behind it. Never acts and never decides: it has no code but the types of what
+//! flows between the two.
 //!
 //! The API calls what changes something from a task of its own and lets it run to its end even when
 //! no client waits for the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its
@@ -27,22 +27,36 @@ mod snapshots;
 mod trials;
 mod volumes;
 
-pub use files::Files;
-pub use images::Images;
-pub use keys::Keys;
-pub use node::Node;
-pub use procs::Procs;
-pub use snapshots::Snapshots;
-pub use trials::Trials;
-pub use volumes::Volumes;
+pub use files::FileService;
+pub use images::ImageService;
+pub use keys::KeyService;
+pub use node::NodeService;
+pub use procs::ProcService;
+pub use snapshots::SnapshotService;
+pub use trials::TrialService;
+pub use volumes::VolumeService;
 
 use kip_types::api::{ExecEnd, Refusal, TerminalSize};
 use tokio::sync::mpsc;
 
 /// All that a worker does for the API.
-pub trait Service: Procs + Files + Trials + Snapshots + Images + Keys + Volumes + Node {}
+pub trait WorkerService:
+    ProcService + FileService + TrialService + SnapshotService + ImageService + KeyService + VolumeService + NodeService
+{
+}
 
-impl<T: Procs + Files + Trials + Snapshots + Images + Keys + Volumes + Node> Service for T {}
+impl<
+    T: ProcService
+        + FileService
+        + TrialService
+        + SnapshotService
+        + ImageService
+        + KeyService
+        + VolumeService
+        + NodeService,
+> WorkerService for T
+{
+}
 
 /// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is
 /// dropped when no client wants more.

@@ -7,7 +7,7 @@ use kip_types::backup::{BackupProgress, BackupRequest};
 
 /// The daemon itself.
 #[async_trait]
-pub trait Node: Send + Sync + 'static {
+pub trait NodeService: Send + Sync + 'static {
     /// About this daemon.
     async fn info(&self) -> Result<Info, Refusal>;
 

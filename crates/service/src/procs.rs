@@ -11,7 +11,7 @@ use kip_types::name::ProcName;
 
 /// Procs: made, looked at, put to sleep, woken, removed.
 #[async_trait]
-pub trait Procs: Send + Sync + 'static {
+pub trait ProcService: Send + Sync + 'static {
     /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its
     /// ports listen. Nothing in the request is left open any more. A name in use is `Code::Taken`,
     /// and so is a port.

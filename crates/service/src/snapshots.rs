@@ -10,7 +10,7 @@ use kip_types::name::ProcName;
 
 /// Generations: listed, verified, carried elsewhere, collected.
 #[async_trait]
-pub trait Snapshots: Send + Sync + 'static {
+pub trait SnapshotService: Send + Sync + 'static {
     /// Generations in the store and on the local disk, by proc; with `only`, those of one name.
     async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal>;
 

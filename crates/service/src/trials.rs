@@ -6,7 +6,7 @@ use kip_types::name::ProcName;
 
 /// Requests that are tried, and leave nothing.
 #[async_trait]
-pub trait Trials: Send + Sync + 'static {
+pub trait TrialService: Send + Sync + 'static {
     /// Tries whether such a proc sleeps in every tier down to the one that is asked for, and is as
     /// before when it wakes, with a trial that is gone when this returns. The request is complete,
     /// and may write to its volumes.
@@ -16,8 +16,9 @@ pub trait Trials: Send + Sync + 'static {
     /// in the way of a start or a sleep is in the view.
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal>;
 
-    /// Refuses what [`crate::Procs::run`] would refuse, as far as that can be known without running
-    /// the program. A proc of that name, and those of `instead_of`, are taken for gone by then.
+    /// Refuses what [`crate::ProcService::run`] would refuse, as far as that can be known without
+    /// running the program. A proc of that name, and those of `instead_of`, are taken for gone by
+    /// then.
     ///
     /// # Errors
     /// The first reason why it could not be started.

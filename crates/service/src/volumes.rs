@@ -6,7 +6,7 @@ use kip_types::volume::{VolumeName, VolumeView};
 
 /// Named volumes.
 #[async_trait]
-pub trait Volumes: Send + Sync + 'static {
+pub trait VolumeService: Send + Sync + 'static {
     /// Named volumes, sorted by name.
     async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal>;
 

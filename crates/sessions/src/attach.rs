@@ -5,7 +5,7 @@
 
 use crate::follow::Follower;
 use crate::session::{KeepAwake, READS_WITHIN, woken};
-use kip_engine::console::Piece;
+use kip_engine::console::OutputPiece;
 use kip_engine::descriptors::{reopen, watched};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
@@ -75,7 +75,7 @@ pub async fn attach(
 
 /// Where output comes from.
 enum From {
-    Terminal { before: Vec<u8>, pieces: broadcast::Receiver<Piece> },
+    Terminal { before: Vec<u8>, pieces: broadcast::Receiver<OutputPiece> },
     Log { follower: Follower, lines: VecDeque<LogRecord> },
 }
 
@@ -85,8 +85,8 @@ impl From {
         match self {
             From::Terminal { before, .. } if !before.is_empty() => Some(ExecOutput::Stdout(std::mem::take(before))),
             From::Terminal { pieces, .. } => match pieces.recv().await {
-                Ok(Piece::Bytes(bytes)) => Some(ExecOutput::Stdout(bytes.to_vec())),
-                Ok(Piece::HungUp) | Err(broadcast::error::RecvError::Closed) => None,
+                Ok(OutputPiece::Bytes(bytes)) => Some(ExecOutput::Stdout(bytes.to_vec())),
+                Ok(OutputPiece::HungUp) | Err(broadcast::error::RecvError::Closed) => None,
                 Err(broadcast::error::RecvError::Lagged(_)) => {
                     Some(ExecOutput::Stdout(b"\r\n[kip: output was lost, for it was not read]\r\n".to_vec()))
                 }

@@ -12,7 +12,7 @@ mod files;
 
 use crate::address::OpenError;
 use crate::counters::{Count, Tally};
-use crate::failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
+use crate::failure::{GetError, PutError, ReadReferenceError, StoreFailure, SwapError};
 use crate::key::Key;
 use crate::listing::{Listed, Placed};
 use crate::reference::Version;
@@ -62,19 +62,19 @@ impl Directory {
     }
 
     /// Work that waits for the disk, on a thread that may.
-    async fn blocking<T: Send + 'static, E: From<Failure> + Send + 'static>(
+    async fn blocking<T: Send + 'static, E: From<StoreFailure> + Send + 'static>(
         &self,
         work: impl FnOnce(&Root) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
         let root = self.root.clone();
         match tokio::task::spawn_blocking(move || work(&root)).await {
             Ok(result) => result,
-            Err(error) => Err(Failure::Ended { store: self.name().clone(), source: Cause::new(error) }.into()),
+            Err(error) => Err(StoreFailure::Ended { store: self.name().clone(), source: Cause::new(error) }.into()),
         }
     }
 
     /// The same for what is not as long as an object: a file system that hangs is left to itself.
-    async fn in_time<T: Send + 'static, E: From<Failure> + Send + 'static>(
+    async fn in_time<T: Send + 'static, E: From<StoreFailure> + Send + 'static>(
         &self,
         work: impl FnOnce(&Root) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
@@ -82,7 +82,7 @@ impl Directory {
     }
 
     /// The same for what takes as long as there are files, which it counts.
-    async fn while_moving<T: Send + 'static, E: From<Failure> + Send + 'static>(
+    async fn while_moving<T: Send + 'static, E: From<StoreFailure> + Send + 'static>(
         &self,
         seen: &AtomicU64,
         work: impl FnOnce(&Root) -> Result<T, E> + Send + 'static,
@@ -97,22 +97,22 @@ impl Directory {
             let now = seen.load(Ordering::Relaxed);
             if now == before {
                 let waited_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-                return Err(Failure::Hangs { path: self.root.path.clone(), waited_ms }.into());
+                return Err(StoreFailure::Hangs { path: self.root.path.clone(), waited_ms }.into());
             }
             before = now;
         }
     }
 
-    pub(crate) async fn check(&self) -> Result<(), Failure> {
+    pub(crate) async fn check(&self) -> Result<(), StoreFailure> {
         self.tally.one(Count::List);
         self.in_time(|root| fs::read_dir(&root.path).map(drop).map_err(|e| root.failure(&root.path, e))).await
     }
 
-    pub(crate) async fn locks_exclude(&self) -> Result<bool, Failure> {
+    pub(crate) async fn locks_exclude(&self) -> Result<bool, StoreFailure> {
         self.in_time(Root::locks_exclude).await
     }
 
-    pub(crate) async fn remove_leftovers(&self, older_than: Duration) -> Result<u64, Failure> {
+    pub(crate) async fn remove_leftovers(&self, older_than: Duration) -> Result<u64, StoreFailure> {
         self.blocking(move |root| root.remove_leftovers(older_than)).await
     }
 
@@ -208,19 +208,19 @@ impl Directory {
         stream::iter(pieces).buffered(self.root.settings.most_requests.max(1)).try_collect().await
     }
 
-    pub(crate) fn list(&self, under: Option<&Key>) -> impl Stream<Item = Result<Listed, Failure>> + use<> {
+    pub(crate) fn list(&self, under: Option<&Key>) -> impl Stream<Item = Result<Listed, StoreFailure>> + use<> {
         let (directory, under) = (self.clone(), under.cloned());
         let listed = async move {
             directory.tally.one(Count::List);
             let seen = Arc::<AtomicU64>::default();
             let counted = seen.clone();
             let found = directory.while_moving(&seen, move |root| root.list(under.as_ref(), &counted)).await?;
-            Ok::<_, Failure>(stream::iter(found.into_iter().map(Ok)))
+            Ok::<_, StoreFailure>(stream::iter(found.into_iter().map(Ok)))
         };
         stream::once(listed).try_flatten()
     }
 
-    pub(crate) async fn delete(&self, key: &Key) -> Result<(), Failure> {
+    pub(crate) async fn delete(&self, key: &Key) -> Result<(), StoreFailure> {
         self.tally.one(Count::Delete);
         let key = key.clone();
         self.in_time(move |root| root.delete(&key)).await
@@ -245,7 +245,7 @@ impl Directory {
         let (asked, expected, value) = (key.clone(), expected.cloned(), value.clone());
         match self.in_time(move |root| root.swap_reference(&asked, expected.as_ref(), &value)).await {
             // It may have come to its end all the same.
-            Err(SwapError::Store(source @ (Failure::Ended { .. } | Failure::Hangs { .. }))) => {
+            Err(SwapError::Store(source @ (StoreFailure::Ended { .. } | StoreFailure::Hangs { .. }))) => {
                 Err(SwapError::Unknown { store: self.name().clone(), key: key.clone(), source: Box::new(source) })
             }
             done => done,
@@ -305,10 +305,10 @@ mod tests {
         let hung = directory.in_time(move |_| {
             // Ends when the test does.
             let _ = hanging.recv();
-            Ok::<_, Failure>(())
+            Ok::<_, StoreFailure>(())
         });
         let failure = hung.await.expect_err("it hangs");
-        assert!(matches!(failure, Failure::Hangs { waited_ms: 50, .. }) && failure.is_temporary(), "{failure:?}");
+        assert!(matches!(failure, StoreFailure::Hangs { waited_ms: 50, .. }) && failure.is_temporary(), "{failure:?}");
         drop(release);
         let seen = Arc::<AtomicU64>::default();
         let counted = seen.clone();
@@ -318,7 +318,7 @@ mod tests {
                 counted.fetch_add(1, Ordering::Relaxed);
                 std::thread::yield_now();
             }
-            Ok::<_, Failure>(())
+            Ok::<_, StoreFailure>(())
         });
         slow.await.unwrap();
     }
@@ -328,7 +328,7 @@ mod tests {
     async fn work_that_panics_is_an_error_and_no_panic() {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::open(dir.path().to_owned(), Settings::default()).unwrap();
-        let ended = directory.blocking(|_| -> Result<(), Failure> { panic!("as the test wants it") }).await;
-        assert!(matches!(ended, Err(Failure::Ended { .. })), "{ended:?}");
+        let ended = directory.blocking(|_| -> Result<(), StoreFailure> { panic!("as the test wants it") }).await;
+        assert!(matches!(ended, Err(StoreFailure::Ended { .. })), "{ended:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! What can go wrong, in words for people: one line that says what, where and what to do.
 //!
-//! [`Failure`] is the store's own trouble and the same for every operation; the error of an
+//! [`StoreFailure`] is the store's own trouble and the same for every operation; the error of an
 //! operation adds what only it can meet. Nothing here decides to try again, but
-//! [`Failure::is_temporary`] says whether that could help.
+//! [`StoreFailure::is_temporary`] says whether that could help.
 
 use crate::key::Key;
 use crate::wire::{Answer, Cause, Misfortune, TransportError};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The store cannot do it.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum StoreFailure {
     /// No connection.
     #[error(
         "store {store} cannot be reached at {endpoint}: is the endpoint right, is it up, does the network lead there?"
@@ -234,47 +234,47 @@ pub enum Failure {
     },
 }
 
-impl Failure {
+impl StoreFailure {
     /// Whether the same request may succeed later by itself. Requests whose errors cannot pass are
     /// not tried again.
     pub fn is_temporary(&self) -> bool {
         matches!(
             self,
-            Failure::Unreachable { .. }
-                | Failure::TimedOut { .. }
-                | Failure::Broken { .. }
-                | Failure::Busy { .. }
-                | Failure::Locked { .. }
-                | Failure::Hangs { .. }
-                | Failure::TookTooLong { .. }
+            StoreFailure::Unreachable { .. }
+                | StoreFailure::TimedOut { .. }
+                | StoreFailure::Broken { .. }
+                | StoreFailure::Busy { .. }
+                | StoreFailure::Locked { .. }
+                | StoreFailure::Hangs { .. }
+                | StoreFailure::TookTooLong { .. }
         )
     }
 
     /// Whether the store may have acted, or may still act, on a request that ended so.
     pub(crate) fn may_have_acted(&self) -> bool {
         match self {
-            Failure::TimedOut { .. } | Failure::Broken { .. } | Failure::Unintelligible { .. } => true,
+            StoreFailure::TimedOut { .. } | StoreFailure::Broken { .. } | StoreFailure::Unintelligible { .. } => true,
             // A 503 without a code of the store's own is from a proxy before the store, which may
             // have passed the request on.
-            Failure::Busy { status: 503, code, .. } => code.is_empty(),
-            Failure::Busy { status, .. } => *status != 429,
+            StoreFailure::Busy { status: 503, code, .. } => code.is_empty(),
+            StoreFailure::Busy { status, .. } => *status != 429,
             _ => false,
         }
     }
 
     /// What a file operation's error means.
-    pub(crate) fn of_file(path: &Path, source: io::Error) -> Failure {
+    pub(crate) fn of_file(path: &Path, source: io::Error) -> StoreFailure {
         use io::ErrorKind::{
             DirectoryNotEmpty, IsADirectory, NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem,
             StorageFull,
         };
         let path = path.to_owned();
         match source.kind() {
-            StorageFull | QuotaExceeded => Failure::DiskFull { path },
-            PermissionDenied => Failure::NotPermitted { path },
-            ReadOnlyFilesystem => Failure::ReadOnly { path },
-            NotADirectory | IsADirectory | DirectoryNotEmpty => Failure::NameTaken { path },
-            _ => Failure::Io { path, source },
+            StorageFull | QuotaExceeded => StoreFailure::DiskFull { path },
+            PermissionDenied => StoreFailure::NotPermitted { path },
+            ReadOnlyFilesystem => StoreFailure::ReadOnly { path },
+            NotADirectory | IsADirectory | DirectoryNotEmpty => StoreFailure::NameTaken { path },
+            _ => StoreFailure::Io { path, source },
         }
     }
 }
@@ -317,7 +317,7 @@ pub enum GetError {
     },
     /// The store.
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
 }
 
 /// An object was not written, or it is not known whether it was: after a temporary failure it may
@@ -336,7 +336,7 @@ pub enum PutError {
         key: Key,
         /// What hid it.
         #[source]
-        source: Box<Failure>,
+        source: Box<StoreFailure>,
     },
     /// A [`crate::Writer`] whose earlier bytes were not taken. Nothing was written.
     #[error("object {key} of store {store} lacks bytes that could not be written: begin it again")]
@@ -348,7 +348,7 @@ pub enum PutError {
     },
     /// The store.
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
 }
 
 /// A reference cannot be read.
@@ -364,7 +364,7 @@ pub enum ReadReferenceError {
     },
     /// The store.
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
 }
 
 /// A reference was not changed, but for [`SwapError::Superseded`] and [`SwapError::Unknown`], which
@@ -402,7 +402,7 @@ pub enum SwapError {
         key: Key,
         /// What hid it.
         #[source]
-        source: Box<Failure>,
+        source: Box<StoreFailure>,
     },
     /// Something else wrote there.
     #[error("object {key} of store {store} is no reference: it was not written by swapping")]
@@ -414,7 +414,7 @@ pub enum SwapError {
     },
     /// The store. The reference is as it was.
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
 }
 
 macro_rules! temporary_if_the_store_is {
@@ -441,7 +441,7 @@ pub(crate) enum Trouble {
     /// 404 for the upload.
     NoUpload,
     /// Everything that is the same for all.
-    Store(Failure),
+    Store(StoreFailure),
 }
 
 /// The names of a store for messages.
@@ -458,65 +458,69 @@ pub(crate) struct Names {
 impl Names {
     pub(crate) fn timed_out(&self, waited: std::time::Duration) -> Trouble {
         let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-        Trouble::Store(Failure::TimedOut { store: self.store.clone(), endpoint: self.endpoint.clone(), waited_ms })
+        Trouble::Store(StoreFailure::TimedOut { store: self.store.clone(), endpoint: self.endpoint.clone(), waited_ms })
     }
 
     pub(crate) fn broken(&self, source: Cause) -> Trouble {
-        Trouble::Store(Failure::Broken { store: self.store.clone(), endpoint: self.endpoint.clone(), source })
+        Trouble::Store(StoreFailure::Broken { store: self.store.clone(), endpoint: self.endpoint.clone(), source })
     }
 
     /// What `object_store` met.
     pub(crate) fn trouble(&self, error: object_store::Error) -> Trouble {
         let Some(misfortune) = find(&error) else {
             let (store, endpoint, source) = (self.store.clone(), self.endpoint.clone(), Cause::new(error));
-            return Trouble::Store(Failure::Unintelligible { store, endpoint, source });
+            return Trouble::Store(StoreFailure::Unintelligible { store, endpoint, source });
         };
         let (store, endpoint) = (self.store.clone(), self.endpoint.clone());
         match misfortune.what.clone() {
             TransportError::Connect(_) if !misfortune.with_the_store => {
-                Trouble::Store(Failure::NoCredentials { store })
+                Trouble::Store(StoreFailure::NoCredentials { store })
             }
-            TransportError::Connect(source) => Trouble::Store(Failure::Unreachable { store, endpoint, source }),
-            TransportError::Certificate(source) => Trouble::Store(Failure::Certificate { store, endpoint, source }),
+            TransportError::Connect(source) => Trouble::Store(StoreFailure::Unreachable { store, endpoint, source }),
+            TransportError::Certificate(source) => {
+                Trouble::Store(StoreFailure::Certificate { store, endpoint, source })
+            }
             TransportError::Broken(source) => self.broken(source),
             TransportError::Stalled(waited) => self.timed_out(waited),
             what @ TransportError::Senseless => {
-                Trouble::Store(Failure::Unintelligible { store, endpoint, source: Cause::new(what) })
+                Trouble::Store(StoreFailure::Unintelligible { store, endpoint, source: Cause::new(what) })
             }
             TransportError::Answered(answer) if misfortune.with_the_store => self.answered(answer),
             TransportError::Answered(answer) => Trouble::Store(self.credentials_answered(answer)),
         }
     }
 
-    fn credentials_answered(&self, answer: Answer) -> Failure {
+    fn credentials_answered(&self, answer: Answer) -> StoreFailure {
         let store = self.store.clone();
         match answer.status {
-            StatusCode::NOT_FOUND => Failure::NoCredentials { store },
+            StatusCode::NOT_FOUND => StoreFailure::NoCredentials { store },
             status if is_passing(status, &answer.code) => self.busy(answer),
-            status if answer.code.is_empty() => Failure::WrongCredentials { store, code: status.to_string() },
-            _ => Failure::WrongCredentials { store, code: answer.code },
+            status if answer.code.is_empty() => StoreFailure::WrongCredentials { store, code: status.to_string() },
+            _ => StoreFailure::WrongCredentials { store, code: answer.code },
         }
     }
 
-    fn busy(&self, answer: Answer) -> Failure {
+    fn busy(&self, answer: Answer) -> StoreFailure {
         let (store, endpoint) = (self.store.clone(), self.endpoint.clone());
-        Failure::Busy { store, endpoint, status: answer.status.as_u16(), code: answer.code }
+        StoreFailure::Busy { store, endpoint, status: answer.status.as_u16(), code: answer.code }
     }
 
     /// S3's codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
     fn answered(&self, answer: Answer) -> Trouble {
         let (store, endpoint) = (self.store.clone(), self.endpoint.clone());
         Trouble::Store(match (answer.code.as_str(), answer.status.as_u16()) {
-            ("NoSuchBucket" | "ContainerNotFound", _) => Failure::NoBucket { bucket: self.bucket.clone(), endpoint },
+            ("NoSuchBucket" | "ContainerNotFound", _) => {
+                StoreFailure::NoBucket { bucket: self.bucket.clone(), endpoint }
+            }
             ("NoSuchUpload", _) => return Trouble::NoUpload,
             // Azure's, for what others answer with 412.
             ("BlobAlreadyExists", _) => return Trouble::Condition,
-            ("RequestTimeTooSkewed", _) => Failure::ClockSkew { endpoint },
+            ("RequestTimeTooSkewed", _) => StoreFailure::ClockSkew { endpoint },
             ("PermanentRedirect" | "TemporaryRedirect" | "IllegalLocationConstraintException", _) | (_, 301 | 307) => {
-                Failure::WrongRegion { store, region: answer.bucket_region }
+                StoreFailure::WrongRegion { store, region: answer.bucket_region }
             }
             ("AuthorizationHeaderMalformed", _) if answer.bucket_region.is_some() => {
-                Failure::WrongRegion { store, region: answer.bucket_region }
+                StoreFailure::WrongRegion { store, region: answer.bucket_region }
             }
             (
                 "InvalidAccessKeyId"
@@ -528,12 +532,12 @@ impl Names {
                 | "AuthenticationFailed"
                 | "XAdminUserNotFound",
                 _,
-            ) => Failure::WrongCredentials { store, code: answer.code },
-            (_, 401) => Failure::WrongCredentials { store, code: "401".into() },
+            ) => StoreFailure::WrongCredentials { store, code: answer.code },
+            (_, 401) => StoreFailure::WrongCredentials { store, code: "401".into() },
             (code, _) if is_passing(answer.status, code) => self.busy(answer),
             (code, 403) => {
                 let code = if code.is_empty() { "403" } else { code };
-                Failure::Forbidden { store, code: code.to_owned() }
+                StoreFailure::Forbidden { store, code: code.to_owned() }
             }
             // Not every 404 speaks of the object: to call it missing is to call what lies there
             // lost.
@@ -541,7 +545,9 @@ impl Names {
             ("", 404) if answer.to_head => return Trouble::Missing,
             (_, 304 | 412) => return Trouble::Condition,
             (_, 416) => return Trouble::BeyondEnd(answer.object_size),
-            (_, status) => Failure::Refused { store, endpoint, status, code: answer.code, message: answer.message },
+            (_, status) => {
+                StoreFailure::Refused { store, endpoint, status, code: answer.code, message: answer.message }
+            }
         })
     }
 }
@@ -593,7 +599,7 @@ mod tests {
         }
     }
 
-    fn failure(status: u16, code: &str) -> Failure {
+    fn failure(status: u16, code: &str) -> StoreFailure {
         match names().answered(answer(status, code)) {
             Trouble::Store(failure) => failure,
             other => panic!("{status} {code}: {other:?}"),
@@ -643,8 +649,8 @@ mod tests {
     fn answers_about_the_object_are_no_failures_of_the_store() {
         assert!(matches!(names().answered(answer(404, "NoSuchKey")), Trouble::Missing));
         assert!(matches!(names().answered(Answer { to_head: true, ..answer(404, "") }), Trouble::Missing));
-        assert!(matches!(failure(404, ""), Failure::Refused { status: 404, .. }));
-        assert!(matches!(failure(404, "XAdminUserNotFound"), Failure::WrongCredentials { .. }));
+        assert!(matches!(failure(404, ""), StoreFailure::Refused { status: 404, .. }));
+        assert!(matches!(failure(404, "XAdminUserNotFound"), StoreFailure::WrongCredentials { .. }));
         assert!(matches!(names().answered(answer(404, "NoSuchUpload")), Trouble::NoUpload));
         assert!(matches!(names().answered(answer(412, "PreconditionFailed")), Trouble::Condition));
         assert!(matches!(names().answered(answer(409, "BlobAlreadyExists")), Trouble::Condition));
@@ -661,12 +667,12 @@ mod tests {
             }
         };
         let refused = || TransportError::Connect(Cause::new(io::Error::from(io::ErrorKind::ConnectionRefused)));
-        assert!(matches!(met(true, refused()), Failure::Unreachable { .. }));
+        assert!(matches!(met(true, refused()), StoreFailure::Unreachable { .. }));
         let missing = met(false, refused());
         assert!(missing.to_string().contains("AWS_ACCESS_KEY_ID") && !missing.is_temporary(), "{missing}");
-        assert!(matches!(met(false, TransportError::Answered(answer(404, ""))), Failure::NoCredentials { .. }));
-        assert!(matches!(met(false, TransportError::Answered(answer(503, ""))), Failure::Busy { .. }));
-        assert!(matches!(met(false, TransportError::Answered(answer(403, ""))), Failure::WrongCredentials { .. }));
+        assert!(matches!(met(false, TransportError::Answered(answer(404, ""))), StoreFailure::NoCredentials { .. }));
+        assert!(matches!(met(false, TransportError::Answered(answer(503, ""))), StoreFailure::Busy { .. }));
+        assert!(matches!(met(false, TransportError::Answered(answer(403, ""))), StoreFailure::WrongCredentials { .. }));
     }
 
     #[test]
@@ -680,13 +686,13 @@ mod tests {
 
     #[test]
     fn files_have_their_own_words() {
-        let of = |errno: i32| Failure::of_file(Path::new("/x"), io::Error::from_raw_os_error(errno));
-        assert!(matches!(of(28), Failure::DiskFull { .. }));
-        assert!(matches!(of(122), Failure::DiskFull { .. }));
-        assert!(matches!(of(13), Failure::NotPermitted { .. }));
-        assert!(matches!(of(30), Failure::ReadOnly { .. }));
-        assert!(matches!(of(20), Failure::NameTaken { .. }));
-        assert!(matches!(of(21), Failure::NameTaken { .. }));
-        assert!(matches!(of(5), Failure::Io { .. }));
+        let of = |errno: i32| StoreFailure::of_file(Path::new("/x"), io::Error::from_raw_os_error(errno));
+        assert!(matches!(of(28), StoreFailure::DiskFull { .. }));
+        assert!(matches!(of(122), StoreFailure::DiskFull { .. }));
+        assert!(matches!(of(13), StoreFailure::NotPermitted { .. }));
+        assert!(matches!(of(30), StoreFailure::ReadOnly { .. }));
+        assert!(matches!(of(20), StoreFailure::NameTaken { .. }));
+        assert!(matches!(of(21), StoreFailure::NameTaken { .. }));
+        assert!(matches!(of(5), StoreFailure::Io { .. }));
     }
 }

@@ -39,7 +39,7 @@ mod writer;
 
 pub use address::OpenError;
 pub use counters::{Counters, FIRST_BYTE_BOUNDS, FirstByte};
-pub use failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
+pub use failure::{GetError, PutError, ReadReferenceError, StoreFailure, SwapError};
 pub use key::{Key, KeyError, LONGEST_COMPONENT, LONGEST_KEY};
 pub use listing::{Listed, Placed};
 pub use probe::CheckSwapsError;
@@ -74,25 +74,25 @@ enum Backend {
 
 /// An object on its way: a stream of its bytes in order, in pieces as they come. After an error it
 /// gives no more.
-pub struct Object {
+pub struct ObjectStream {
     size: u64,
     bytes: BoxStream<'static, Result<Bytes, GetError>>,
 }
 
-impl Object {
+impl ObjectStream {
     /// Bytes in all.
     pub fn size(&self) -> u64 {
         self.size
     }
 }
 
-impl std::fmt::Debug for Object {
+impl std::fmt::Debug for ObjectStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Object").field("size", &self.size).finish_non_exhaustive()
     }
 }
 
-impl Stream for Object {
+impl Stream for ObjectStream {
     type Item = Result<Bytes, GetError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -172,7 +172,7 @@ impl Store {
 
     /// Whether the store is there and lets itself be read, with one request. Says nothing about
     /// writing.
-    pub async fn check(&self) -> Result<(), Failure> {
+    pub async fn check(&self) -> Result<(), StoreFailure> {
         either!(self, backend => backend.check().await)
     }
 
@@ -180,7 +180,7 @@ impl Store {
     /// written (`name#new.<number>`), locks of references that are gone. How many. What is being
     /// written must be younger. Of a bucket nothing: its life-cycle rule removes unfinished
     /// uploads.
-    pub async fn remove_leftovers(&self, older_than: Duration) -> Result<u64, Failure> {
+    pub async fn remove_leftovers(&self, older_than: Duration) -> Result<u64, StoreFailure> {
         match &self.0 {
             Backend::Directory(directory) => directory.remove_leftovers(older_than).await,
             Backend::Remote(_) => Ok(0),
@@ -212,15 +212,15 @@ impl Store {
 
     /// Reads an object. Returns when its first bytes are there. A stream that breaks goes on with
     /// the rest, as long as the object is the same.
-    pub async fn get(&self, key: &Key) -> Result<Object, GetError> {
+    pub async fn get(&self, key: &Key) -> Result<ObjectStream, GetError> {
         Ok(match &self.0 {
             Backend::Directory(directory) => {
                 let (size, bytes) = directory.get(key).await?;
-                Object { size, bytes: bytes.boxed() }
+                ObjectStream { size, bytes: bytes.boxed() }
             }
             Backend::Remote(remote) => {
                 let (size, bytes) = remote.get(key).await?;
-                Object { size, bytes: bytes.boxed() }
+                ObjectStream { size, bytes: bytes.boxed() }
             }
         })
     }
@@ -260,12 +260,12 @@ impl Store {
     /// The objects whose keys begin with `under` and a slash, or all, by key. What is written or
     /// deleted meanwhile may be in it or not. Files and objects whose names are no keys are left
     /// out.
-    pub fn list(&self, under: Option<&Key>) -> BoxStream<'static, Result<Listed, Failure>> {
+    pub fn list(&self, under: Option<&Key>) -> BoxStream<'static, Result<Listed, StoreFailure>> {
         either!(self, backend => backend.list(under).boxed())
     }
 
     /// Deletes an object or a reference. That there is none is fine.
-    pub async fn delete(&self, key: &Key) -> Result<(), Failure> {
+    pub async fn delete(&self, key: &Key) -> Result<(), StoreFailure> {
         either!(self, backend => backend.delete(key).await)
     }
 

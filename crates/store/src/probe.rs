@@ -4,7 +4,7 @@
 //! which must fail. A store that ignores a condition takes them. What is left if this is cut off is
 //! one small object `kip-probe-<number>`.
 
-use crate::failure::{Failure, PutError, ReadReferenceError, SwapError};
+use crate::failure::{PutError, ReadReferenceError, StoreFailure, SwapError};
 use crate::key::Key;
 use crate::listing::Placed;
 use crate::reference::{Nonce, Version};
@@ -37,7 +37,7 @@ pub enum CheckSwapsError {
     },
     /// The store.
     #[error(transparent)]
-    Store(#[from] Failure),
+    Store(#[from] StoreFailure),
 }
 
 /// What became of a swap that was tried.
@@ -88,7 +88,7 @@ impl Probe<'_> {
         match self.store.swap_reference(&self.key, expected, Bytes::from_static(value.as_bytes())).await {
             Ok(version) => Ok(Tried::Taken(version)),
             Err(SwapError::Conflict { .. } | SwapError::Superseded { .. }) => Ok(Tried::Refused),
-            Err(SwapError::Store(Failure::Refused { status, code, .. })) => {
+            Err(SwapError::Store(StoreFailure::Refused { status, code, .. })) => {
                 // Unless it refuses to write at all.
                 match self.store.put(&self.key, Bytes::from_static(b"x")).await {
                     Ok(()) => Err(self.unfit(&format!("refuses to write on a condition ({status} {code})"))),

@@ -12,7 +12,7 @@ mod swap;
 pub(crate) mod upload;
 
 use crate::counters::{Count, Tally};
-use crate::failure::{Failure, GetError, Names, PutError, Trouble};
+use crate::failure::{GetError, Names, PutError, StoreFailure, Trouble};
 use crate::key::{Key, KeyError};
 use crate::listing::{Listed, Placed};
 use crate::permits::{Permit, Permits, Urgency};
@@ -137,7 +137,7 @@ impl Remote {
         let limit = self.settings().operation_timeout;
         tokio::time::timeout(limit, operation).await.unwrap_or_else(|_| {
             let waited_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            Err(Trouble::Store(Failure::TookTooLong { store: self.names().store.clone(), waited_ms }))
+            Err(Trouble::Store(StoreFailure::TookTooLong { store: self.names().store.clone(), waited_ms }))
         })
     }
 
@@ -169,9 +169,9 @@ impl Remote {
     }
 
     /// Trouble of a request that names no object, or whose object cannot be missing.
-    fn failure(&self, trouble: Trouble) -> Failure {
+    fn failure(&self, trouble: Trouble) -> StoreFailure {
         let names = self.names();
-        let refused = |status, code: &str| Failure::Refused {
+        let refused = |status, code: &str| StoreFailure::Refused {
             store: names.store.clone(),
             endpoint: names.endpoint.clone(),
             status,
@@ -180,7 +180,9 @@ impl Remote {
         };
         match trouble {
             Trouble::Store(failure) => failure,
-            Trouble::Missing => Failure::NoBucket { bucket: names.bucket.clone(), endpoint: names.endpoint.clone() },
+            Trouble::Missing => {
+                StoreFailure::NoBucket { bucket: names.bucket.clone(), endpoint: names.endpoint.clone() }
+            }
             Trouble::Condition => refused(412, "PreconditionFailed"),
             Trouble::BeyondEnd(_) => refused(416, "InvalidRange"),
             Trouble::NoUpload => refused(404, "NoSuchUpload"),
@@ -198,7 +200,7 @@ impl Remote {
             let result = self.once(Count::Put, bytes.len(), request).await;
             // Even of one that says it is busy: a condition that fails next may be the own object's
             // doing.
-            if matches!(&result, Err(Trouble::Store(failure)) if !matches!(failure, Failure::Unreachable { .. })) {
+            if matches!(&result, Err(Trouble::Store(failure)) if !matches!(failure, StoreFailure::Unreachable { .. })) {
                 in_doubt.store(true, Ordering::Relaxed);
             }
             result
@@ -236,7 +238,7 @@ impl Remote {
             Err(Trouble::Missing) => true,
             Err(Trouble::Store(failure)) => {
                 !failure.is_temporary()
-                    && !matches!(failure, Failure::Unintelligible { .. } | Failure::NoCredentials { .. })
+                    && !matches!(failure, StoreFailure::Unintelligible { .. } | StoreFailure::NoCredentials { .. })
             }
             _ => false,
         };
@@ -246,7 +248,7 @@ impl Remote {
         self.in_time(self.first_bytes(key)).await.map_err(|trouble| self.not_got(key, None, trouble))
     }
 
-    pub(crate) async fn delete(&self, key: &Key) -> Result<(), Failure> {
+    pub(crate) async fn delete(&self, key: &Key) -> Result<(), StoreFailure> {
         let path = self.path(key);
         match self.in_time(self.retried(|| self.once(Count::Delete, 0, self.cloud().delete(&path)))).await {
             Ok(()) | Err(Trouble::Missing) => Ok(()),
@@ -255,11 +257,11 @@ impl Remote {
     }
 
     /// One page of the listing at most, whose content does not matter.
-    pub(crate) async fn check(&self) -> Result<(), Failure> {
+    pub(crate) async fn check(&self) -> Result<(), StoreFailure> {
         self.page(&self.bucket.prefix, None, Some(1)).await.map(drop)
     }
 
-    pub(crate) fn list(&self, under: Option<&Key>) -> impl Stream<Item = Result<Listed, Failure>> + use<> {
+    pub(crate) fn list(&self, under: Option<&Key>) -> impl Stream<Item = Result<Listed, StoreFailure>> + use<> {
         let prefix = match under {
             Some(key) => format!("{}{key}/", self.bucket.prefix),
             None => self.bucket.prefix.clone(),
@@ -276,7 +278,7 @@ impl Remote {
         prefix: &str,
         page_token: Option<String>,
         max_keys: Option<usize>,
-    ) -> Result<(Vec<Listed>, Option<String>), Failure> {
+    ) -> Result<(Vec<Listed>, Option<String>), StoreFailure> {
         let prefix = (!prefix.is_empty()).then_some(prefix);
         let list = || async {
             let options = PaginatedListOptions { page_token: page_token.clone(), max_keys, ..Default::default() };
@@ -312,7 +314,7 @@ enum Next {
 }
 
 impl Listing {
-    async fn next(&mut self) -> Result<Option<Listed>, Failure> {
+    async fn next(&mut self) -> Result<Option<Listed>, StoreFailure> {
         loop {
             if let Some(listed) = self.page.pop_front() {
                 return Ok(Some(listed));
@@ -341,7 +343,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Waits before the next try, or gives the failure back when there have been enough.
-    async fn wait_after(&mut self, failure: Failure) -> Result<(), Trouble> {
+    async fn wait_after(&mut self, failure: StoreFailure) -> Result<(), Trouble> {
         let settings = self.remote.settings();
         self.failed += 1;
         self.remote.tally.one(Count::Failure);

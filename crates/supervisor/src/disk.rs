@@ -7,7 +7,7 @@
 //! generation goes when the store has it, as always.
 
 use crate::registry::Registry;
-use crate::task::{Command, Handle};
+use crate::task::{Handle, TaskCommand};
 use kip_engine::blocking::blocking;
 use kip_net::Slot;
 use kip_pressure::size;
@@ -98,7 +98,7 @@ impl Watch {
         }
         for victim in chosen {
             let cause = format!("disk pressure: {state}; it slept the longest, on {}", size(victim.bytes));
-            let answer = victim.key.ask(|reply| Command::ArchiveForRoom { cause, reply }).await;
+            let answer = victim.key.ask(|reply| TaskCommand::ArchiveForRoom { cause, reply }).await;
             if answer.is_err() {
                 // Others may be archived meanwhile, after another check.
                 self.rests.insert(victim.key.proc.slot, Instant::now() + REFUSED);

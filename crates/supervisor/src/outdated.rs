@@ -7,7 +7,7 @@
 //! been replaced before that.
 
 use crate::registry::Registry;
-use crate::task::{By, Command, Handle};
+use crate::task::{By, Handle, TaskCommand};
 use futures_util::StreamExt as _;
 use kip_engine::blocking::blocking;
 use kip_sys::process;
@@ -99,7 +99,7 @@ async fn replace_pager(machine: &Arc<Registry>) {
 async fn park_all(machine: &Registry) {
     let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     let parked = futures_util::stream::iter(machine.hibernated()).map(|handle| async move {
-        let slept = handle.ask(|reply| Command::Sleep { to: Tier::Parked, by: By::Kip, reply }).await;
+        let slept = handle.ask(|reply| TaskCommand::Sleep { to: Tier::Parked, by: By::Kip, reply }).await;
         if let Err(refusal) = slept {
             tracing::info!(proc = %handle.proc.name, reason = refusal.message, "the pager cannot be replaced yet");
         }

@@ -7,7 +7,7 @@
 //! [`HealthView`]. Crash: what was known is as in the record, which is written when the proc falls
 //! asleep.
 
-use crate::task::{Command, Handle, Probes, ProcStatus, check_once};
+use crate::task::{Handle, Probes, ProcStatus, TaskCommand, check_once};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_net::reserve::{self, ReserveError};
@@ -201,7 +201,7 @@ async fn ask(handle: &Handle, probe: &Probe) {
     if !due() {
         return;
     }
-    let Ok(Some(asking)) = handle.ask(|reply| Command::Ask { reply }).await else { return };
+    let Ok(Some(asking)) = handle.ask(|reply| TaskCommand::Ask { reply }).await else { return };
     // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as
     // activity.
     let nobodys = Arc::default();
@@ -209,7 +209,7 @@ async fn ask(handle: &Handle, probe: &Probe) {
     let wrong = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
     drop(asking);
     let checked = Checked { host_port: probe.host_port, at_ms: now_ms(), wrong };
-    let _ = handle.ask(|reply| Command::Checked { checked, reply }).await;
+    let _ = handle.ask(|reply| TaskCommand::Checked { checked, reply }).await;
 }
 
 /// What is known of the probes, from the record.

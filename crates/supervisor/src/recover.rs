@@ -17,7 +17,7 @@ use kip_engine::metering::Stored;
 use kip_engine::plans::take_custody;
 use kip_engine::ports;
 use kip_engine::renew;
-use kip_engine::stop::{self, Network};
+use kip_engine::stop::{self, NetworkFate};
 use kip_engine::tree::Tree;
 use kip_journal::meter::{Kept, Meter};
 use kip_net::{Slot, custody};
@@ -147,7 +147,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
     let record = Record { state, ..record };
     let next = match record.state.clone() {
         State::Stopped { .. } | State::Elsewhere { .. } => {
-            stop::release(&proc, Network::Removed).await;
+            stop::release(&proc, NetworkFate::Removed).await;
             record.clone()
         }
         State::Starting if !record.established => {
@@ -158,7 +158,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
             return Ok(None);
         }
         State::Restarting { .. } => {
-            stop::release(&proc, Network::Reserved).await;
+            stop::release(&proc, NetworkFate::Reserved).await;
             record.clone()
         }
         State::Starting => ended(&proc, &record, proc.spec().restart).await,
@@ -291,7 +291,7 @@ async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
     }
     let next = record.after_end(restart, exit, now_ms());
     let next = next.unwrap_or_else(|_| Record { state: State::Stopped { exit: Some(exit) }, ..record.clone() });
-    stop::release(proc, Network::after(&next.state)).await;
+    stop::release(proc, NetworkFate::after(&next.state)).await;
     let _ = kip_snapshot::sweep(&proc.dir, None);
     next
 }

@@ -1,7 +1,7 @@
 //! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and
 //! the pager's.
 
-use crate::task::{self, Command, Handle, Removed};
+use crate::task::{self, Handle, Removed, TaskCommand};
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::host::{Host, Proc};
@@ -92,10 +92,10 @@ impl Registry {
                             let Some(machine) = weak.upgrade() else { return };
                             match event {
                                 PagerEvent::Woke { number, turn, woken, by, .. } => {
-                                    machine.notify_task(number, Command::Awake { turn, woken, by });
+                                    machine.notify_task(number, TaskCommand::Awake { turn, woken, by });
                                 }
                                 PagerEvent::Damaged { number, message, .. } => {
-                                    machine.notify_task(number, Command::Damaged { message });
+                                    machine.notify_task(number, TaskCommand::Damaged { message });
                                 }
                                 PagerEvent::Missing { number, file, first, pages, .. } => {
                                     machine.fetch_missing(number, file, first..first + pages);
@@ -120,7 +120,7 @@ impl Registry {
     }
 
     /// Makes sure that there is a pager and that it knows all that is out.
-    fn take_up_pager(&self) -> Result<kip_pager::client::Events, kip_pager::client::PagerError> {
+    fn take_up_pager(&self) -> Result<kip_pager::client::PagerEvents, kip_pager::client::PagerError> {
         let (status, _, started) = self.host.pager.ensure()?;
         let all = self.all_handles();
         if started {
@@ -133,7 +133,7 @@ impl Registry {
         let events = self.host.pager.follow()?;
         // What happened while the daemon did not listen.
         for handle in &all {
-            self.notify_task(handle.proc.slot.number().into(), Command::InspectPager);
+            self.notify_task(handle.proc.slot.number().into(), TaskCommand::InspectPager);
         }
         Ok(events)
     }
@@ -158,12 +158,12 @@ impl Registry {
                     let message = format!("it waits for memory that is in the store: {error}");
                     proc.shared.events.emit(Some(&proc.name), EventKind::Waiting, message);
                 }
-                Fetched::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
+                Fetched::Damaged(message) => drop(inbox.send(TaskCommand::Damaged { message }).await),
             }
         });
     }
 
-    fn notify_task(&self, number: u32, command: Command) {
+    fn notify_task(&self, number: u32, command: TaskCommand) {
         if let Some(handle) = self.numbered(number)
             && handle.inbox.blocking_send(command).is_err()
         {
@@ -203,7 +203,7 @@ impl Registry {
                     let key = event.key;
                     let cause = WakeCause::of(&event);
                     let leave = machine.rouse_held(&handle, key, cause);
-                    if handle.inbox.try_send(Command::Socket { cause, at, leave }).is_err()
+                    if handle.inbox.try_send(TaskCommand::Socket { cause, at, leave }).is_err()
                         && let Err(e) = machine.host.wake_plane.rearm(&key)
                     {
                         // Its queue was full: the event is reported again.

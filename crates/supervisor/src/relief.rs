@@ -7,7 +7,7 @@
 mod choice;
 
 use crate::registry::Registry;
-use crate::task::{Command, Handle};
+use crate::task::{Handle, TaskCommand};
 use choice::{Candidate, Hysteresis, Turn};
 use kip_engine::blocking::blocking;
 use kip_net::Slot;
@@ -242,7 +242,7 @@ impl Relief {
             // waited for.
             let answer = tokio::select! {
                 biased;
-                answer = victim.ask(|reply| Command::Relieve { to, cause, reply }) => Some(answer),
+                answer = victim.ask(|reply| TaskCommand::Relieve { to, cause, reply }) => Some(answer),
                 _ = gone_on => None,
             };
             Ended { slot, answer }

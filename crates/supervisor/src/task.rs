@@ -29,16 +29,16 @@ mod update;
 
 pub use adopt::finish as finish_taking_over;
 use archive::Storing;
-pub use archive::{Archived, archived};
+pub use archive::{ArchivedNote, archived};
 pub use checked::Asking;
-pub use command::{By, Command, Reply};
+pub use command::{By, Reply, TaskCommand};
 pub use hibernate::Asleep;
 use kip_engine::descriptors::watched;
 use kip_engine::tickets::Ticket;
 use kip_records::body::Body;
 use kip_types::chain;
 use phase::{Parked, Phase, Running, Woke};
-pub use place::{Place, hidden};
+pub use place::{TakenPlace, hidden};
 pub use pressed::need;
 pub use probes::Probes;
 pub use ready::check_once;
@@ -50,8 +50,8 @@ use kip_clocks::Now;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::prepared::PreparedNetwork;
-use kip_engine::stop::{self, Network};
-use kip_net::activity::Activity as Traffic;
+use kip_engine::stop::{self, NetworkFate};
+use kip_net::activity::TrafficCounters as Traffic;
 use kip_pressure::Grant;
 use kip_records::due::{self, NextWake};
 use kip_records::record;
@@ -136,12 +136,12 @@ pub struct Task {
     /// To be called when it is removed.
     removed: Removed,
     /// Its own inbox, for work that it has done beside it.
-    own: mpsc::WeakSender<Command>,
+    own: mpsc::WeakSender<TaskCommand>,
     /// The proc.
     pub proc: Arc<Proc>,
     /// What is recorded of the proc.
     pub record: Record,
-    inbox: mpsc::Receiver<Command>,
+    inbox: mpsc::Receiver<TaskCommand>,
     status: watch::Sender<ProcStatus>,
     phase: Phase,
     tickets: Arc<AtomicUsize>,
@@ -186,7 +186,7 @@ pub struct Handle {
     /// The proc.
     pub proc: Arc<Proc>,
     /// What the task is asked.
-    pub inbox: mpsc::Sender<Command>,
+    pub inbox: mpsc::Sender<TaskCommand>,
     /// How the proc is, as its task has said last.
     pub status: watch::Receiver<ProcStatus>,
 }
@@ -200,7 +200,7 @@ impl Handle {
     }
 
     /// Sends a command and waits for its answer.
-    pub async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
+    pub async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> TaskCommand) -> Result<T, Refusal> {
         let gone = || {
             let name = self.proc.name.as_str();
             match self.proc.shared.rests() {
@@ -365,7 +365,7 @@ impl Task {
     }
 
     /// True when the task is to end.
-    async fn handle(&mut self, command: Command) -> bool {
+    async fn handle(&mut self, command: TaskCommand) -> bool {
         let Some(command) = self.admit_or_queue(command) else { return false };
         if self.carry_out(command).await {
             return true;
@@ -374,77 +374,77 @@ impl Task {
         self.answer_queue().await
     }
 
-    async fn carry_out(&mut self, command: Command) -> bool {
+    async fn carry_out(&mut self, command: TaskCommand) -> bool {
         match command {
-            Command::Start { wait_ready, reply } => {
+            TaskCommand::Start { wait_ready, reply } => {
                 let result = self.start(wait_ready).await;
                 let removed = result.is_err() && !self.record.established;
                 let _ = reply.send(result);
                 return removed;
             }
-            Command::Stop { grace, network, reply } => {
+            TaskCommand::Stop { grace, network, reply } => {
                 let _ = reply.send(self.stop(grace, network).await);
             }
-            Command::Update { change, reply } => {
+            TaskCommand::Update { change, reply } => {
                 let _ = reply.send(self.update(&change).await);
             }
-            Command::Rename { name, reply } => drop(reply.send(self.rename(name).await)),
-            Command::TakePlace { place, reply } => drop(reply.send(self.take_place(*place).await)),
-            Command::LeavePlace { reply } => {
+            TaskCommand::Rename { name, reply } => drop(reply.send(self.rename(name).await)),
+            TaskCommand::TakePlace { place, reply } => drop(reply.send(self.take_place(*place).await)),
+            TaskCommand::LeavePlace { reply } => {
                 self.leave_place().await;
                 let _ = reply.send(Ok(()));
             }
-            Command::TakePortsAgain { ports, reply } => {
+            TaskCommand::TakePortsAgain { ports, reply } => {
                 self.take_ports_again(ports).await;
                 let _ = reply.send(Ok(()));
             }
-            Command::ReplaceProbes { probes, reply } => {
+            TaskCommand::ReplaceProbes { probes, reply } => {
                 self.replace_probes(probes).await;
                 let _ = reply.send(Ok(()));
             }
-            Command::Remove { force, reply } => {
+            TaskCommand::Remove { force, reply } => {
                 let result = self.remove(force).await;
                 let removed = result.is_ok();
                 let _ = reply.send(result);
                 return removed;
             }
-            Command::Ready { started_at_ms, result } => self.on_ready(started_at_ms, result),
-            Command::Ask { reply } => drop(reply.send(Ok(self.begin_check()))),
-            Command::Checked { checked, reply } => {
+            TaskCommand::Ready { started_at_ms, result } => self.on_ready(started_at_ms, result),
+            TaskCommand::Ask { reply } => drop(reply.send(Ok(self.begin_check()))),
+            TaskCommand::Checked { checked, reply } => {
                 self.on_checked(checked);
                 let _ = reply.send(Ok(()));
             }
-            Command::Sleep { to: Tier::Hibernated, reply, .. } => {
+            TaskCommand::Sleep { to: Tier::Hibernated, reply, .. } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
-            Command::Sleep { to: Tier::Archived, by, reply } => self.archive_on_request(by, reply).await,
-            Command::Stored { generation, result } => self.on_stored(generation, result).await,
-            Command::Sleep { by, reply, .. } => {
+            TaskCommand::Sleep { to: Tier::Archived, by, reply } => self.archive_on_request(by, reply).await,
+            TaskCommand::Stored { generation, result } => self.on_stored(generation, result).await,
+            TaskCommand::Sleep { by, reply, .. } => {
                 let _ = reply.send(self.park_on_request(by).await);
             }
-            Command::Wake { cause, reply } => {
+            TaskCommand::Wake { cause, reply } => {
                 let _ = reply.send(self.wake_on_request(cause).await);
             }
-            Command::Socket { cause, at, leave } => self.on_socket(cause, at, leave).await,
-            Command::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
-            Command::Damaged { message } => self.on_damaged(message).await,
-            Command::TakeOver { only_if_ours, reply } => {
+            TaskCommand::Socket { cause, at, leave } => self.on_socket(cause, at, leave).await,
+            TaskCommand::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
+            TaskCommand::Damaged { message } => self.on_damaged(message).await,
+            TaskCommand::TakeOver { only_if_ours, reply } => {
                 let (result, removed) = self.take_over(only_if_ours).await;
                 let _ = reply.send(result);
                 return removed;
             }
-            Command::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
-            Command::Rest { until, reply } => {
+            TaskCommand::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
+            TaskCommand::Rest { until, reply } => {
                 let _ = reply.send(self.rest(until).await);
                 return true;
             }
-            Command::StandStill { over, reply } => self.stand_still(over, reply).await,
-            Command::HoldFiles { change, over, reply } => self.hold_files(change, over, reply).await,
-            Command::InspectPager => self.inspect_pager().await,
-            Command::Relieve { to, cause, reply } => {
+            TaskCommand::StandStill { over, reply } => self.stand_still(over, reply).await,
+            TaskCommand::HoldFiles { change, over, reply } => self.hold_files(change, over, reply).await,
+            TaskCommand::InspectPager => self.inspect_pager().await,
+            TaskCommand::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);
             }
-            Command::KeepAwake { cause, reply } => {
+            TaskCommand::KeepAwake { cause, reply } => {
                 let awake = self.wake_on_request(cause).await;
                 if let Some(running) = self.phase.running_mut() {
                     running.idle.touch(Instant::now());
@@ -495,10 +495,10 @@ impl Task {
                 if again {
                     let next = self.record.after_end(self.proc.spec().restart, Exit::Unknown, now_ms());
                     let next = next.map_err(|e| self.unfit(&e))?;
-                    stop::release(&self.proc, Network::after(&next.state)).await;
+                    stop::release(&self.proc, NetworkFate::after(&next.state)).await;
                     self.write(next, record::Durability::Fsync)?;
                 } else if self.record.established {
-                    stop::release(&self.proc, Network::Removed).await;
+                    stop::release(&self.proc, NetworkFate::Removed).await;
                     self.advance(Input::Exited(None), record::Durability::Fsync)?;
                 } else {
                     self.remove_all().await?;

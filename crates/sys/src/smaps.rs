@@ -4,7 +4,7 @@ use std::fs;
 
 /// Memory of processes, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUse {
     /// Resident set.
     pub resident: u64,
     /// Proportional set.
@@ -17,8 +17,8 @@ pub struct Memory {
 }
 
 /// Memory of the processes. One that has ended has none.
-pub fn memory(pids: &[u32]) -> Memory {
-    let mut sum = Memory::default();
+pub fn memory(pids: &[u32]) -> MemoryUse {
+    let mut sum = MemoryUse::default();
     for pid in pids {
         let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { continue };
         let field = |name: &str| -> u64 {

@@ -38,7 +38,7 @@ pub struct TimerfdState {
 
 /// How a timerfd's time is to be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Value {
+pub enum TimerSetting {
     /// From now on, nanoseconds; 0 disarms.
     Relative(i64),
     /// On the timer's own clock, nanoseconds.
@@ -79,11 +79,11 @@ fn unread_and_flags(info: &str) -> Option<(u64, u32)> {
 ///
 /// # Errors
 /// EINVAL for negative times.
-pub fn set_timerfd(fd: BorrowedFd<'_>, value: Value, every_ns: i64) -> io::Result<()> {
+pub fn set_timerfd(fd: BorrowedFd<'_>, value: TimerSetting, every_ns: i64) -> io::Result<()> {
     let (at, flags) = match value {
-        Value::Relative(ns) => (ns, TimerfdTimerFlags::empty()),
-        Value::Absolute { at_ns, cancel_on_set: false } => (at_ns, TimerfdTimerFlags::ABSTIME),
-        Value::Absolute { at_ns, cancel_on_set: true } => {
+        TimerSetting::Relative(ns) => (ns, TimerfdTimerFlags::empty()),
+        TimerSetting::Absolute { at_ns, cancel_on_set: false } => (at_ns, TimerfdTimerFlags::ABSTIME),
+        TimerSetting::Absolute { at_ns, cancel_on_set: true } => {
             (at_ns, TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET)
         }
     };
@@ -180,7 +180,7 @@ mod tests {
         // Set to a time in the past it has all the ticks since then, and its phase.
         let every = 50_000_000;
         let begin = now() - 10 * every - every / 2;
-        let value = Value::Absolute { at_ns: begin, cancel_on_set: false };
+        let value = TimerSetting::Absolute { at_ns: begin, cancel_on_set: false };
         set_timerfd(fd.as_fd(), value, every).unwrap();
         std::thread::sleep(Duration::from_millis(1));
         let state = timerfd_state(fd.as_fd()).unwrap();
@@ -190,7 +190,7 @@ mod tests {
         let off = (now() + state.left_ns - begin) % every;
         assert!(off < 5_000_000 || every - off < 5_000_000, "off phase by {off} ns");
         // Looking consumes nothing; setting the count is what a read gives.
-        set_timerfd(fd.as_fd(), Value::Relative(60 * SECOND), 0).unwrap();
+        set_timerfd(fd.as_fd(), TimerSetting::Relative(60 * SECOND), 0).unwrap();
         assert_eq!(timerfd_state(fd.as_fd()).unwrap().unread, 0);
         set_timerfd_unread(fd.as_fd(), 41).unwrap();
         assert_eq!(timerfd_state(fd.as_fd()).unwrap().unread, 41);
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(set_timerfd_unread(fd.as_fd(), 0).unwrap_err().raw_os_error(), Some(libc::EINVAL));
         let left = timerfd_state(fd.as_fd()).unwrap().left_ns;
         assert!((50 * SECOND..=60 * SECOND).contains(&left), "{left}");
-        set_timerfd(fd.as_fd(), Value::Relative(0), 0).unwrap();
+        set_timerfd(fd.as_fd(), TimerSetting::Relative(0), 0).unwrap();
         assert_eq!(timerfd_state(fd.as_fd()).unwrap(), unarmed);
     }
 
@@ -206,7 +206,7 @@ mod tests {
     fn a_cancelled_clock_is_remembered() {
         let fd = timerfd_create(TimerfdClockId::Realtime, TimerfdFlags::NONBLOCK).unwrap();
         let at_ns = clock_gettime(ClockId::Realtime).tv_sec * SECOND + 60 * SECOND;
-        set_timerfd(fd.as_fd(), Value::Absolute { at_ns, cancel_on_set: true }, 0).unwrap();
+        set_timerfd(fd.as_fd(), TimerSetting::Absolute { at_ns, cancel_on_set: true }, 0).unwrap();
         let state = timerfd_state(fd.as_fd()).unwrap();
         assert!(state.absolute && state.cancel_on_set, "{state:?}");
         let not_a_timer = std::fs::File::open("/dev/null").unwrap();

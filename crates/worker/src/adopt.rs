@@ -20,7 +20,7 @@ use kip_records::body::Body;
 use kip_records::record::RecordError;
 use kip_records::state::Record;
 use kip_supervisor::probe::Listeners;
-use kip_supervisor::task::{self, Archived, Command, Handle};
+use kip_supervisor::task::{self, ArchivedNote, Handle, TaskCommand};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::{Code, Refusal};
@@ -73,7 +73,7 @@ impl Worker {
         if !spec.volumes.is_empty() || !body.volumes.is_empty() {
             return Err(pinned(&name, &head, &body));
         }
-        let archived = Archived { front, keys, body };
+        let archived = ArchivedNote { front, keys, body };
         if archived.body.home.is_none() {
             return Err(failed(
                 "it was archived by an older Kip; wake it where it was, and archive it again".to_owned(),
@@ -124,7 +124,7 @@ impl Worker {
         if handle.proc.spec().remove {
             tokio::spawn(self.clone().remove_at_end(handle.clone(), false));
         }
-        let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
+        let took = handle.ask(|reply| TaskCommand::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(&handle).await;
         took.map(|()| name)
     }
@@ -138,7 +138,7 @@ impl Worker {
         if !half_taken {
             return Ok(());
         }
-        let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
+        let took = handle.ask(|reply| TaskCommand::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(handle).await;
         took
     }

@@ -27,7 +27,7 @@ use kip_offload::find::absolute;
 use kip_offload::place::OWN;
 use kip_offload::{KeyLength, with_wrap};
 use kip_sandbox::quota::QuotaError;
-use kip_supervisor::task::{Command, Handle, Still, Stilled};
+use kip_supervisor::task::{Handle, Still, Stilled, TaskCommand};
 use kip_sys::clock::now_ms;
 use kip_sys::publish::publish;
 use kip_types::api::{Code, EventKind, Refusal};
@@ -373,7 +373,7 @@ impl Backup {
                 let ((still, over), handle) = (Still::new(), handle.clone());
                 let asked = self.runtime.spawn({
                     let handle = handle.clone();
-                    async move { handle.ask(|reply| Command::StandStill { over, reply }).await }
+                    async move { handle.ask(|reply| TaskCommand::StandStill { over, reply }).await }
                 });
                 (handle, asked, still)
             })

@@ -15,7 +15,7 @@ use connections::{Held, Known};
 use kip_engine::blocking::blocking;
 use kip_engine::volumes::path_of;
 use kip_offload::processor;
-use kip_service::Procs;
+use kip_service::ProcService;
 use kip_types::api::{
     CheckAnswer, CheckOperation, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RemoveRequest,
     SleepRequest, WakeRequest,
@@ -125,7 +125,7 @@ fn refused(step: CheckOperation, tier: Option<Tier>, refused: Vec<String>) -> Ch
 }
 
 impl Worker {
-    /// Makes the trial, and removes it. As [`kip_service::Trials::check`].
+    /// Makes the trial, and removes it. As [`kip_service::TrialService::check`].
     pub(crate) async fn try_out(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
         let CheckRequest { mut run, to, network, .. } = request;
         let spec = &mut run.spec;

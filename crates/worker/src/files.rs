@@ -12,12 +12,12 @@ use kip_criu_images::inspect::{self, FileKind, ImageProcess, MappingKind};
 use kip_engine::files;
 use kip_engine::host::Proc;
 use kip_files::FilesError;
-use kip_files::pack::Source;
-use kip_files::tree::Tree;
-use kip_files::unpack::{self, Name, UnpackLimits, Unpacked};
+use kip_files::pack::PackSource;
+use kip_files::tree::RootTree;
+use kip_files::unpack::{self, EntryName, UnpackLimits, UnpackedEntries};
 use kip_records::instance::IDS_PER_BLOCK;
-use kip_service::{Feed, Files};
-use kip_supervisor::task::{Command, FilesHeld, Handle, ProcStatus, Still};
+use kip_service::{Feed, FileService};
+use kip_supervisor::task::{FilesHeld, Handle, ProcStatus, Still, TaskCommand};
 use kip_types::api::{Code, FilesWritten, ReadFilesRequest, Refusal, WriteFilesRequest};
 use kip_types::chain;
 use kip_types::{Generation, ProcName, State};
@@ -43,7 +43,7 @@ const DRAINED: u64 = 64 << 20;
 const AROUND_ENTRY: u64 = 2048;
 
 #[async_trait]
-impl Files for Worker {
+impl FileService for Worker {
     async fn read_files(&self, name: ProcName, request: ReadFilesRequest) -> Result<Feed<Vec<u8>>, Refusal> {
         let mut handle = self.handle(&name)?;
         absolute(&name, &request.path)?;
@@ -70,7 +70,7 @@ impl Files for Worker {
         let (runtime, data) = (Runtime::current(), self.machine.data.clone());
         let archive = Received { runtime, feed: archive, piece: io::Cursor::default(), awake: None };
         on_thread(&name, move || drop(reply.send(write(&handle, &request, archive, &data))))?;
-        let Unpacked { bytes, entries } = done.await.map_err(|_| died(&name))??;
+        let UnpackedEntries { bytes, entries } = done.await.map_err(|_| died(&name))??;
         Ok(FilesWritten { bytes, entries })
     }
 }
@@ -95,7 +95,7 @@ fn absolute(name: &ProcName, path: &str) -> Result<(), Refusal> {
 
 /// The files of a proc, and what keeps them as they are.
 struct Held {
-    tree: Tree,
+    tree: RootTree,
     how: FilesHeld,
     _still: Still,
 }
@@ -103,7 +103,7 @@ struct Held {
 impl Held {
     fn take(handle: &Handle, runtime: &Runtime, change: bool) -> Result<Held, Refusal> {
         let (still, over) = Still::new();
-        let how = runtime.block_on(handle.ask(|reply| Command::HoldFiles { change, over, reply }))?;
+        let how = runtime.block_on(handle.ask(|reply| TaskCommand::HoldFiles { change, over, reply }))?;
         let proc = &handle.proc;
         let tree = match &how {
             FilesHeld::Awake(_) => files::awake(proc),
@@ -138,7 +138,7 @@ fn read(
     let (name, first) = (handle.proc.name.clone(), handle.proc.first_id());
     let path = Path::new(&request.path);
     let found = Held::take(handle, &pieces.runtime, false).and_then(|held| {
-        let source = Source::find(&held.tree, path, request.follow).map_err(|e| refusal(&name, &e))?;
+        let source = PackSource::find(&held.tree, path, request.follow).map_err(|e| refusal(&name, &e))?;
         Ok((held, source))
     });
     let (held, source) = match found {
@@ -191,7 +191,7 @@ fn write(
     request: &WriteFilesRequest,
     mut archive: Received,
     data: &Path,
-) -> Result<Unpacked, Refusal> {
+) -> Result<UnpackedEntries, Refusal> {
     let name = &handle.proc.name;
     let sleeps = matches!(handle.status.borrow().record.state, State::Parked { .. } | State::Stopped { .. });
     let written = match if sleeps { None } else { Some(Held::take(handle, &archive.runtime, true)?) } {
@@ -213,7 +213,12 @@ fn write(
     written
 }
 
-fn put(held: &Held, handle: &Handle, request: &WriteFilesRequest, archive: impl Read) -> Result<Unpacked, Refusal> {
+fn put(
+    held: &Held,
+    handle: &Handle,
+    request: &WriteFilesRequest,
+    archive: impl Read,
+) -> Result<UnpackedEntries, Refusal> {
     let proc = &handle.proc;
     let failed = |what: String| Refusal::new(Code::Failed, format!("{}: {what}", proc.name));
     let busy = match &held.how {
@@ -243,7 +248,7 @@ fn put(held: &Held, handle: &Handle, request: &WriteFilesRequest, archive: impl 
 }
 
 /// The names of what a parked program will open again when it wakes.
-fn busy(proc: &Proc, generation: Generation, tree: &Tree) -> Result<HashSet<Name>, String> {
+fn busy(proc: &Proc, generation: Generation, tree: &RootTree) -> Result<HashSet<EntryName>, String> {
     let directory = kip_snapshot::path_of(&proc.dir, generation);
     let processes = Images::read(&directory).and_then(|images| inspect::processes(&images)).map_err(|e| chain(&e))?;
     let paths: HashSet<&str> = processes.iter().flat_map(opens).filter(|path| path.starts_with('/')).collect();

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::host::proc::layers_of;
 use kip_image::{Digest, ImageError, ImageRecord, InUse, PullOrder};
-use kip_service::{Feed, Images, feed};
+use kip_service::{Feed, ImageService, feed};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::image::{
@@ -207,7 +207,7 @@ impl Worker {
 }
 
 #[async_trait]
-impl Images for Worker {
+impl ImageService for Worker {
     async fn images(&self) -> Result<Vec<ImageView>, Refusal> {
         let worker = self.clone();
         blocking(move || {

@@ -9,7 +9,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::secrets;
 use kip_offload::with_wrap;
 use kip_offload::{Archive, KeyChangeError};
-use kip_service::Keys;
+use kip_service::KeyService;
 use kip_supervisor::task::{Handle, archived};
 use kip_sys::clock::now_ms;
 use kip_types::api::{Code, EventKind, Refusal};
@@ -85,7 +85,7 @@ impl Worker {
 }
 
 #[async_trait]
-impl Keys for Worker {
+impl KeyService for Worker {
     async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
         let archive = self.keyed()?;
         let needs = self.needs(&archive).await;

@@ -42,7 +42,7 @@ mod view;
 mod why;
 mod worker;
 
-pub use backup::restore::{BackupRestoreError, Restored, restore};
+pub use backup::restore::{BackupRestoreError, RestoredBackup, restore};
 pub use kip_engine::observe::WakeObserver;
 pub use kip_pressure::{BadMarks, MemoryMarks};
 pub use kip_records::instance::InstanceError;

@@ -4,7 +4,7 @@ use crate::worker::Worker;
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::volumes::{TRASH, directory, fill, size};
-use kip_service::Volumes;
+use kip_service::VolumeService;
 use kip_types::api::{Code, Refusal};
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, VolumeName, VolumeSource, chain};
@@ -59,7 +59,7 @@ impl Worker {
 }
 
 #[async_trait]
-impl Volumes for Worker {
+impl VolumeService for Worker {
     async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
         let (data, mut users) = (self.machine.data.clone(), self.users());
         blocking(move || {

@@ -8,10 +8,10 @@ use crate::view;
 use crate::worker::{Worker, grace_of};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
-use kip_engine::stop::{self, Network};
+use kip_engine::stop::{self, NetworkFate};
 use kip_net::Slot;
-use kip_service::{Feed, Node, feed};
-use kip_supervisor::task::{Command, Handle};
+use kip_service::{Feed, NodeService, feed};
+use kip_supervisor::task::{Handle, TaskCommand};
 use kip_types::api::{
     CacheView, DownRequest, DownView, Event, EventKind, EventsRequest, HistoryView, Info, PARK_WITHIN_MS, Refusal,
 };
@@ -29,7 +29,7 @@ const ENDING_AT_ONCE: usize = 16;
 const WAKING_AT_ONCE: usize = 4;
 
 #[async_trait]
-impl Node for Worker {
+impl NodeService for Worker {
     async fn info(&self) -> Result<Info, Refusal> {
         let machine = Arc::clone(&self.machine);
         let pager_pid = blocking(move || machine.pager.known_pid().unwrap_or(0)).await;
@@ -193,7 +193,7 @@ async fn end_all(handles: Vec<Handle>, at_once: usize) -> Result<(), Refusal> {
             && let Some(handle) = waiting.next()
         {
             let grace = grace_of(&handle);
-            let stop = move |reply| Command::Stop { grace, network: Network::Left, reply };
+            let stop = move |reply| TaskCommand::Stop { grace, network: NetworkFate::Left, reply };
             ending.spawn(async move { handle.ask(stop).await });
         }
         let Some(ended) = ending.join_next().await else { return all };

@@ -11,14 +11,14 @@ use kip_engine::exec_ends::Ends;
 use kip_engine::helper_pool::HelperPool;
 use kip_engine::host::Claims;
 use kip_engine::host::Host;
-use kip_engine::host::egress::Egress;
+use kip_engine::host::egress::EgressControl;
 use kip_engine::host::resolver;
 use kip_engine::metrics::Metrics;
 use kip_engine::observe::WakeObserver;
 use kip_engine::prepared::PreparedNetworks;
 use kip_engine::upkeep::FORWARDING;
 use kip_engine::volumes;
-use kip_image::Images;
+use kip_image::ImageStore;
 use kip_journal::events::Events;
 use kip_keeper::Keeper;
 use kip_logs::LogPump;
@@ -267,7 +267,7 @@ impl Worker {
 /// them.
 fn published_of(spec: &Spec, record: &Record, dir: &Path) -> Option<Published> {
     let slot = Slot::new(record.slot).ok()?;
-    let egress = Egress::open(spec, dir).allowed();
+    let egress = EgressControl::open(spec, dir).allowed();
     if record.state.tier().is_none() {
         let half = matches!(record.state, State::Starting | State::Stopping) && egress.is_some();
         return half.then(|| Published {
@@ -369,7 +369,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
-    let images = Arc::new(Images::open(&config.data.join("images"))?);
+    let images = Arc::new(ImageStore::open(&config.data.join("images"))?);
     let cgroups = Cgroups::detect()?;
     let group = cgroups.open(&format!("kip-{}", instance.number()));
     let pressure = Pressure::new(config.memory.clone(), group);

@@ -6,12 +6,12 @@ use crate::{inspect, logs, view, why};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
-use kip_engine::stop::{self, Network};
-use kip_service::{ExecSession, Feed, Procs};
+use kip_engine::stop::{self, NetworkFate};
+use kip_service::{ExecSession, Feed, ProcService};
 use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
 use kip_supervisor::probe;
-use kip_supervisor::task::{By, Command, Handle, ProcStatus};
+use kip_supervisor::task::{By, Handle, ProcStatus, TaskCommand};
 use kip_types::api::{
     AttachRequest, Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView,
     Refusal, RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest,
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 #[async_trait]
-impl Procs for Worker {
+impl ProcService for Worker {
     async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
         if let Some(refusal) = self.machine.rests() {
             return Err(refusal);
@@ -46,7 +46,7 @@ impl Procs for Worker {
         drop(claimed_name);
         self.notify_network(&handle.proc.spec()).await;
         drop(claim);
-        let started = handle.ask(|reply| Command::Start { wait_ready: request.wait_ready, reply }).await;
+        let started = handle.ask(|reply| TaskCommand::Start { wait_ready: request.wait_ready, reply }).await;
         if started.is_err() {
             self.forget(&handle.proc);
             self.notify_network(&handle.proc.spec()).await;
@@ -119,21 +119,21 @@ impl Procs for Worker {
         if self.replacing.lock().contains(&name) {
             return Err(being_replaced(&name));
         }
-        handle.ask(|reply| Command::Start { wait_ready: how.wait_ready, reply }).await?;
+        handle.ask(|reply| TaskCommand::Start { wait_ready: how.wait_ready, reply }).await?;
         self.inspect(name).await
     }
 
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
-        let network = Network::Removed;
+        let network = NetworkFate::Removed;
         let handle = self.handle(&name)?;
         let grace = how.grace_ms.map_or_else(|| grace_of(&handle), Duration::from_millis);
-        handle.ask(|reply| Command::Stop { grace, network, reply }).await?;
+        handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await?;
         self.inspect(name).await
     }
 
     async fn update(&self, name: ProcName, change: UpdateRequest) -> Result<ProcView, Refusal> {
         let handle = self.handle(&name)?;
-        handle.ask(|reply| Command::Update { change: Box::new(change), reply }).await?;
+        handle.ask(|reply| TaskCommand::Update { change: Box::new(change), reply }).await?;
         self.inspect(name).await
     }
 
@@ -153,7 +153,7 @@ impl Procs for Worker {
         }
         let handle = self.handle(&name)?;
         let cause = WakeCause::Request(WakeCommand::Signal);
-        let _awake = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
+        let _awake = handle.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await?;
         let (proc, program) = (Arc::clone(&handle.proc), handle.status.borrow().record.program);
         let sent = blocking(move || stop::signal(&proc, program, number)).await;
         sent.map_err(|e| {
@@ -163,7 +163,7 @@ impl Procs for Worker {
 
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
         let handle = self.handle(&name)?;
-        handle.ask(|reply| Command::Remove { force: how.force, reply }).await?;
+        handle.ask(|reply| TaskCommand::Remove { force: how.force, reply }).await?;
         self.forget(&handle.proc);
         self.notify_network(&handle.proc.spec()).await;
         Ok(())
@@ -182,7 +182,7 @@ impl Procs for Worker {
             );
             return Err(Refusal::new(Code::Invalid, message));
         }
-        let already = self.handle(&name)?.ask(|reply| Command::Sleep { to, by: By::Owner(clock), reply }).await?;
+        let already = self.handle(&name)?.ask(|reply| TaskCommand::Sleep { to, by: By::Owner(clock), reply }).await?;
         Ok(Moved { proc: self.inspect(name).await?, already })
     }
 
@@ -196,7 +196,7 @@ impl Procs for Worker {
             }
         };
         let cause = WakeCause::Request(WakeCommand::Wake);
-        let already = self.handle(&name)?.ask(|reply| Command::Wake { cause, reply }).await?;
+        let already = self.handle(&name)?.ask(|reply| TaskCommand::Wake { cause, reply }).await?;
         Ok(Moved { proc: self.inspect(name).await?, already })
     }
 
@@ -209,7 +209,7 @@ impl Procs for Worker {
     async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
         let handle = self.handle(&name)?;
         let cause = WakeCause::Request(WakeCommand::Exec);
-        let ticket = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
+        let ticket = handle.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await?;
         if request.terminal.is_none() && !request.detach {
             return exec::exec(handle.proc, request, ticket).await;
         }
@@ -221,7 +221,7 @@ impl Procs for Worker {
 fn keep_awake(handle: Handle) -> KeepAwake {
     Box::new(move || {
         let (handle, cause) = (handle.clone(), WakeCause::Request(WakeCommand::Exec));
-        let asked = async move { handle.ask(|reply| Command::KeepAwake { cause, reply }).await };
+        let asked = async move { handle.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await };
         Box::pin(asked) as Pin<Box<dyn Future<Output = _> + Send>>
     })
 }
@@ -261,7 +261,7 @@ impl Worker {
                 return;
             }
             // By its own handle: meanwhile another proc may have its name.
-            match handle.ask(|reply| Command::Remove { force: false, reply }).await {
+            match handle.ask(|reply| TaskCommand::Remove { force: false, reply }).await {
                 Ok(()) => {
                     self.forget(&handle.proc);
                     return self.notify_network(&handle.proc.spec()).await;

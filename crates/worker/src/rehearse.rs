@@ -14,7 +14,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::{secrets, start, stop, volumes};
 use kip_image::digest::Hasher;
 use kip_net::reserve::{self, At, ReserveError};
-use kip_service::Trials;
+use kip_service::TrialService;
 use kip_supervisor::probe;
 use kip_types::api::{
     CheckRequest, CheckView, Code, ContentKey, ContentView, ContentsView, PortView, Refusal, RunRequest,
@@ -138,7 +138,7 @@ impl Worker {
 }
 
 #[async_trait]
-impl Trials for Worker {
+impl TrialService for Worker {
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
         self.try_out(request).await
     }

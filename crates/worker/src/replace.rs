@@ -22,11 +22,11 @@ use kip_engine::blocking::blocking;
 use kip_engine::fd_store::key;
 use kip_engine::ports::{self, Earlier};
 use kip_engine::start::listens;
-use kip_engine::stop::Network;
+use kip_engine::stop::NetworkFate;
 use kip_engine::volumes::path_of;
 use kip_supervisor::probe::{self, Listeners};
 use kip_supervisor::recover::numbered;
-use kip_supervisor::task::{Command, Handle, Place, Probes, hidden};
+use kip_supervisor::task::{Handle, Probes, TakenPlace, TaskCommand, hidden};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, ProcView, Refusal, RenameRequest, RunRequest};
 use kip_types::life::Probe;
@@ -47,7 +47,7 @@ const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 
 impl Worker {
-    /// As [`kip_service::Procs::rename`].
+    /// As [`kip_service::ProcService::rename`].
     pub(crate) async fn renamed(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {
         let new = request.name;
         let _one = self.renaming.lock().await;
@@ -71,7 +71,7 @@ impl Worker {
         let own = handle.proc.key == new;
         let renamed = match made && !own {
             true => Err(taken(&new)),
-            false => handle.ask(|reply| Command::Rename { name: new.clone(), reply }).await,
+            false => handle.ask(|reply| TaskCommand::Rename { name: new.clone(), reply }).await,
         };
         let gone = if renamed.is_ok() { &name } else { &new };
         self.procs.lock().remove(gone);
@@ -80,7 +80,7 @@ impl Worker {
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
-    /// As [`kip_service::Procs::replace`].
+    /// As [`kip_service::ProcService::replace`].
     pub(crate) async fn replaced(&self, request: RunRequest) -> Result<ProcView, Refusal> {
         if let Some(refusal) = self.machine.rests() {
             return Err(refusal);
@@ -161,7 +161,7 @@ impl Worker {
     /// Ends a trial's program, which may have ended or never begun.
     async fn end_program(&self, trial: &Handle) {
         let grace = grace_of(trial);
-        let stopped = trial.ask(|reply| Command::Stop { grace, network: Network::Removed, reply }).await;
+        let stopped = trial.ask(|reply| TaskCommand::Stop { grace, network: NetworkFate::Removed, reply }).await;
         if let Err(refusal) = stopped {
             tracing::debug!(proc = %trial.proc.name, error = refusal.message, "the program of a trial was not stopped");
         }
@@ -200,13 +200,13 @@ impl Worker {
             tracing::warn!(proc = %old.proc.name, error = chain(&e), "connections do not wait for the new proc");
         }
         let grace = grace_of(old);
-        old.ask(|reply| Command::Stop { grace, network: Network::Kept, reply }).await?;
+        old.ask(|reply| TaskCommand::Stop { grace, network: NetworkFate::Kept, reply }).await?;
         self.machine.pressure.admit_new(&old.proc.name).await
     }
 
     /// Starts it and waits until it is as good as the old one.
     async fn started(&self, new: &Handle, wait_ready: bool, needed: &[u16]) -> Result<(), Refusal> {
-        new.ask(|reply| Command::Start { wait_ready, reply }).await?;
+        new.ask(|reply| TaskCommand::Start { wait_ready, reply }).await?;
         fault::reach("replace-started");
         let failed = |why: String| Refusal::new(Code::Failed, format!("{} {why}", new.proc.name));
         until_ready(new).await.map_err(|NotReady { why, .. }| failed(why))?;
@@ -263,8 +263,8 @@ impl Worker {
             Err(refusal) => Err(refusal),
             Ok(ports) => {
                 let runs = state_of(old).tier().is_some();
-                let place = Box::new(Place { spec, ports, of: Arc::clone(&old.proc), their_ports, runs });
-                new.ask(|reply| Command::TakePlace { place, reply }).await
+                let place = Box::new(TakenPlace { spec, ports, of: Arc::clone(&old.proc), their_ports, runs });
+                new.ask(|reply| TaskCommand::TakePlace { place, reply }).await
             }
         };
         if let Err(refusal) = placed {
@@ -283,7 +283,7 @@ impl Worker {
         // The old one may be at something that takes minutes.
         drop(one);
         self.notify_network(&new.proc.spec()).await;
-        let left = old.ask(|reply| Command::LeavePlace { reply }).await;
+        let left = old.ask(|reply| TaskCommand::LeavePlace { reply }).await;
         let answers = self.answer_probes(new, true).await;
         if let Err(refusal) = left.and(answers) {
             tracing::warn!(proc = %new.proc.name, error = refusal.message, "probes are not answered as they should be");
@@ -297,13 +297,13 @@ impl Worker {
         let proc = Arc::clone(&new.proc);
         blocking(move || ports::let_go_of_others(&proc, &[])).await;
         self.close_probes(new).await;
-        old.ask(|reply| Command::TakePortsAgain { ports: clashes, reply }).await
+        old.ask(|reply| TaskCommand::TakePortsAgain { ports: clashes, reply }).await
     }
 
     /// Has a proc answer at its probes, or lets go of their ports.
     async fn answer_probes(&self, handle: &Handle, answers: bool) -> Result<(), Refusal> {
         let probes = if answers { probe::serve(handle, Listeners::new()) } else { Probes::default() };
-        handle.ask(|reply| Command::ReplaceProbes { probes, reply }).await?;
+        handle.ask(|reply| TaskCommand::ReplaceProbes { probes, reply }).await?;
         if !answers {
             self.close_probes(handle).await;
         }
@@ -323,7 +323,7 @@ impl Worker {
         if drains {
             drain(old, grace).await;
         }
-        let stopped = old.ask(|reply| Command::Stop { grace, network: Network::Removed, reply }).await;
+        let stopped = old.ask(|reply| TaskCommand::Stop { grace, network: NetworkFate::Removed, reply }).await;
         if let Err(refusal) = stopped {
             tracing::warn!(proc = %old.proc.name, error = refusal.message, "a replaced proc does not end in order");
         }
@@ -331,7 +331,7 @@ impl Worker {
     }
 
     async fn discard(&self, handle: &Handle) {
-        match handle.ask(|reply| Command::Remove { force: true, reply }).await {
+        match handle.ask(|reply| TaskCommand::Remove { force: true, reply }).await {
             Ok(()) => {}
             // A start that failed has removed it.
             Err(refusal) if refusal.code == Code::Unknown => {}
@@ -369,7 +369,7 @@ impl Worker {
         if let Err(e) = blocking(move || machine.pool.release(&[slot])).await {
             tracing::warn!(proc = %old.proc.name, error = chain(&e), "its link is not removed");
         }
-        match old.ask(|reply| Command::Start { wait_ready: false, reply }).await {
+        match old.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await {
             Ok(()) => {
                 fault::reach("replace-given-back");
                 "the one that was there is started again"

@@ -6,7 +6,7 @@
 use crate::worker::Worker;
 use futures_util::StreamExt as _;
 use kip_engine::cause::{WakeCause, WakeCommand};
-use kip_supervisor::task::{Command, Handle};
+use kip_supervisor::task::{Handle, TaskCommand};
 use kip_types::{ProcName, State};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ impl Worker {
         self.machine.resting.store(true, Ordering::SeqCst);
         let until = Instant::now() + within;
         let resting = futures_util::stream::iter(self.handles()).map(|handle| async move {
-            let rested = handle.ask(|reply| Command::Rest { until, reply });
+            let rested = handle.ask(|reply| TaskCommand::Rest { until, reply });
             let rested = tokio::time::timeout_at(until.into(), rested).await;
             (handle.proc.name.clone(), rested)
         });
@@ -46,7 +46,7 @@ impl Worker {
 /// want of memory say, wakes by its traffic.
 pub(crate) async fn wake_again(handles: Vec<Handle>) {
     let waking = futures_util::stream::iter(handles).map(|handle| async move {
-        let woken = handle.ask(|reply| Command::Wake { cause: WakeCause::Request(WakeCommand::Up), reply }).await;
+        let woken = handle.ask(|reply| TaskCommand::Wake { cause: WakeCause::Request(WakeCommand::Up), reply }).await;
         if let Err(refusal) = woken {
             tracing::warn!(proc = %handle.proc.name, error = refusal.message, "it was awake before, and is not woken now");
         }

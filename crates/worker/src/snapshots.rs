@@ -9,7 +9,7 @@ use kip_offload::collect::{self, CollectError};
 use kip_offload::find::{self, Local, StoredGeneration, ToVerify};
 use kip_offload::import::ImportError;
 use kip_offload::verify;
-use kip_service::{Feed, Snapshots, feed};
+use kip_service::{Feed, SnapshotService, feed};
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::{
@@ -64,7 +64,7 @@ impl Worker {
 }
 
 #[async_trait]
-impl Snapshots for Worker {
+impl SnapshotService for Worker {
     async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
         let local = self.on_disk();
         match &self.machine.archive {

@@ -1,6 +1,6 @@
 //! The routes of `kip cp`: archives both ways, piece by piece.
 
-use crate::answer::{Answer, AskedQuery, By, Name};
+use crate::answer::{Answer, AskedQuery, CallerScope, Name};
 use crate::describe::{ARCHIVE, Routes, doc};
 use crate::state::Api;
 use axum::Json;
@@ -45,7 +45,7 @@ pub fn routes(routes: Routes) -> Routes {
 async fn read(
     State(api): State<Api>,
     Name(name): Name,
-    by: By,
+    by: CallerScope,
     AskedQuery(request): AskedQuery<ReadFilesRequest>,
 ) -> Answer<Response> {
     by.may_see_files()?;

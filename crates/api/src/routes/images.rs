@@ -1,6 +1,6 @@
 //! The routes of `kip image`. Each handler parses, has the service do it and answers.
 
-use crate::answer::{Answer, Asked, AskedQuery, Refused};
+use crate::answer::{Answer, Asked, AskedQuery, RefusalAnswer};
 use crate::describe::{Routes, doc};
 use crate::feed;
 use crate::state::Api;
@@ -58,7 +58,7 @@ async fn pull(State(api): State<Api>, Asked(request): Asked<PullRequest>) -> Ans
         &request.source
         && !path.is_absolute()
     {
-        return Err(Refused::invalid(format!("the path {} is not absolute", path.display())));
+        return Err(RefusalAnswer::invalid(format!("the path {} is not absolute", path.display())));
     }
     Ok(feed::lines(api.service.pull_image(request).await?, api.ending()))
 }

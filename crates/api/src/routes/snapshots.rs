@@ -1,6 +1,6 @@
 //! The routes of `kip snapshot`. Each handler parses, has the service do it and answers.
 
-use crate::answer::{Answer, Asked, AskedQuery, Refused};
+use crate::answer::{Answer, Asked, AskedQuery, RefusalAnswer};
 use crate::describe::{Routes, doc};
 use crate::feed;
 use crate::state::Api;
@@ -59,7 +59,7 @@ pub fn routes(routes: Routes) -> Routes {
 }
 
 fn named(text: &str) -> Answer<SnapshotName> {
-    text.parse().map_err(|e| Refused::invalid(format!("{e}")))
+    text.parse().map_err(|e| RefusalAnswer::invalid(format!("{e}")))
 }
 
 async fn list(

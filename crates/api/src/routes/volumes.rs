@@ -1,6 +1,6 @@
 //! Routes of named volumes.
 
-use crate::answer::{Answer, Refused};
+use crate::answer::{Answer, RefusalAnswer};
 use crate::describe::{Routes, doc};
 use crate::state::Api;
 use axum::Json;
@@ -21,7 +21,7 @@ async fn list(State(api): State<Api>) -> Answer<Json<Vec<VolumeView>>> {
 }
 
 async fn remove(State(api): State<Api>, Path(name): Path<String>) -> Answer<StatusCode> {
-    let name: VolumeName = name.parse().map_err(|e| Refused::invalid(format!("{e}")))?;
+    let name: VolumeName = name.parse().map_err(|e| RefusalAnswer::invalid(format!("{e}")))?;
     let service = api.service.clone();
     api.operate(async move { service.remove_volume(name).await }).await?;
     Ok(StatusCode::NO_CONTENT)

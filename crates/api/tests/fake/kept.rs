@@ -2,7 +2,7 @@
 
 use super::Fake;
 use async_trait::async_trait;
-use kip_service::{Feed, Images, Keys, Snapshots, Volumes};
+use kip_service::{Feed, ImageService, KeyService, SnapshotService, VolumeService};
 use kip_types::api::*;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
@@ -11,7 +11,7 @@ use kip_types::name::ProcName;
 use kip_types::volume::{VolumeName, VolumeView};
 
 #[async_trait]
-impl Snapshots for Fake {
+impl SnapshotService for Fake {
     async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
         let procs = self.procs.lock();
         let wanted = procs.keys().filter(|name| only.as_ref().is_none_or(|only| only == *name));
@@ -54,7 +54,7 @@ impl Snapshots for Fake {
 }
 
 #[async_trait]
-impl Images for Fake {
+impl ImageService for Fake {
     async fn images(&self) -> Result<Vec<ImageView>, Refusal> {
         Ok(vec![])
     }
@@ -81,7 +81,7 @@ impl Images for Fake {
 }
 
 #[async_trait]
-impl Keys for Fake {
+impl KeyService for Fake {
     async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
         let (id, realm) = ("ab".repeat(16), Default::default());
         let procs = vec!["web".parse().unwrap()];
@@ -112,7 +112,7 @@ impl Keys for Fake {
 }
 
 #[async_trait]
-impl Volumes for Fake {
+impl VolumeService for Fake {
     async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
         let (name, path) = ("db".parse().unwrap(), "/d/volumes/db".into());
         Ok(vec![VolumeView { name, path, bytes: 4096, users: vec![] }])

@@ -10,7 +10,7 @@ mod kept;
 
 use async_trait::async_trait;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
-use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, Files, Node, Procs, Trials};
+use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, FileService, NodeService, ProcService, TrialService};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::lifecycle::{Generation, StateName, Tier};
@@ -161,7 +161,7 @@ impl Fake {
 }
 
 #[async_trait]
-impl Procs for Fake {
+impl ProcService for Fake {
     async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
         self.hear(&request);
         assert_eq!(request.left_open, LeftOpen::default(), "a worker sees nothing left open");
@@ -415,7 +415,7 @@ impl Procs for Fake {
 }
 
 #[async_trait]
-impl Trials for Fake {
+impl TrialService for Fake {
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
         let refused = Vec::new();
         let step = CheckStep {
@@ -440,7 +440,7 @@ impl Trials for Fake {
 }
 
 #[async_trait]
-impl Node for Fake {
+impl NodeService for Fake {
     async fn info(&self) -> Result<Info, Refusal> {
         Ok(Info {
             version: "0".into(),
@@ -541,7 +541,7 @@ pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> 
 
 /// A path that ends with `none` leads nowhere; what is written is only counted.
 #[async_trait]
-impl Files for Fake {
+impl FileService for Fake {
     async fn read_files(&self, name: ProcName, request: ReadFilesRequest) -> Result<Feed<Vec<u8>>, Refusal> {
         self.inspect(name).await?;
         if request.path.ends_with("none") {

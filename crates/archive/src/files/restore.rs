@@ -1,9 +1,9 @@
-//! A [`Tree`] into an empty directory: names first, then contents in order of need, then owners,
-//! modes and times.
+//! A [`FileTree`] into an empty directory: names first, then contents in order of need, then
+//! owners, modes and times.
 //!
-//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`],
-//! [`super::rules`], [`TreeLimits`]), and whatever is opened is opened below the directory and
-//! through no link.
+//! Owns the order. Safe against any tree: it is checked before anything is made
+//! ([`FileTree::fault`], [`super::rules`], [`TreeLimits`]), and whatever is opened is opened below
+//! the directory and through no link.
 //!
 //! The directory is a staging one, on the file system of the place where the files are to be: no
 //! other process looks into it, and the caller syncs it (syncfs(2)) and renames it into its place
@@ -12,7 +12,7 @@
 
 use super::beneath;
 use super::rules::{self, Ids, Stray, Strays};
-use super::tree::{Attributes, Entry, Extent, Node, Tree};
+use super::tree::{Attributes, Entry, Extent, FileTree, Node};
 use crate::pack::BlockRef;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
 use std::collections::HashSet;
@@ -79,7 +79,7 @@ pub struct Rules {
 
 /// What was restored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoredTree {
     /// Devices that were left out, with all their names.
     pub skipped: Vec<PathBuf>,
     /// As [`TreeLimits::bytes`].
@@ -143,12 +143,12 @@ pub enum TreeRestoreError {
     },
 }
 
-fn path_of(tree: &Tree, index: u32) -> PathBuf {
+fn path_of(tree: &FileTree, index: u32) -> PathBuf {
     tree.path(index).into_iter().map(OsStr::from_bytes).collect()
 }
 
 /// Whether all of a tree may be made, before anything is; says what will be.
-fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), TreeRestoreError> {
+fn check(tree: &FileTree, rules: &Rules) -> Result<(RestoredTree, HashSet<u32>), TreeRestoreError> {
     if let Some(fault) = tree.fault() {
         return Err(TreeRestoreError::Fault(fault));
     }
@@ -159,7 +159,7 @@ fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), TreeRes
     }
     let too_much =
         |what, found, most| if found > most { Err(TreeRestoreError::TooMuch { what, found, most }) } else { Ok(()) };
-    let mut done = Restored { entries: tree.entries.len() as u64, ..Restored::default() };
+    let mut done = RestoredTree { entries: tree.entries.len() as u64, ..RestoredTree::default() };
     too_much("names", done.entries, rules.limits.entries)?;
     let mut skipped = HashSet::new();
     for (index, entry) in (0..).zip(&tree.entries) {
@@ -198,11 +198,11 @@ fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), TreeRes
 /// # Errors
 /// The tree is refused, before anything is made; a block does not come; the file system's.
 pub fn restore(
-    tree: &Tree,
+    tree: &FileTree,
     dir: &Path,
     rules: &Rules,
     mut fetch: impl FnMut(&BlockRef) -> io::Result<Vec<u8>>,
-) -> Result<Restored, TreeRestoreError> {
+) -> Result<RestoredTree, TreeRestoreError> {
     let (done, skipped) = check(tree, rules)?;
     if tree.entries.is_empty() {
         return Ok(done);
@@ -244,12 +244,12 @@ pub fn restore(
     Ok(done)
 }
 
-fn open_directory(root: BorrowedFd<'_>, tree: &Tree, index: u32) -> io::Result<OwnedFd> {
+fn open_directory(root: BorrowedFd<'_>, tree: &FileTree, index: u32) -> io::Result<OwnedFd> {
     beneath::open(root, &tree.path(index), OFlags::PATH | OFlags::DIRECTORY)
 }
 
 /// Makes a name in its directory. No other user may open it until it has its attributes.
-fn make(root: BorrowedFd<'_>, tree: &Tree, parent: &OwnedFd, entry: &Entry) -> io::Result<()> {
+fn make(root: BorrowedFd<'_>, tree: &FileTree, parent: &OwnedFd, entry: &Entry) -> io::Result<()> {
     let name = OsStr::from_bytes(&entry.name);
     let private = Mode::from_raw_mode(0o600);
     let node = |kind, device| rustix::fs::mknodat(parent, name, kind, private, device);
@@ -277,7 +277,7 @@ fn make(root: BorrowedFd<'_>, tree: &Tree, parent: &OwnedFd, entry: &Entry) -> i
 /// Writes a file's content; what is in no extent stays a hole.
 fn fill(
     root: BorrowedFd<'_>,
-    tree: &Tree,
+    tree: &FileTree,
     index: u32,
     extents: &[Extent],
     last: &mut Option<(u32, Vec<u8>)>,
@@ -309,7 +309,7 @@ fn fill(
 }
 
 /// Owner, then attributes and mode, both of which a change of owner would take from, then times.
-fn attributes(root: BorrowedFd<'_>, tree: &Tree, index: u32, shift: IdShift) -> io::Result<()> {
+fn attributes(root: BorrowedFd<'_>, tree: &FileTree, index: u32, shift: IdShift) -> io::Result<()> {
     let entry = &tree.entries[index as usize];
     let Attributes { mode, uid, gid, mtime, xattrs } = &entry.attributes;
     let fd = beneath::open(root, &tree.path(index), OFlags::PATH)?;

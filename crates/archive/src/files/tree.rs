@@ -18,7 +18,7 @@ pub struct Extent {
     pub offset: u64,
     /// How many bytes.
     pub length: u32,
-    /// Which of [`Tree::blocks`].
+    /// Which of [`FileTree::blocks`].
     pub block: u32,
     /// Its first byte there.
     pub at: u32,
@@ -90,7 +90,7 @@ pub struct Entry {
 
 /// All of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tree {
+pub struct FileTree {
     /// The blocks of all contents.
     pub blocks: Vec<BlockRef>,
     /// The root, then what is below; parents before children. Empty: no directory at all.
@@ -99,7 +99,7 @@ pub struct Tree {
     pub order: Vec<u32>,
 }
 
-impl Tree {
+impl FileTree {
     /// The packs that it leads to.
     pub fn packs(&self) -> BTreeSet<PackRef> {
         self.blocks.iter().map(|block| block.pack).collect()
@@ -211,9 +211,9 @@ impl Tree {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8], packs: &[PackRef]) -> Option<Tree> {
+    pub(crate) fn decode(bytes: &[u8], packs: &[PackRef]) -> Option<FileTree> {
         let mut reader = Reader(bytes);
-        let mut tree = Tree { blocks: pack::take_blocks(&mut reader, packs)?, ..Tree::default() };
+        let mut tree = FileTree { blocks: pack::take_blocks(&mut reader, packs)?, ..FileTree::default() };
         for _ in 0..reader.count()? {
             let (parent, name) = (reader.small()?, reader.bytes()?.to_vec());
             let node = take_node(&mut reader)?;
@@ -236,13 +236,13 @@ impl Tree {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
     /// The roots. A name is one component of a path, as an entry's.
-    pub roots: BTreeMap<String, Tree>,
+    pub roots: BTreeMap<String, FileTree>,
 }
 
 impl Files {
-    /// What is wrong with them, if anything: the root, and what of it ([`Tree::fault`]).
+    /// What is wrong with them, if anything: the root, and what of it ([`FileTree::fault`]).
     pub fn fault(&self) -> Option<(&str, &'static str)> {
-        let fault = |(name, tree): (&'_ String, &Tree)| {
+        let fault = |(name, tree): (&'_ String, &FileTree)| {
             if is_name(name.as_bytes()) { tree.fault() } else { Some("name of a root") }
         };
         self.roots.iter().find_map(|(name, tree)| fault((name, tree)).map(|fault| (&name[..], fault)))
@@ -250,7 +250,7 @@ impl Files {
 
     /// The packs that they lead to.
     pub fn packs(&self) -> BTreeSet<PackRef> {
-        self.roots.values().flat_map(Tree::packs).collect()
+        self.roots.values().flat_map(FileTree::packs).collect()
     }
 
     /// Their section. They have no fault, and `packs` lists all of their packs.
@@ -269,7 +269,7 @@ impl Files {
         let mut files = Files::default();
         for _ in 0..reader.count()? {
             let name = reader.text()?;
-            if files.roots.insert(name, Tree::decode(reader.bytes()?, packs)?).is_some() {
+            if files.roots.insert(name, FileTree::decode(reader.bytes()?, packs)?).is_some() {
                 return None;
             }
         }
@@ -378,15 +378,15 @@ mod tests {
         Entry { parent, name: name.to_vec(), attributes: Attributes::default(), node }
     }
 
-    fn tree(entries: Vec<Entry>) -> Tree {
+    fn tree(entries: Vec<Entry>) -> FileTree {
         let root = entry(0, b"", Node::Directory);
-        Tree { entries: [vec![root], entries].concat(), ..Tree::default() }
+        FileTree { entries: [vec![root], entries].concat(), ..FileTree::default() }
     }
 
     fn fault(entries: Vec<Entry>) -> Option<&'static str> {
         let tree = tree(entries);
         let fault = tree.fault();
-        assert_eq!(Tree::decode(&tree.encode(&[]), &[]).is_none(), fault.is_some());
+        assert_eq!(FileTree::decode(&tree.encode(&[]), &[]).is_none(), fault.is_some());
         fault
     }
 
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(fault(vec![entry(0, b"a", Node::Symlink(vec![]))]), Some("link target"));
         let extent = Extent { offset: 0, length: 1, block: 0, at: 0 };
         assert_eq!(fault(vec![entry(0, b"a", Node::File { size: 1, extents: vec![extent] })]), Some("extent"));
-        assert_eq!(Tree { order: vec![0], ..tree(vec![]) }.fault(), Some("order"));
+        assert_eq!(FileTree { order: vec![0], ..tree(vec![]) }.fault(), Some("order"));
         let mut odd = entry(0, b"a", Node::Fifo);
         odd.attributes.mode = 0o10000;
         assert_eq!(fault(vec![odd]), Some("attribute"));
@@ -414,10 +414,10 @@ mod tests {
     #[test]
     fn several_roots_come_back_and_their_names_lead_nowhere() {
         let file = |name: &[u8]| tree(vec![entry(0, name, Node::Fifo)]);
-        let of = |roots: &[(&str, Tree)]| Files {
+        let of = |roots: &[(&str, FileTree)]| Files {
             roots: roots.iter().map(|(name, tree)| ((*name).to_owned(), tree.clone())).collect(),
         };
-        let files = of(&[("upper", file(b"a")), ("pins", file(b"b")), ("layer", Tree::default())]);
+        let files = of(&[("upper", file(b"a")), ("pins", file(b"b")), ("layer", FileTree::default())]);
         assert_eq!(Files::decode(&files.encode(&[]), &[]), Some(files.clone()));
         assert_eq!((files.fault(), Files::default().fault()), (None, None));
         for name in ["", "..", "a/b", "/", "a\0"] {
@@ -438,7 +438,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_can_be_read(bytes: Vec<u8>) {
-            let _ = Tree::decode(&bytes, &[]);
+            let _ = FileTree::decode(&bytes, &[]);
         }
 
         #[test]
@@ -446,7 +446,7 @@ mod tests {
             let xattrs = vec![(b"user.x".to_vec(), value)];
             let attributes = Attributes { mode, uid, gid, mtime: (seconds, nanos), xattrs };
             let tree = tree(vec![Entry { attributes, ..entry(0, b"a", Node::Char { major: 1, minor: 3 }) }]);
-            prop_assert_eq!(Tree::decode(&tree.encode(&[]), &[]), Some(tree));
+            prop_assert_eq!(FileTree::decode(&tree.encode(&[]), &[]), Some(tree));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A directory into a [`Tree`] and blocks: looks at every name without following any, and reads
+//! A directory into a [`FileTree`] and blocks: looks at every name without following any, and reads
 //! only the files that are not known.
 //!
 //! Owns the rules of what of files is stored where. The directory must not change meanwhile: its
@@ -8,7 +8,7 @@
 
 use super::beneath;
 use super::rules::{self, Ids, Stray, Strays};
-use super::tree::{Attributes, Entry, Extent, Node, Tree};
+use super::tree::{Attributes, Entry, Extent, FileTree, Node};
 use crate::index::{self, Blocks, ContentHash, ContentPlace};
 use crate::packing::{PackError, Packing};
 use crate::wire;
@@ -102,11 +102,11 @@ struct Part<P> {
 /// The contents of one proc's files, by what the files are known by. A local cache, as
 /// [`index::Known`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenContents {
     files: BTreeMap<Identity, Vec<Part<ContentPlace>>>,
 }
 
-impl Seen {
+impl SeenContents {
     /// Its bytes, for a local file.
     pub fn save(&self, realm: &Realm) -> Vec<u8> {
         let mut blocks = Blocks::default();
@@ -132,10 +132,10 @@ impl Seen {
     }
 
     /// Reads it back. What is damaged or another realm's is as good as lost: `None`.
-    pub fn load(bytes: &[u8], realm: &Realm) -> Option<Seen> {
+    pub fn load(bytes: &[u8], realm: &Realm) -> Option<SeenContents> {
         let mut reader = index::open(bytes, SEEN, realm)?;
         let list = index::take_places(&mut reader)?;
-        let mut seen = Seen::default();
+        let mut seen = SeenContents::default();
         for _ in 0..reader.count()? {
             let (dev, ino, size) = (reader.number()?, reader.number()?, reader.number()?);
             let (mtime_ns, ctime_ns) = (i128::from_le_bytes(reader.array()?), i128::from_le_bytes(reader.array()?));
@@ -156,9 +156,9 @@ impl Seen {
 #[derive(Debug, Default)]
 pub struct Archived {
     /// What it holds.
-    pub tree: Tree,
+    pub tree: FileTree,
     /// For the next generation of the proc, once all packs are stored.
-    pub seen: Seen,
+    pub seen: SeenContents,
     /// Files whose contents were read.
     pub read: u64,
     /// Devices that were left out, with all their names.
@@ -193,7 +193,12 @@ impl Walk<'_> {
 ///
 /// # Errors
 /// A file cannot be read or stored, changes, or is what no proc's may be; it was called off.
-pub fn archive(root: &Path, walk: &Walk<'_>, seen: &Seen, packing: &mut Packing<'_>) -> Result<Archived, WalkError> {
+pub fn archive(
+    root: &Path,
+    walk: &Walk<'_>,
+    seen: &SeenContents,
+    packing: &mut Packing<'_>,
+) -> Result<Archived, WalkError> {
     let at_root = |source: rustix::io::Errno| WalkError::Io { path: root.to_owned(), source: source.into() };
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::open(root, flags, Mode::empty()).map_err(at_root)?;
@@ -238,7 +243,7 @@ pub fn archive(root: &Path, walk: &Walk<'_>, seen: &Seen, packing: &mut Packing<
 struct Listing<'a> {
     walk: &'a Walk<'a>,
     root: BorrowedFd<'a>,
-    tree: Tree,
+    tree: FileTree,
     /// Regular files.
     ids: HashMap<u32, Identity>,
     /// Inodes with several names, by device and number.
@@ -356,7 +361,7 @@ impl Listing<'_> {
     }
 }
 
-fn path_of(tree: &Tree, index: u32) -> PathBuf {
+fn path_of(tree: &FileTree, index: u32) -> PathBuf {
     if index == 0 { PathBuf::from(".") } else { tree.path(index).into_iter().map(OsStr::from_bytes).collect() }
 }
 
@@ -416,7 +421,7 @@ impl Contents {
     fn file(
         &mut self,
         root: BorrowedFd<'_>,
-        tree: &Tree,
+        tree: &FileTree,
         index: u32,
         id: Identity,
         walk: &Walk<'_>,
@@ -489,9 +494,9 @@ impl Contents {
     }
 
     /// Writes extents into the tree, now that every place is known.
-    fn finalize(self, tree: &mut Tree, ids: &HashMap<u32, Identity>, now_ns: i128) -> Seen {
+    fn finalize(self, tree: &mut FileTree, ids: &HashMap<u32, Identity>, now_ns: i128) -> SeenContents {
         let mut blocks = Blocks::default();
-        let mut seen = Seen::default();
+        let mut seen = SeenContents::default();
         for (index, parts) in self.parts {
             let place = |spot| match spot {
                 Spot::Placed(place) => place,

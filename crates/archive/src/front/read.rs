@@ -11,7 +11,7 @@
 //! from `Eager` on all is there that cannot wait for a fault, at `End` every page has come that the
 //! page table says is in the front.
 
-use super::{FrontManifest, PageList, SECTION_MAX, Sets, decode_pages, decode_sets, section};
+use super::{FrontManifest, PageList, SECTION_MAX, WorkingSets, decode_pages, decode_sets, section};
 use crate::files::tree::Files;
 use crate::ids::ProcId;
 use crate::keys::Keyring;
@@ -28,7 +28,7 @@ pub enum FrontEvent {
     /// What the generation is: the first.
     Manifest(Box<FrontManifest>),
     /// The working sets.
-    Sets(Sets),
+    Sets(WorkingSets),
     /// Where every page is.
     PageTable(PageTable),
     /// The filesystem difference.

@@ -5,7 +5,7 @@
 //! restore. Calls out of order are faults of the caller and end the program that makes them. After
 //! an error the front is given up.
 
-use super::{CHUNK, FrontManifest, SECTION_MAX, SET_PAGES, Sets, encode_pages, encode_sets, section};
+use super::{CHUNK, FrontManifest, SECTION_MAX, SET_PAGES, WorkingSets, encode_pages, encode_sets, section};
 use crate::codec::Codec;
 use crate::files::tree::Files;
 use crate::ids::{FrontId, PackId, ProcId};
@@ -116,7 +116,7 @@ impl FrontWriter {
     ///
     /// # Errors
     /// `TooLarge`.
-    pub fn sets(&mut self, sets: &Sets) -> Result<(), FrontError> {
+    pub fn sets(&mut self, sets: &WorkingSets) -> Result<(), FrontError> {
         self.whole(section::SETS, "list of working sets", &encode_sets(sets))
     }
 
@@ -280,7 +280,7 @@ impl FrontWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::tree::Tree;
+    use crate::files::tree::FileTree;
     use crate::front::{MetadataFile, Sizes};
     use crate::ids::KeyId;
     use crate::pack::BlockRef;
@@ -324,7 +324,7 @@ mod tests {
             assert!(matches!(begun(9999, &FrontManifest { metadata, ..manifest() }), Err(FrontError::Fault { .. })));
         }
         let mut writer = begun(9999, &manifest()).unwrap();
-        writer.sets(&Sets::new()).unwrap();
+        writer.sets(&WorkingSets::new()).unwrap();
         let run = |start: u64| TableRun { start: start * PAGE as u64, pages: 1, home: Home::Zeros };
         let table = |runs| PageTable { spaces: [(Space::Process(1), runs)].into(), ..PageTable::default() };
         let told = writer.page_table(&table(vec![run(2), run(1)])).unwrap_err().to_string();
@@ -337,11 +337,11 @@ mod tests {
         assert!(matches!(writer.page_table(&elsewhere), Err(FrontError::Pack { .. })));
         writer.page_table(&table(vec![run(1)])).unwrap();
         let files = |name: &str, tree| Files { roots: [(name.to_owned(), tree)].into() };
-        assert!(matches!(writer.files(&files("..", Tree::default())), Err(FrontError::Fault { .. })));
-        let bad = Tree { order: vec![7], ..Tree::default() };
+        assert!(matches!(writer.files(&files("..", FileTree::default())), Err(FrontError::Fault { .. })));
+        let bad = FileTree { order: vec![7], ..FileTree::default() };
         let told = writer.files(&files("upper", bad)).unwrap_err().to_string();
         assert!(told.starts_with("the list of files in \"upper\" of this generation has a wrong order"), "{told}");
-        let other = Tree { blocks, ..Tree::default() };
+        let other = FileTree { blocks, ..FileTree::default() };
         assert!(matches!(writer.files(&files("upper", other)), Err(FrontError::Pack { what: "list of files", .. })));
     }
 
@@ -350,7 +350,7 @@ mod tests {
         let manifest = FrontManifest { metadata: vec![MetadataFile { name: "a".into(), size: 3 }], ..manifest() };
         let ready = || {
             let mut writer = begun(9999, &manifest).unwrap();
-            writer.sets(&Sets::new()).unwrap();
+            writer.sets(&WorkingSets::new()).unwrap();
             writer.page_table(&PageTable::default()).unwrap();
             writer.files(&Files::default()).unwrap();
             writer

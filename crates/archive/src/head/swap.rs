@@ -22,7 +22,7 @@ use super::Head;
 
 /// A change on its way into the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Swap {
+pub struct HeadSwap {
     /// What stood before; none if there was nothing.
     from: Option<Head>,
     /// What was tried, each with a number of its own; the last is being tried.
@@ -34,19 +34,19 @@ pub struct Swap {
 pub enum Outcome {
     /// It stands, as this head; no try of it can change anything any more.
     Stands(Box<Head>),
-    /// It does not stand yet, and may yet do so: swap [`Swap::attempt`], which is another one now,
-    /// against the version that was just read, which is the one of before.
+    /// It does not stand yet, and may yet do so: swap [`HeadSwap::attempt`], which is another one
+    /// now, against the version that was just read, which is the one of before.
     Again,
     /// Another head stands, and no try of this can succeed any more; one may have stood before that
     /// head. The proc is to be looked at anew.
     Lost,
 }
 
-impl Swap {
+impl HeadSwap {
     /// Begins. `from` is what was read, none if the proc has no head; `to` is what follows it.
-    pub fn new(from: Option<Head>, to: Head) -> Swap {
+    pub fn new(from: Option<Head>, to: Head) -> HeadSwap {
         debug_assert!(from.as_ref().is_none_or(|from| from.change < to.change), "what follows has a greater number");
-        Swap { from, tried: vec![to] }
+        HeadSwap { from, tried: vec![to] }
     }
 
     /// What is to be swapped in now, for the version that `from` was read with.
@@ -54,8 +54,8 @@ impl Swap {
         self.tried.last().expect("there is always one")
     }
 
-    /// What follows when the swap of [`Swap::attempt`] did not say that it succeeded, and the head
-    /// was read after that: `found`, none if there is no head.
+    /// What follows when the swap of [`HeadSwap::attempt`] did not say that it succeeded, and the
+    /// head was read after that: `found`, none if there is no head.
     pub fn read(&mut self, found: Option<&Head>) -> Outcome {
         if let Some(ours) = self.tried.iter().find(|tried| Some(*tried) == found) {
             return Outcome::Stands(Box::new(ours.clone()));
@@ -128,7 +128,7 @@ mod tests {
         fn what_is_said_to_stand_stands_and_what_is_lost_never_comes(steps in prop::collection::vec(step(), 1..60)) {
             let before = first();
             let mut store = Store { version: 1, head: before.clone(), on_the_way: Vec::new() };
-            let mut swap = Swap::new(Some(before.clone()), advanced(&before, before.owner, 1));
+            let mut swap = HeadSwap::new(Some(before.clone()), advanced(&before, before.owner, 1));
             let mut known: Option<Outcome> = None;
             for step in steps {
                 match step {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_late_first_try_is_not_mistaken_for_the_second() {
         let before = first();
-        let mut swap = Swap::new(Some(before.clone()), advanced(&before, before.owner, 1));
+        let mut swap = HeadSwap::new(Some(before.clone()), advanced(&before, before.owner, 1));
         let tried = swap.attempt().clone();
         assert_eq!(swap.read(Some(&before)), Outcome::Again);
         let second = swap.attempt().clone();
@@ -188,7 +188,7 @@ mod tests {
         // Another advance by the same owner with the same number, with another front.
         assert_eq!(swap.clone().read(Some(&advanced(&before, before.owner, 2))), Outcome::Lost);
         assert_eq!(swap.read(None), Outcome::Lost);
-        let mut new = Swap::new(None, before.clone());
+        let mut new = HeadSwap::new(None, before.clone());
         assert_eq!(new.read(None), Outcome::Again);
         assert_eq!(new.read(Some(&before)), Outcome::Stands(Box::new(before)));
     }

@@ -85,7 +85,7 @@ struct Made {
 }
 
 /// The order of making.
-struct Order<'a> {
+struct HelperOrder<'a> {
     entries: &'a [Entry],
     made: Vec<Member>,
     /// A number that no thread, session or group has; nor has one above it.
@@ -102,7 +102,7 @@ pub(super) fn order(entries: &[Entry], spare: u64) -> Result<Vec<Member>, String
     let Entry { session, group, .. } = entries[init];
     let joins = Joins::Inherits;
     let first = Member { pid: 1, entry: Some(init), maker: None, session, group, joins, born: (session, group) };
-    let mut order = Order { entries, made: vec![first], spare };
+    let mut order = HelperOrder { entries, made: vec![first], spare };
     let mut left: Vec<usize> = (0..entries.len()).filter(|n| *n != init).collect();
     while !left.is_empty() {
         let mut next = None;
@@ -122,7 +122,7 @@ pub(super) fn order(entries: &[Entry], spare: u64) -> Result<Vec<Member>, String
     Ok(order.made)
 }
 
-impl Order<'_> {
+impl HelperOrder<'_> {
     fn at(&self, pid: u64) -> Option<usize> {
         self.made.iter().position(|member| member.pid == pid)
     }

@@ -4,7 +4,7 @@ use super::layout::{Span, Writer};
 use super::memfd::{self, MemoryFile, Opened};
 use super::{PlanError, Received, unsupported};
 use crate::inotify;
-use crate::objects::Object;
+use crate::objects::HeldObject;
 use crate::sockets;
 use kip_criu_images::codes::{kind, remap};
 use kip_criu_images::fields::{
@@ -31,7 +31,7 @@ const PIDFD_NONBLOCK: u64 = 0o4000;
 
 /// What has to be held for a plan beyond the INET sockets; empty if the tree has something open
 /// that can be in no plan.
-pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
+pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
     let files = Files::read(images)?;
     let places = kip_criu_images::processes::places(images)?;
     let mut found = Vec::new();
@@ -52,7 +52,7 @@ pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
         if (file.number(file_entry::TYPE) != kind::REG || files.is_deleted(*id))
             && let Some(&(pid, fd)) = places.get(id)
         {
-            found.push(Object { id: *id, pid, fd });
+            found.push(HeldObject { id: *id, pid, fd });
         }
     }
     Ok(found)

@@ -6,7 +6,7 @@
 use super::layout::{Span, Writer};
 use super::{PlanError, unsupported};
 use kip_criu_images::Images;
-use kip_criu_images::system_v::{Object, SystemV, SystemVKind};
+use kip_criu_images::system_v::{SystemV, SystemVKind, SystemVObject};
 
 /// What is in the images, if all of it can be made again.
 pub(super) fn read(images: &Images) -> Result<SystemV, PlanError> {
@@ -29,7 +29,7 @@ pub(super) fn write(system_v: &SystemV, writer: &mut Writer) -> [Span; 2] {
     [settings, writer.list(&objects)]
 }
 
-fn write_object(writer: &mut Writer, object: &Object) -> Vec<u64> {
+fn write_object(writer: &mut Writer, object: &SystemVObject) -> Vec<u64> {
     let (kind, next_id, size, contents) = match &object.kind {
         SystemVKind::Segment(segment) => (0, "shm_next_id", segment.size, Span::default()),
         SystemVKind::Semaphores(values) => {

@@ -2,10 +2,10 @@
 
 use super::state::{ALIVE, DEAD, STOPPED};
 use super::*;
-use kip_criu_images::Value;
+use kip_criu_images::FieldValue;
 
 fn message(fields: &[(u32, u64)]) -> Message {
-    Message(fields.iter().map(|(n, v)| (*n, Value::Varint(*v))).collect())
+    Message(fields.iter().map(|(n, v)| (*n, FieldValue::Varint(*v))).collect())
 }
 
 /// A tree of (pid, parent, group, session, state, status).

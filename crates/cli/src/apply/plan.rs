@@ -31,7 +31,7 @@ pub enum Action {
 
 /// What is to be done for a proc, and whether it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct PlannedChange {
     pub name: ProcName,
     pub action: Action,
     /// What is not as described.
@@ -43,7 +43,7 @@ pub struct Change {
     pub file: Option<String>,
 }
 
-impl Change {
+impl PlannedChange {
     /// A proc is made.
     pub fn makes(&self) -> bool {
         matches!(self.action, Action::Create | Action::Replace)
@@ -52,7 +52,7 @@ impl Change {
 
 /// What an apply would do, in the order in which it does.
 pub struct ApplyPlan {
-    changes: Vec<Change>,
+    changes: Vec<PlannedChange>,
     described: Vec<Option<Described>>,
     /// Procs that the file made and does not describe any more, and that stay.
     left_over: Vec<ProcName>,
@@ -73,7 +73,7 @@ impl ApplyPlan {
             // First: a proc that takes their place may want their ports.
             for name in gone {
                 let action = Action::Remove;
-                plan.changes.push(Change { name, action, fields: Vec::new(), done: false, file: None });
+                plan.changes.push(PlannedChange { name, action, fields: Vec::new(), done: false, file: None });
                 plan.described.push(None);
             }
         } else {
@@ -87,19 +87,19 @@ impl ApplyPlan {
                 false => (Action::Create, Vec::new(), None),
                 true => compare(client, &client.inspect_with_env(&name).await?, &one.request).await?,
             };
-            plan.changes.push(Change { name, action, fields, done: false, file });
+            plan.changes.push(PlannedChange { name, action, fields, done: false, file });
             plan.described.push(Some(one));
         }
         Ok(plan)
     }
 
     /// All changes.
-    pub fn changes(&self) -> &[Change] {
+    pub fn changes(&self) -> &[PlannedChange] {
         &self.changes
     }
 
     /// All changes, with what describes each.
-    pub fn both(&mut self) -> impl Iterator<Item = (&mut Change, Option<&Described>)> {
+    pub fn both(&mut self) -> impl Iterator<Item = (&mut PlannedChange, Option<&Described>)> {
         self.changes.iter_mut().zip(self.described.iter().map(Option::as_ref))
     }
 
@@ -193,7 +193,7 @@ impl ApplyPlan {
     /// Those that go before it leave their ports, and so do those whose ports change.
     async fn validate(&self, client: &Client, described: &Described) -> anyhow::Result<Option<Refusal>> {
         let before = self.changes.iter().take_while(|change| change.name != described.request.spec.name);
-        let goes = |change: &&Change| match change.action {
+        let goes = |change: &&PlannedChange| match change.action {
             Action::Remove | Action::Replace => true,
             Action::Update => change.fields.iter().any(|field| field.field == "port"),
             _ => false,

@@ -1,6 +1,6 @@
 //! Changes as text.
 
-use super::plan::{Action, Change};
+use super::plan::{Action, PlannedChange};
 use kip_describe::Difference;
 
 /// `idle (is 10s, wanted 5s), port (..)`.
@@ -11,7 +11,7 @@ pub fn fields(fields: &[Difference]) -> String {
 }
 
 /// What would be done.
-pub fn planned(changes: &[Change], replace: bool) -> String {
+pub fn planned(changes: &[PlannedChange], replace: bool) -> String {
     let mut text = String::new();
     for change in changes {
         let name = &change.name;
@@ -38,7 +38,7 @@ pub fn planned(changes: &[Change], replace: bool) -> String {
 }
 
 /// What was done for one.
-pub fn done(change: &Change) -> String {
+pub fn done(change: &PlannedChange) -> String {
     let what = match change.action {
         Action::Same => "is as described",
         Action::Create => "made",
@@ -51,6 +51,6 @@ pub fn done(change: &Change) -> String {
 }
 
 /// What was not come to.
-pub fn left(changes: &[Change]) -> String {
+pub fn left(changes: &[PlannedChange]) -> String {
     changes.iter().filter(|change| !change.done).map(|change| format!("{} not done\n", change.name)).collect()
 }

@@ -15,7 +15,7 @@ const GAP: usize = 2;
 
 /// What there is room for; none for as much as there is.
 #[derive(Debug, Clone, Copy)]
-pub struct Size {
+pub struct ScreenSize {
     pub rows: Option<usize>,
     pub columns: Option<usize>,
 }
@@ -39,7 +39,7 @@ pub fn room_for(procs: usize, rows: usize) -> usize {
 
 /// Two lines about all, an empty one, titles, and a line for each proc as far as there is room.
 /// Without a `look` procs are those of the view in its order, and no title is marked.
-pub fn lines(view: &TopView, look: Option<Look>, size: Size, style: Style) -> Vec<String> {
+pub fn lines(view: &TopView, look: Option<Look>, size: ScreenSize, style: Style) -> Vec<String> {
     let width = size.columns.unwrap_or(usize::MAX);
     let mut lines: Vec<String> = header(view).iter().map(|line| cut(line, width)).collect();
     lines.push(String::new());
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn plain(view: &TopView, rows: usize, columns: usize) -> Vec<String> {
-        lines(view, None, Size { rows: Some(rows), columns: Some(columns) }, Style::Plain)
+        lines(view, None, ScreenSize { rows: Some(rows), columns: Some(columns) }, Style::Plain)
     }
 
     #[test]
@@ -209,7 +209,7 @@ memory held 3.0M, saved 5.0M; 2 wakes in the last minute
 NAME       STATE    TIER    MEMORY  SAVED  IDLE  CPU%  WAKES  LAST-WAKE      TRIGGER
 web        running  hot       3.0M      -  1.5s  12.3      7  7.5ms, 3m ago  tcp 0.0.0.0:80 (connection)
 a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp 0.0.0.0:80 (connection)";
-        let all = lines(&two(), None, Size { rows: None, columns: None }, Style::Plain);
+        let all = lines(&two(), None, ScreenSize { rows: None, columns: None }, Style::Plain);
         assert_eq!(all.join("\n"), expected);
         assert_eq!(plain(&two(), 24, 200), all);
         let [used_bytes, limit_bytes, high_bytes, low_bytes] = [40, 100, 90, 80].map(|mib: u64| mib << 20);
@@ -218,7 +218,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         assert!(
             second.starts_with("memory held 3.0M, saved 5.0M, used 40.0M of 100.0M (low 80.0M, high 90.0M); 2 wakes")
         );
-        assert_eq!(lines(&view(Vec::new()), None, Size { rows: None, columns: None }, Style::Plain).len(), 4);
+        assert_eq!(lines(&view(Vec::new()), None, ScreenSize { rows: None, columns: None }, Style::Plain).len(), 4);
     }
 
     #[test]
@@ -248,7 +248,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
     }
 
     fn looked(view: &TopView, look: Look) -> Vec<String> {
-        lines(view, Some(look), Size { rows: Some(10), columns: Some(200) }, Style::Plain)
+        lines(view, Some(look), ScreenSize { rows: Some(10), columns: Some(200) }, Style::Plain)
     }
 
     // promise command-line: top scrolls where there are more procs than lines, sorts by a key,
@@ -264,7 +264,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         assert_eq!(looked(&many, Look { above: 1000, ..Look::default() }), screen, "some have gone");
         assert_eq!((room_for(50, 10), room_for(6, 10), room_for(7, 10)), (5, 6, 5));
         for rows in 0..60 {
-            let size = Size { rows: Some(rows), columns: Some(80) };
+            let size = ScreenSize { rows: Some(rows), columns: Some(80) };
             assert!(lines(&many, Some(Look { above: 7, ..Look::default() }), size, Style::Plain).len() <= rows);
         }
     }
@@ -286,7 +286,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
 
     #[test]
     fn the_help_names_every_key_that_sorts() {
-        let size = Size { rows: Some(40), columns: Some(60) };
+        let size = ScreenSize { rows: Some(40), columns: Some(60) };
         let help = lines(&two(), Some(Look { help: true, ..Look::default() }), size, Style::Plain);
         for (key, _, _, what) in SORTS {
             assert!(help.contains(&format!("  {}  {what}", char::from(key))), "{help:?}");
@@ -296,8 +296,9 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
 
     #[test]
     fn only_a_highlighted_screen_has_control_codes() {
-        let has =
-            |style| lines(&two(), None, Size { rows: Some(24), columns: Some(80) }, style).concat().contains('\x1b');
+        let has = |style| {
+            lines(&two(), None, ScreenSize { rows: Some(24), columns: Some(80) }, style).concat().contains('\x1b')
+        };
         assert!(has(Style::Highlighted) && !has(Style::Plain));
     }
 }

@@ -61,7 +61,7 @@ impl Sort {
 
 /// What a key does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
+pub enum KeyPress {
     Quit,
     Help,
     Sort(Sort),
@@ -73,20 +73,20 @@ pub enum Key {
 }
 
 /// Keys from what a terminal sends, unknown ones left out: console_codes(4), xterm's ctlseqs.
-pub fn keys(mut sent: &[u8]) -> Vec<Key> {
-    const SEQUENCES: [(&[u8], Key); 12] = [
-        (b"\x1b[A", Key::Lines(-1)),
-        (b"\x1b[B", Key::Lines(1)),
-        (b"\x1bOA", Key::Lines(-1)),
-        (b"\x1bOB", Key::Lines(1)),
-        (b"\x1b[5~", Key::Screens(-1)),
-        (b"\x1b[6~", Key::Screens(1)),
-        (b"\x1b[H", Key::First),
-        (b"\x1b[F", Key::Last),
-        (b"\x1bOH", Key::First),
-        (b"\x1bOF", Key::Last),
-        (b"\x1b[1~", Key::First),
-        (b"\x1b[4~", Key::Last),
+pub fn keys(mut sent: &[u8]) -> Vec<KeyPress> {
+    const SEQUENCES: [(&[u8], KeyPress); 12] = [
+        (b"\x1b[A", KeyPress::Lines(-1)),
+        (b"\x1b[B", KeyPress::Lines(1)),
+        (b"\x1bOA", KeyPress::Lines(-1)),
+        (b"\x1bOB", KeyPress::Lines(1)),
+        (b"\x1b[5~", KeyPress::Screens(-1)),
+        (b"\x1b[6~", KeyPress::Screens(1)),
+        (b"\x1b[H", KeyPress::First),
+        (b"\x1b[F", KeyPress::Last),
+        (b"\x1bOH", KeyPress::First),
+        (b"\x1bOF", KeyPress::Last),
+        (b"\x1b[1~", KeyPress::First),
+        (b"\x1b[4~", KeyPress::Last),
     ];
     let mut found = Vec::new();
     while let [first, rest @ ..] = sent {
@@ -96,15 +96,15 @@ pub fn keys(mut sent: &[u8]) -> Vec<Key> {
             continue;
         }
         found.extend(match *first {
-            b'q' | b'Q' | super::CTRL_C => Some(Key::Quit),
-            b'?' | b'h' => Some(Key::Help),
-            b'j' => Some(Key::Lines(1)),
-            b'k' => Some(Key::Lines(-1)),
-            b' ' => Some(Key::Screens(1)),
-            b'b' => Some(Key::Screens(-1)),
-            b'g' => Some(Key::First),
-            b'G' => Some(Key::Last),
-            other => SORTS.iter().find(|(key, ..)| *key == other).map(|(_, sort, ..)| Key::Sort(*sort)),
+            b'q' | b'Q' | super::CTRL_C => Some(KeyPress::Quit),
+            b'?' | b'h' => Some(KeyPress::Help),
+            b'j' => Some(KeyPress::Lines(1)),
+            b'k' => Some(KeyPress::Lines(-1)),
+            b' ' => Some(KeyPress::Screens(1)),
+            b'b' => Some(KeyPress::Screens(-1)),
+            b'g' => Some(KeyPress::First),
+            b'G' => Some(KeyPress::Last),
+            other => SORTS.iter().find(|(key, ..)| *key == other).map(|(_, sort, ..)| KeyPress::Sort(*sort)),
         });
         sent = rest;
     }
@@ -123,7 +123,7 @@ pub struct Look {
 
 impl Look {
     /// After a key that does not end it; of `procs` procs as many as `room` fit.
-    pub fn after(self, key: Key, procs: usize, room: usize) -> Look {
+    pub fn after(self, key: KeyPress, procs: usize, room: usize) -> Look {
         let most = procs.saturating_sub(room);
         let down = |lines: isize| self.above.saturating_add_signed(lines).min(most);
         if self.help {
@@ -131,13 +131,13 @@ impl Look {
             return Look { help: false, ..self };
         }
         match key {
-            Key::Quit => self,
-            Key::Help => Look { help: true, ..self },
-            Key::Sort(sort) => Look { sort, above: 0, help: false },
-            Key::Lines(lines) => Look { above: down(lines), ..self },
-            Key::Screens(screens) => Look { above: down(screens.saturating_mul(room as isize)), ..self },
-            Key::First => Look { above: 0, ..self },
-            Key::Last => Look { above: most, ..self },
+            KeyPress::Quit => self,
+            KeyPress::Help => Look { help: true, ..self },
+            KeyPress::Sort(sort) => Look { sort, above: 0, help: false },
+            KeyPress::Lines(lines) => Look { above: down(lines), ..self },
+            KeyPress::Screens(screens) => Look { above: down(screens.saturating_mul(room as isize)), ..self },
+            KeyPress::First => Look { above: 0, ..self },
+            KeyPress::Last => Look { above: most, ..self },
         }
     }
 }
@@ -149,8 +149,15 @@ mod tests {
     #[test]
     fn keys_are_known_by_what_terminals_send() {
         let sent = b"j\x1b[A\x1b[6~mx?\x1b[Fq";
-        let expected =
-            [Key::Lines(1), Key::Lines(-1), Key::Screens(1), Key::Sort(Sort::Memory), Key::Help, Key::Last, Key::Quit];
+        let expected = [
+            KeyPress::Lines(1),
+            KeyPress::Lines(-1),
+            KeyPress::Screens(1),
+            KeyPress::Sort(Sort::Memory),
+            KeyPress::Help,
+            KeyPress::Last,
+            KeyPress::Quit,
+        ];
         assert_eq!(keys(sent), expected);
     }
 
@@ -158,19 +165,19 @@ mod tests {
     fn scrolling_stays_within_the_procs() {
         let press = |look: Look, key| look.after(key, 50, 10);
         let at = |above| Look { above, ..Look::default() };
-        assert_eq!(press(at(0), Key::Lines(-1)), at(0));
-        assert_eq!(press(at(0), Key::Screens(1)), at(10));
-        assert_eq!(press(at(35), Key::Screens(1)), at(40));
-        assert_eq!(press(at(0), Key::Last), at(40));
-        assert_eq!(at(0).after(Key::Last, 5, 10), at(0), "all fit");
-        let sorted = press(at(20), Key::Sort(Sort::Name));
+        assert_eq!(press(at(0), KeyPress::Lines(-1)), at(0));
+        assert_eq!(press(at(0), KeyPress::Screens(1)), at(10));
+        assert_eq!(press(at(35), KeyPress::Screens(1)), at(40));
+        assert_eq!(press(at(0), KeyPress::Last), at(40));
+        assert_eq!(at(0).after(KeyPress::Last, 5, 10), at(0), "all fit");
+        let sorted = press(at(20), KeyPress::Sort(Sort::Name));
         assert_eq!((sorted.above, sorted.sort), (0, Sort::Name));
     }
 
     #[test]
     fn any_key_closes_the_help() {
-        let help = Look::default().after(Key::Help, 5, 10);
+        let help = Look::default().after(KeyPress::Help, 5, 10);
         assert!(help.help);
-        assert_eq!(help.after(Key::Sort(Sort::Cpu), 5, 10), Look::default());
+        assert_eq!(help.after(KeyPress::Sort(Sort::Cpu), 5, 10), Look::default());
     }
 }

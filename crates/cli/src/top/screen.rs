@@ -1,6 +1,6 @@
 //! The terminal while `kip top` has it.
 
-use super::layout::{self, Size, Style};
+use super::layout::{self, ScreenSize, Style};
 use super::look::Look;
 use crate::output;
 use kip_types::api::TopView;
@@ -61,7 +61,8 @@ impl Screen {
     /// is written: at the right edge the cursor is still on the last character.
     pub fn draw(&mut self, view: &TopView, look: Look) -> anyhow::Result<()> {
         let (columns, rows) = size().unwrap_or(USUAL);
-        let mut lines = layout::lines(view, Some(look), Size { rows: Some(rows), columns: Some(columns) }, self.style);
+        let mut lines =
+            layout::lines(view, Some(look), ScreenSize { rows: Some(rows), columns: Some(columns) }, self.style);
         lines.resize(rows, String::new());
         let lines: Vec<String> = lines.into_iter().map(|line| format!("\x1b[2K{line}")).collect();
         output::print(&format!("\x1b[H{}", lines.join("\r\n")))

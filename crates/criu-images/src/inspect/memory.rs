@@ -43,7 +43,7 @@ pub enum MappingKind {
 
 /// A mapping.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mapping {
+pub struct MappedRange {
     /// Addresses.
     pub range: Range<u64>,
     /// PROT_READ, PROT_WRITE and PROT_EXEC.
@@ -57,7 +57,7 @@ pub struct Mapping {
 }
 
 /// The mappings of a process.
-pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<Vec<Mapping>, Malformed> {
+pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<Vec<MappedRange>, Malformed> {
     let heap = mm.number(mm_entry::MM_START_BRK)..mm.number(mm_entry::MM_BRK);
     let stack = mm.number(mm_entry::MM_START_STACK);
     let mut found = Vec::new();
@@ -96,7 +96,7 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
             private("[anonymous]")
         };
         let (protection, offset) = (vma.number(vma_entry::PROT), vma.number(vma_entry::PGOFF));
-        found.push(Mapping { range, protection, shared, offset, kind });
+        found.push(MappedRange { range, protection, shared, offset, kind });
     }
     Ok(found)
 }

@@ -2,7 +2,7 @@
 
 use crate::Lookup;
 use crate::place::{Fault, Note, SourcePosition, Weight};
-use crate::yaml::{Node, Value};
+use crate::yaml::{Value, YamlNode};
 use kip_types::spec::{BadDuration, BadSize, parse_duration_ms, parse_size};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ impl<'a> Context<'a> {
     }
 
     /// One scalar.
-    pub fn text(&mut self, node: &Node, key: &str) -> Option<String> {
+    pub fn text(&mut self, node: &YamlNode, key: &str) -> Option<String> {
         match &node.value {
             Value::Text { text, .. } => Some(text.clone()),
             Value::Null => None,
@@ -80,7 +80,7 @@ impl<'a> Context<'a> {
     /// One scalar, read by `read`.
     pub fn parsed<T, E: std::fmt::Display>(
         &mut self,
-        node: &Node,
+        node: &YamlNode,
         key: &str,
         read: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
@@ -88,7 +88,7 @@ impl<'a> Context<'a> {
         read(&text).map_err(|e| self.fault(&node.place, format!("{key}: {e}"))).ok()
     }
 
-    pub fn flag(&mut self, node: &Node, key: &str) -> bool {
+    pub fn flag(&mut self, node: &YamlNode, key: &str) -> bool {
         let read = |text: &str| match text.to_ascii_lowercase().as_str() {
             "true" | "yes" | "on" => Ok(true),
             "false" | "no" | "off" => Ok(false),
@@ -98,7 +98,7 @@ impl<'a> Context<'a> {
     }
 
     /// A list; one scalar is a list of one.
-    pub fn list<'n>(&mut self, node: &'n Node, key: &str) -> Vec<&'n Node> {
+    pub fn list<'n>(&mut self, node: &'n YamlNode, key: &str) -> Vec<&'n YamlNode> {
         match &node.value {
             Value::List(list) => list.iter().collect(),
             Value::Text { .. } => vec![node],
@@ -111,13 +111,13 @@ impl<'a> Context<'a> {
     }
 
     /// A list of scalars.
-    pub fn texts(&mut self, node: &Node, key: &str) -> Vec<String> {
+    pub fn texts(&mut self, node: &YamlNode, key: &str) -> Vec<String> {
         let list = self.list(node, key);
         list.into_iter().filter_map(|one| self.text(one, key)).collect()
     }
 
     /// A map, or a list of `KEY=VALUE`; without a value where none is given.
-    pub fn pairs(&mut self, node: &Node, key: &str) -> Vec<(String, Option<String>)> {
+    pub fn pairs(&mut self, node: &YamlNode, key: &str) -> Vec<(String, Option<String>)> {
         match &node.value {
             Value::Map(entries) => {
                 entries.iter().map(|(name, _, value)| (name.clone(), self.text(value, key))).collect()

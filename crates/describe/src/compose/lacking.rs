@@ -3,7 +3,7 @@
 use super::context::Context;
 use crate::place::Weight::{self, Changes, Harmless};
 use crate::place::meant;
-use crate::yaml::Node;
+use crate::yaml::YamlNode;
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
 pub const LACKING: [(&str, Weight, &str); 48] = [
@@ -77,7 +77,7 @@ const WITHIN: [(&str, Weight, &str); 14] = [
 const SECRET: &str = "only the file's user may read it";
 
 /// Tells which keys of a service were not read: as lacking, or as mistakes.
-pub fn unread(context: &mut Context<'_>, service: &str, node: &Node) {
+pub fn unread(context: &mut Context<'_>, service: &str, node: &YamlNode) {
     for unread in node.unread() {
         let path = unread.path.join(".");
         let is = |pattern: &str| {

@@ -2,8 +2,8 @@
 
 use super::context::{Context, size};
 use crate::place::Weight;
-use crate::values::Volume;
-use crate::yaml::{Node, Value};
+use crate::values::VolumeText;
+use crate::yaml::{Value, YamlNode};
 use kip_types::spec::Tmpfs;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ const NOTHING: [&str; 7] = ["rw", "z", "Z", "cached", "delegated", "consistent",
 const COPIED: &str = "a new volume gets the files of the image that it covers";
 
 /// Reads the file's own `volumes`: what each is called on the machine.
-pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
-    for (name, _, volume) in node.map_or(&[][..], Node::entries) {
+pub fn declared(context: &mut Context<'_>, node: Option<&YamlNode>) {
+    for (name, _, volume) in node.map_or(&[][..], YamlNode::entries) {
         let mut called = format!("{}_{name}", context.project);
         let mut external = false;
         for (key, place, value) in volume.entries() {
@@ -45,8 +45,8 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
 }
 
 /// Reads the file's own `secrets`: where their contents are.
-pub fn declared_secrets(context: &mut Context<'_>, node: Option<&Node>) {
-    for (name, place, secret) in node.map_or(&[][..], Node::entries) {
+pub fn declared_secrets(context: &mut Context<'_>, node: Option<&YamlNode>) {
+    for (name, place, secret) in node.map_or(&[][..], YamlNode::entries) {
         let mut file = None;
         for (key, place, value) in secret.entries() {
             let path = format!("secrets.{name}.{key}");
@@ -74,7 +74,7 @@ pub fn declared_secrets(context: &mut Context<'_>, node: Option<&Node>) {
 }
 
 /// Reads a service's `secrets`, which are at `/run/secrets/NAME` as Compose has them.
-pub fn secrets(context: &mut Context<'_>, node: &Node, key: &str, into: &mut BTreeMap<String, PathBuf>) {
+pub fn secrets(context: &mut Context<'_>, node: &YamlNode, key: &str, into: &mut BTreeMap<String, PathBuf>) {
     for one in context.list(node, key) {
         let (source, target) = match &one.value {
             Value::Map(_) => {
@@ -101,7 +101,7 @@ pub fn secrets(context: &mut Context<'_>, node: &Node, key: &str, into: &mut BTr
 }
 
 /// Reads a service's `volumes`; those in memory go to `in_memory`.
-pub fn volumes(context: &mut Context<'_>, node: &Node, key: &str, in_memory: &mut Vec<Tmpfs>) -> Vec<Volume> {
+pub fn volumes(context: &mut Context<'_>, node: &YamlNode, key: &str, in_memory: &mut Vec<Tmpfs>) -> Vec<VolumeText> {
     let mut all = Vec::new();
     for one in context.list(node, key) {
         let volume = match &one.value {
@@ -118,13 +118,13 @@ pub fn volumes(context: &mut Context<'_>, node: &Node, key: &str, in_memory: &mu
 }
 
 /// What a volume without a source is.
-fn anonymous(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
+fn anonymous(context: &mut Context<'_>, node: &YamlNode, key: &str) -> Option<VolumeText> {
     let why = "a volume without a name is a directory of the proc's own, and goes with it";
     context.lacks(&node.place, Weight::Harmless, key, why);
     None
 }
 
-fn short(context: &mut Context<'_>, node: &Node, key: &str, text: &str) -> Option<Volume> {
+fn short(context: &mut Context<'_>, node: &YamlNode, key: &str, text: &str) -> Option<VolumeText> {
     let mut parts = text.splitn(3, ':');
     let (source, target, options) = (parts.next().unwrap_or(""), parts.next(), parts.next().unwrap_or("rw"));
     let Some(target) = target else { return anonymous(context, node, key) };
@@ -142,11 +142,11 @@ fn short(context: &mut Context<'_>, node: &Node, key: &str, text: &str) -> Optio
         Some('~') => home(context, source),
         _ => named(context, node, key, source)?,
     };
-    Some(Volume { source, target: target.to_owned(), read_only })
+    Some(VolumeText { source, target: target.to_owned(), read_only })
 }
 
-fn long(context: &mut Context<'_>, node: &Node, key: &str, in_memory: &mut Vec<Tmpfs>) -> Option<Volume> {
-    let mut volume = Volume { source: String::new(), target: String::new(), read_only: false };
+fn long(context: &mut Context<'_>, node: &YamlNode, key: &str, in_memory: &mut Vec<Tmpfs>) -> Option<VolumeText> {
+    let mut volume = VolumeText { source: String::new(), target: String::new(), read_only: false };
     let (mut kind, mut options) = ("volume".to_owned(), Vec::new());
     for (name, place, value) in node.entries() {
         match name.as_str() {
@@ -193,7 +193,7 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str, in_memory: &mut Vec<T
 }
 
 /// What the long form says of a file system in memory, as the short form of `tmpfs` has it.
-fn tmpfs_options(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<String> {
+fn tmpfs_options(context: &mut Context<'_>, node: &YamlNode, key: &str) -> Vec<String> {
     let mut options = Vec::new();
     for (name, place, value) in node.entries() {
         match name.as_str() {
@@ -209,7 +209,7 @@ fn tmpfs_options(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Strin
 }
 
 /// What the long form says of a directory of the machine.
-fn bind(context: &mut Context<'_>, node: &Node, key: &str) {
+fn bind(context: &mut Context<'_>, node: &YamlNode, key: &str) {
     for (name, place, value) in node.entries() {
         let path = format!("{key}.bind.{name}");
         match name.as_str() {
@@ -233,7 +233,7 @@ fn home(context: &Context<'_>, source: &str) -> String {
     source.replacen('~', &(context.lookup)("HOME").unwrap_or_else(|| "/root".to_owned()), 1)
 }
 
-fn named(context: &mut Context<'_>, node: &Node, key: &str, name: &str) -> Option<String> {
+fn named(context: &mut Context<'_>, node: &YamlNode, key: &str, name: &str) -> Option<String> {
     let found = context.volumes.get(name).cloned();
     if found.is_none() {
         let message = format!("{key}: there is no volume {name}: write it below volumes:, or ./{name} for a directory");

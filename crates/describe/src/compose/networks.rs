@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use crate::place::{Weight, meant};
-use crate::yaml::{Node, Value};
+use crate::yaml::{Value, YamlNode};
 
 /// Keys of a network.
 const KEYS: [&str; 10] = [
@@ -20,8 +20,8 @@ const KEYS: [&str; 10] = [
 ];
 
 /// Reads the file's own `networks`. Services of internal ones call nothing outside.
-pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
-    for (name, _, network) in node.map_or(&[][..], Node::entries) {
+pub fn declared(context: &mut Context<'_>, node: Option<&YamlNode>) {
+    for (name, _, network) in node.map_or(&[][..], YamlNode::entries) {
         for (key, place, value) in network.entries() {
             let path = format!("networks.{name}.{key}");
             match key.as_str() {
@@ -57,7 +57,7 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
     }
 }
 
-fn text(node: &Node) -> Option<&str> {
+fn text(node: &YamlNode) -> Option<&str> {
     match &node.value {
         Value::Text { text, .. } => Some(text),
         _ => None,
@@ -65,7 +65,7 @@ fn text(node: &Node) -> Option<&str> {
 }
 
 /// Whether a service with these `networks` is in internal ones only.
-pub fn is_internal(context: &Context<'_>, node: Option<&Node>) -> bool {
+pub fn is_internal(context: &Context<'_>, node: Option<&YamlNode>) -> bool {
     let named: Vec<&str> = match node.map(|node| &node.value) {
         Some(Value::Map(map)) => map.iter().map(|(name, ..)| name.as_str()).collect(),
         Some(Value::List(list)) => list.iter().filter_map(text).collect(),
@@ -76,7 +76,7 @@ pub fn is_internal(context: &Context<'_>, node: Option<&Node>) -> bool {
 }
 
 /// Reads a service's `networks`: the names that it has there.
-pub fn names(context: &mut Context<'_>, node: &Node, path: &str) -> Vec<String> {
+pub fn names(context: &mut Context<'_>, node: &YamlNode, path: &str) -> Vec<String> {
     let mut names = Vec::new();
     for (name, _, how) in node.entries() {
         let path = format!("{path}.{name}.aliases");

@@ -7,7 +7,7 @@
 //! earlier files say, `!reset` takes it away.
 
 use crate::place::Fault;
-use crate::yaml::{Entry, Node, Tag, Value};
+use crate::yaml::{MapEntry, Tag, Value, YamlNode};
 
 /// How the values of a key are laid over each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,11 +49,11 @@ fn how(path: &[String]) -> How {
 ///
 /// # Errors
 /// A map or a list cannot be overridden by something else.
-pub fn merged(base: Node, over: Node) -> Result<Node, Fault> {
+pub fn merged(base: YamlNode, over: YamlNode) -> Result<YamlNode, Fault> {
     merge(base, over, &mut Vec::new())
 }
 
-fn merge(base: Node, over: Node, path: &mut Vec<String>) -> Result<Node, Fault> {
+fn merge(base: YamlNode, over: YamlNode, path: &mut Vec<String>) -> Result<YamlNode, Fault> {
     let how = how(path);
     let nothing = base.value == Value::Null || base.tag == Some(Tag::Reset);
     if over.tag.is_some() || how == How::Replaced || nothing {
@@ -79,10 +79,14 @@ fn merge(base: Node, over: Node, path: &mut Vec<String>) -> Result<Node, Fault> 
         }
         (_, value) => value,
     };
-    Ok(Node::new(place, value))
+    Ok(YamlNode::new(place, value))
 }
 
-fn merge_entries(mut entries: Vec<Entry>, more: Vec<Entry>, path: &mut Vec<String>) -> Result<Vec<Entry>, Fault> {
+fn merge_entries(
+    mut entries: Vec<MapEntry>,
+    more: Vec<MapEntry>,
+    path: &mut Vec<String>,
+) -> Result<Vec<MapEntry>, Fault> {
     for (key, place, node) in more {
         let Some(at) = entries.iter().position(|(known, ..)| *known == key) else {
             entries.push((key, place, node));
@@ -97,16 +101,16 @@ fn merge_entries(mut entries: Vec<Entry>, more: Vec<Entry>, path: &mut Vec<Strin
 }
 
 /// Options of one driver mean nothing to another.
-fn is_same_driver(path: &[String], base: &[Entry], over: &[Entry]) -> bool {
+fn is_same_driver(path: &[String], base: &[MapEntry], over: &[MapEntry]) -> bool {
     let driver = |entries| text_of(entries, "driver");
     let is_logging = matches!(path, [services, _, logging] if services == "services" && logging == "logging");
     !is_logging || driver(over).is_none() || driver(base).is_none() || driver(base) == driver(over)
 }
 
-fn joined(how: How, mut items: Vec<Node>, more: Vec<Node>) -> Vec<Node> {
+fn joined(how: How, mut items: Vec<YamlNode>, more: Vec<YamlNode>) -> Vec<YamlNode> {
     for one in more {
         let key = key_of(how, &one);
-        let same = |item: &Node| if key.is_some() { key_of(how, item) == key } else { is_same(item, &one) };
+        let same = |item: &YamlNode| if key.is_some() { key_of(how, item) == key } else { is_same(item, &one) };
         match items.iter().position(same) {
             Some(at) => items[at] = one,
             None => items.push(one),
@@ -116,7 +120,7 @@ fn joined(how: How, mut items: Vec<Node>, more: Vec<Node>) -> Vec<Node> {
 }
 
 /// What one of a list is known by.
-fn key_of(how: How, item: &Node) -> Option<String> {
+fn key_of(how: How, item: &YamlNode) -> Option<String> {
     match (how, &item.value) {
         (How::Variables | How::Names, Value::Text { text, .. }) => text.split('=').next().map(str::to_owned),
         (How::Targets, Value::Text { text, .. }) => {
@@ -131,7 +135,7 @@ fn key_of(how: How, item: &Node) -> Option<String> {
     }
 }
 
-fn text_of(entries: &[Entry], key: &str) -> Option<String> {
+fn text_of(entries: &[MapEntry], key: &str) -> Option<String> {
     entries.iter().find_map(|(known, _, node)| match &node.value {
         Value::Text { text, .. } if known == key => Some(text.clone()),
         _ => None,
@@ -139,7 +143,7 @@ fn text_of(entries: &[Entry], key: &str) -> Option<String> {
 }
 
 /// Wherever the two stand.
-fn is_same(one: &Node, other: &Node) -> bool {
+fn is_same(one: &YamlNode, other: &YamlNode) -> bool {
     match (&one.value, &other.value) {
         (Value::Text { text, .. }, Value::Text { text: other, .. }) => text == other,
         (Value::List(list), Value::List(other)) => {
@@ -147,7 +151,7 @@ fn is_same(one: &Node, other: &Node) -> bool {
         }
         (Value::Map(map), Value::Map(other)) => {
             let has =
-                |(key, _, node): &Entry| other.iter().any(|(known, _, other)| known == key && is_same(node, other));
+                |(key, _, node): &MapEntry| other.iter().any(|(known, _, other)| known == key && is_same(node, other));
             map.len() == other.len() && map.iter().all(has)
         }
         (Value::Null, Value::Null) => true,
@@ -156,8 +160,8 @@ fn is_same(one: &Node, other: &Node) -> bool {
 }
 
 /// Both as maps, or both as lists, where the key may have either.
-fn alike(how: How, base: Node, over: Node) -> (Node, Node) {
-    let is_list = |node: &Node| matches!(node.value, Value::List(_));
+fn alike(how: How, base: YamlNode, over: YamlNode) -> (YamlNode, YamlNode) {
+    let is_list = |node: &YamlNode| matches!(node.value, Value::List(_));
     match how {
         How::Variables | How::Names if is_list(&base) != is_list(&over) => (as_map(how, base), as_map(how, over)),
         How::OneOrMore => (as_list(base), as_list(over)),
@@ -165,30 +169,31 @@ fn alike(how: How, base: Node, over: Node) -> (Node, Node) {
     }
 }
 
-fn as_list(node: Node) -> Node {
+fn as_list(node: YamlNode) -> YamlNode {
     match node.value {
-        Value::Text { .. } => Node::new(node.place.clone(), Value::List(vec![node])),
+        Value::Text { .. } => YamlNode::new(node.place.clone(), Value::List(vec![node])),
         _ => node,
     }
 }
 
-fn as_map(how: How, node: Node) -> Node {
+fn as_map(how: How, node: YamlNode) -> YamlNode {
     let Value::List(items) = node.value else { return node };
-    let entry = |item: Node| {
+    let entry = |item: YamlNode| {
         let Value::Text { text, .. } = item.value else { return None };
-        let quoted = |text: &str| Node::new(item.place.clone(), Value::Text { text: text.to_owned(), quoted: true });
+        let quoted =
+            |text: &str| YamlNode::new(item.place.clone(), Value::Text { text: text.to_owned(), quoted: true });
         let (key, value) = match text.split_once('=') {
             Some((key, value)) if how == How::Variables => (key.to_owned(), quoted(value)),
-            _ => (text, Node::new(item.place.clone(), Value::Null)),
+            _ => (text, YamlNode::new(item.place.clone(), Value::Null)),
         };
         Some((key, item.place, value))
     };
-    Node::new(node.place, Value::Map(items.into_iter().filter_map(entry).collect()))
+    YamlNode::new(node.place, Value::Map(items.into_iter().filter_map(entry).collect()))
 }
 
 /// Without what `!reset` takes away.
-pub fn settled(node: Node) -> Node {
-    let stays = |node: &Node| node.tag != Some(Tag::Reset);
+pub fn settled(node: YamlNode) -> YamlNode {
+    let stays = |node: &YamlNode| node.tag != Some(Tag::Reset);
     let value = match node.value {
         Value::Map(entries) => {
             let left = entries.into_iter().filter(|(_, _, node)| stays(node));
@@ -197,7 +202,7 @@ pub fn settled(node: Node) -> Node {
         Value::List(items) => Value::List(items.into_iter().filter(stays).map(settled).collect()),
         value => value,
     };
-    Node::new(node.place, value)
+    YamlNode::new(node.place, value)
 }
 
 #[cfg(test)]
@@ -206,13 +211,13 @@ mod tests {
     use crate::yaml;
     use std::path::Path;
 
-    fn plain(node: &Node) -> String {
+    fn plain(node: &YamlNode) -> String {
         match &node.value {
             Value::Null => "~".to_owned(),
             Value::Text { text, .. } => text.clone(),
             Value::List(items) => format!("[{}]", items.iter().map(plain).collect::<Vec<_>>().join(" ")),
             Value::Map(entries) => {
-                let of = |(key, _, node): &Entry| format!("{key}={}", plain(node));
+                let of = |(key, _, node): &MapEntry| format!("{key}={}", plain(node));
                 format!("{{{}}}", entries.iter().map(of).collect::<Vec<_>>().join(" "))
             }
         }

@@ -3,12 +3,12 @@
 use super::context::Context;
 use crate::place::Weight;
 use crate::values::Port;
-use crate::yaml::{Node, Value};
+use crate::yaml::{Value, YamlNode};
 use kip_types::spec::{PortSpec, Protocol, WakeOn, parse_host_addr};
 use std::ops::RangeInclusive;
 
 /// Reads `ports`.
-pub fn ports(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Port> {
+pub fn ports(context: &mut Context<'_>, node: &YamlNode, key: &str) -> Vec<Port> {
     let mut all = Vec::new();
     for one in context.list(node, key) {
         let form = match &one.value {
@@ -24,7 +24,7 @@ pub fn ports(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Port> {
 }
 
 /// Reads `expose`: ports that only other services reach.
-pub fn exposed(context: &mut Context<'_>, node: &Node, key: &str, ports: &mut Vec<Port>) {
+pub fn exposed(context: &mut Context<'_>, node: &YamlNode, key: &str, ports: &mut Vec<Port>) {
     for one in context.list(node, key) {
         let Some(text) = context.text(one, key) else { continue };
         let Ok(form) = short(&text) else {
@@ -48,7 +48,7 @@ struct Form {
 }
 
 impl Form {
-    fn published(self, context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Port> {
+    fn published(self, context: &mut Context<'_>, node: &YamlNode, key: &str) -> Vec<Port> {
         let host_addr = match self.address.as_deref() {
             None | Some("*") => None,
             Some(address) => {
@@ -112,7 +112,7 @@ fn short(text: &str) -> Result<Form, String> {
     Ok(Form { address, host, inside, protocol: protocol.to_ascii_lowercase() })
 }
 
-fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Form> {
+fn long(context: &mut Context<'_>, node: &YamlNode, key: &str) -> Option<Form> {
     let mut form = Form { address: None, host: None, inside: 0..=0, protocol: "tcp".to_owned() };
     let read = |text: &str| range(text).ok_or("write a port from 1 to 65535, or a range of them");
     for (name, place, value) in node.entries() {

@@ -8,7 +8,7 @@ use super::{mounts, networks, ports};
 use crate::place::{SourcePosition, Weight, meant};
 use crate::table::{ProcTable, read_secrets};
 use crate::values::{Pull, Signal, Size, Time, Value as Variable, Words, split};
-use crate::yaml::{Node, Value};
+use crate::yaml::{Value, YamlNode};
 use crate::{Described, environ};
 use kip_types::life::Restart;
 use kip_types::name::ProcName;
@@ -85,7 +85,7 @@ const KIPS_OWN: [&str; 18] = [
 ];
 
 /// A service as far as it is understood by itself.
-pub struct Service {
+pub struct ComposeService {
     pub name: String,
     pub proc: ProcName,
     pub place: SourcePosition,
@@ -102,18 +102,18 @@ pub struct Service {
     depends_on: Vec<(String, bool)>,
 }
 
-impl Service {
+impl ComposeService {
     /// Reads a service; `kips` is what the file says for all of them.
     pub fn read(
         context: &mut Context<'_>,
         name: &str,
         proc: ProcName,
         place: &SourcePosition,
-        node: &Node,
-        kips: Option<&Node>,
-    ) -> Service {
+        node: &YamlNode,
+        kips: Option<&YamlNode>,
+    ) -> ComposeService {
         let (table, env) = (ProcTable::default(), Vec::new());
-        let mut service = Service {
+        let mut service = ComposeService {
             name: name.to_owned(),
             proc,
             place: place.clone(),
@@ -173,7 +173,7 @@ impl Service {
     }
 
     /// What runs, and as which user.
-    fn program(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
+    fn program(&mut self, context: &mut Context<'_>, key: &str, node: &YamlNode, path: &str) -> bool {
         match key {
             "image" => self.table.image = context.text(node, path),
             "command" => self.table.command = words(context, node, path).filter(|words| !words.0.is_empty()),
@@ -206,7 +206,7 @@ impl Service {
         true
     }
 
-    fn env_files(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    fn env_files(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         let single = [node];
         let list = if let Value::Map(_) = node.value { single.to_vec() } else { context.list(node, path) };
         for one in list {
@@ -238,7 +238,7 @@ impl Service {
         }
     }
 
-    fn files_and_ports(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
+    fn files_and_ports(&mut self, context: &mut Context<'_>, key: &str, node: &YamlNode, path: &str) -> bool {
         match key {
             "ports" => self.table.port = ports::ports(context, node, path),
             "volumes" => self.table.volume = mounts::volumes(context, node, path, &mut self.table.tmpfs),
@@ -249,7 +249,7 @@ impl Service {
         true
     }
 
-    fn limits(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
+    fn limits(&mut self, context: &mut Context<'_>, key: &str, node: &YamlNode, path: &str) -> bool {
         match key {
             "mem_limit" => self.table.mem = context.parsed(node, path, size).map(Size),
             "cpus" => self.table.cpus = context.parsed(node, path, str::parse::<f64>).filter(|n| *n > 0.0),
@@ -284,7 +284,7 @@ impl Service {
 
     /// How much of what it writes is kept, as the files of Docker's own drivers have it. Where else
     /// it may go Kip does not send it.
-    fn logging(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    fn logging(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         for (key, place, value) in node.entries() {
             let path = format!("{path}.{key}");
             if key == "driver" {
@@ -310,7 +310,7 @@ impl Service {
         context: &mut Context<'_>,
         key: &str,
         place: &SourcePosition,
-        node: &Node,
+        node: &YamlNode,
         path: &str,
     ) -> bool {
         match key {
@@ -375,7 +375,7 @@ impl Service {
 
     /// A health check that has succeeded once shows that the service is ready; that is all that it
     /// is for here.
-    fn healthcheck(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) {
+    fn healthcheck(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode, path: &str) {
         // All of it first, so that no key counts as unread.
         let mut part = |key: &str| node.get(key).and_then(|value| context.parsed(value, path, time));
         // Compose's own numbers where the file has none.
@@ -418,7 +418,7 @@ impl Service {
         );
     }
 
-    fn depends_on(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    fn depends_on(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         if !matches!(node.value, Value::Map(_)) {
             self.depends_on = context.texts(node, path).into_iter().map(|name| (name, true)).collect();
             return;
@@ -441,7 +441,7 @@ impl Service {
     }
 
     /// The times and ways of sleeping, with the keys of a `kip.toml`.
-    fn kips_own(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    fn kips_own(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         for (key, place, value) in node.entries() {
             if !KIPS_OWN.contains(&key.as_str()) {
                 let known = meant(key, KIPS_OWN.into_iter());
@@ -516,13 +516,13 @@ impl Service {
 }
 
 /// Names of capabilities. Which ones a proc can have the daemon says.
-fn capabilities(context: &mut Context<'_>, node: &Node, path: &str) -> Vec<Capability> {
+fn capabilities(context: &mut Context<'_>, node: &YamlNode, path: &str) -> Vec<Capability> {
     let list = context.list(node, path);
     list.into_iter().filter_map(|one| context.parsed(one, path, str::parse)).collect()
 }
 
 /// The nearest that Kip has: what a log keeps is seldom what a service depends on.
-fn log_size(context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) -> Option<u64> {
+fn log_size(context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode, path: &str) -> Option<u64> {
     let text = context.text(node, path)?;
     if text == "-1" {
         let why = format!("a log is limited, to files of {} MiB if it does not say less or more", LOG_BYTES >> 20);
@@ -538,7 +538,7 @@ fn log_size(context: &mut Context<'_>, place: &SourcePosition, node: &Node, path
 }
 
 /// Likewise.
-fn log_files(context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) -> Option<u32> {
+fn log_files(context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode, path: &str) -> Option<u32> {
     let wanted = context.parsed(node, path, str::parse::<i64>)?;
     let has = wanted.clamp(1, i64::from(MOST_LOG_FILES));
     if has != wanted {
@@ -549,7 +549,7 @@ fn log_files(context: &mut Context<'_>, place: &SourcePosition, node: &Node, pat
 }
 
 /// A value of `x-kip`. Numbers stay text, which the keys of a `kip.toml` take as well.
-fn json(node: &Node) -> serde_json::Value {
+fn json(node: &YamlNode) -> serde_json::Value {
     match &node.value {
         Value::Null => serde_json::Value::Null,
         Value::Text { text, quoted: false } if matches!(text.as_str(), "true" | "false") => (text == "true").into(),
@@ -560,7 +560,7 @@ fn json(node: &Node) -> serde_json::Value {
 }
 
 /// A key that is there and asks for nothing.
-fn asks(node: &Node) -> bool {
+fn asks(node: &YamlNode) -> bool {
     match &node.value {
         Value::Null => false,
         Value::Text { text, quoted } => *quoted || text != "false",
@@ -570,7 +570,7 @@ fn asks(node: &Node) -> bool {
 }
 
 /// A command: a list, or a string that is split as a shell does. Nothing is no command.
-fn words(context: &mut Context<'_>, node: &Node, path: &str) -> Option<Words> {
+fn words(context: &mut Context<'_>, node: &YamlNode, path: &str) -> Option<Words> {
     match &node.value {
         Value::Null => None,
         Value::Text { .. } => context.parsed(node, path, split).map(Words),

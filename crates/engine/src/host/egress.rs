@@ -9,7 +9,7 @@
 use super::{Host, Proc};
 use crate::blocking::blocking;
 use kip_net::Slot;
-use kip_net::nat::{Allowed, Refused};
+use kip_net::nat::{Allowed, RefusedCall};
 use kip_records::record;
 use kip_sys::clock::now_ms;
 use kip_types::api::{EventKind, RefusedCallView};
@@ -43,7 +43,7 @@ struct Found {
 
 /// What a proc may call.
 #[derive(Debug)]
-pub struct Egress {
+pub struct EgressControl {
     /// None for a proc that may call all.
     rules: Option<Vec<Rule>>,
     file: PathBuf,
@@ -67,9 +67,9 @@ struct Told {
     events: usize,
 }
 
-impl Egress {
+impl EgressControl {
     /// Of a proc whose directory is `dir`.
-    pub fn open(spec: &Spec, dir: &Path) -> Egress {
+    pub fn open(spec: &Spec, dir: &Path) -> EgressControl {
         let rules = spec.limits_egress().then(|| {
             let names = spec.egress.iter().filter(|rule| **rule != Rule::None);
             names.cloned().collect::<Vec<Rule>>()
@@ -82,7 +82,7 @@ impl Egress {
                 fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
             found.extend(kept.into_iter().filter(|found| rules.contains(&found.rule)));
         }
-        Egress { rules, file, found: Mutex::new(found), in_force: Mutex::new(true), refused: Mutex::default() }
+        EgressControl { rules, file, found: Mutex::new(found), in_force: Mutex::new(true), refused: Mutex::default() }
     }
 
     /// Whether the proc may call only what its rules name.
@@ -168,7 +168,7 @@ impl Egress {
 }
 
 /// Lets a proc call the addresses that were found for a name. When this returns, the proc may.
-pub async fn learn(machine: &Arc<Host>, slot: Slot, egress: &Arc<Egress>, name: &str, addresses: Vec<IpAddr>) {
+pub async fn learn(machine: &Arc<Host>, slot: Slot, egress: &Arc<EgressControl>, name: &str, addresses: Vec<IpAddr>) {
     let (machine, egress, name) = (Arc::clone(machine), Arc::clone(egress), name.to_owned());
     let allow = move || {
         let mut in_force = egress.in_force.lock();
@@ -179,7 +179,8 @@ pub async fn learn(machine: &Arc<Host>, slot: Slot, egress: &Arc<Egress>, name: 
         // An answer may come after its proc was removed, and the slot may be another proc's by
         // then, or become it right now.
         let owner = || machine.procs().get(&slot).map(|proc| Arc::clone(&proc.egress));
-        let is_ours = |owner: &Option<Arc<Egress>>| owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &egress));
+        let is_ours =
+            |owner: &Option<Arc<EgressControl>>| owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &egress));
         *in_force = false;
         if !is_ours(&owner()) {
             return;
@@ -204,7 +205,7 @@ pub async fn learn(machine: &Arc<Host>, slot: Slot, egress: &Arc<Egress>, name: 
     blocking(allow).await;
 }
 
-fn text(refused: &Refused) -> String {
+fn text(refused: &RefusedCall) -> String {
     match refused.port {
         Some((proto, port)) => format!("{proto} {}", std::net::SocketAddr::new(refused.to, port)),
         None => format!("icmp {}", refused.to),
@@ -277,7 +278,7 @@ mod tests {
     fn addresses_of_names_are_kept_for_the_next_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let spec_ = spec(&["pypi.org:443", "*.org/udp", "192.0.2.0/24"]);
-        let egress = Egress::open(&spec_, dir.path());
+        let egress = EgressControl::open(&spec_, dir.path());
         assert_eq!(egress.allowed().unwrap().len(), 1);
         assert!(egress.may_ask("PyPI.org.") && egress.may_ask("a.org") && !egress.may_ask("example.com"));
         let address: IpAddr = "198.51.100.7".parse().unwrap();
@@ -287,20 +288,20 @@ mod tests {
         assert_eq!(allowed.len(), 3);
         assert!(allowed.contains(&Allowed { addresses: (address, address), ports: Some((443, 443)), proto: None }));
         egress.save();
-        assert_eq!(Egress::open(&spec_, dir.path()).allowed().unwrap(), allowed);
+        assert_eq!(EgressControl::open(&spec_, dir.path()).allowed().unwrap(), allowed);
         assert_eq!(
-            Egress::open(&spec(&["pypi.org:443"]), dir.path()).allowed().unwrap().len(),
+            EgressControl::open(&spec(&["pypi.org:443"]), dir.path()).allowed().unwrap().len(),
             1,
             "of its rules alone"
         );
         fs::write(dir.path().join(FILE), "{").unwrap();
-        assert_eq!(Egress::open(&spec_, dir.path()).allowed().unwrap().len(), 1);
+        assert_eq!(EgressControl::open(&spec_, dir.path()).allowed().unwrap().len(), 1);
     }
 
     #[test]
     fn what_was_not_asked_for_the_longest_goes() {
         let dir = tempfile::tempdir().unwrap();
-        let egress = Egress::open(&spec(&["*.org"]), dir.path());
+        let egress = EgressControl::open(&spec(&["*.org"]), dir.path());
         let address = |n: usize| IpAddr::from([10, 0, (n >> 8) as u8, n as u8]);
         for n in 0..MOST_FOUND {
             egress.keep("a.org", &[address(n)]);
@@ -317,17 +318,17 @@ mod tests {
     fn all_and_none() {
         let dir = tempfile::tempdir().unwrap();
         for rules in [&[][..], &["all"]] {
-            let egress = Egress::open(&spec(rules), dir.path());
+            let egress = EgressControl::open(&spec(rules), dir.path());
             assert!(!egress.is_limited() && egress.allowed().is_none() && egress.may_ask("x"));
         }
-        let none = Egress::open(&spec(&["none"]), dir.path());
+        let none = EgressControl::open(&spec(&["none"]), dir.path());
         assert!(none.is_limited() && none.allowed() == Some(vec![]) && !none.may_ask("x"));
     }
 
     #[test]
     fn refusals_are_remembered_once() {
         let dir = tempfile::tempdir().unwrap();
-        let egress = Egress::open(&spec(&["none"]), dir.path());
+        let egress = EgressControl::open(&spec(&["none"]), dir.path());
         for n in 0..MOST_REFUSED + 6 {
             egress.note(format!("tcp 192.0.2.7:{n}"));
         }

@@ -2,7 +2,7 @@
 //! while it exists; its name and its spec, which an update replaces as a whole; and its held
 //! descriptors.
 
-use super::egress::Egress;
+use super::egress::EgressControl;
 use super::measured::Measured;
 use super::resolver::Resolver;
 use super::{Host, names};
@@ -79,7 +79,7 @@ pub struct Proc {
     /// Its own terminal or open standard input.
     pub console: Arc<Console>,
     /// What it may call outside its network.
-    pub egress: Arc<Egress>,
+    pub egress: Arc<EgressControl>,
     /// Answers its DNS queries.
     pub resolver: Resolver,
     /// What it has of its machine.
@@ -100,7 +100,7 @@ impl Proc {
     ) -> Arc<Proc> {
         let (name, dir) = (CurrentName::new(spec.name.clone()), shared.records.directory(&key));
         let cgroup = shared.cgroups.open(&shared.cgroup_name(&key));
-        let egress = Arc::new(Egress::open(&spec, &dir));
+        let egress = Arc::new(EgressControl::open(&spec, &dir));
         Arc::new(Proc {
             key,
             name,

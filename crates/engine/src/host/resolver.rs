@@ -10,7 +10,7 @@
 //! daemon runs is answered by the next. A proc with a port 53 of its own has none: the address is
 //! the program's then. A question wakes no proc, and keeps none awake.
 
-use super::egress::{self, Egress};
+use super::egress::{self, EgressControl};
 use super::{Host, Proc};
 use crate::fd_store::key;
 use kip_dns::PORT;
@@ -120,7 +120,7 @@ struct Names {
     /// Its procs are known by their names; none: no procs are.
     network: Option<String>,
     slot: Slot,
-    egress: Arc<Egress>,
+    egress: Arc<EgressControl>,
 }
 
 impl kip_dns::Names for Names {

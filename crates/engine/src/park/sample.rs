@@ -2,10 +2,10 @@
 
 use crate::descriptors::{duplicate, places};
 use crate::host::Proc;
-use crate::inotify::{self, Events};
+use crate::inotify::{self, InotifyEvents};
 use crate::survey;
 use crate::tree::Tree;
-use kip_clocks::{Pending, Since};
+use kip_clocks::{Pending, WaitingThreads};
 use kip_net::custody::{self, SavedOptions};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -24,11 +24,11 @@ const FEW: usize = 8;
 #[derive(Default)]
 pub(super) struct Ran {
     /// In which calls its threads waited.
-    pub(super) since: Since,
+    pub(super) since: WaitingThreads,
     /// Options and queues of its sockets.
     pub(super) sockets: BTreeMap<u32, SavedOptions>,
     /// Bytes of events in its inotify instances, by where these are open.
-    pub(super) events: Events,
+    pub(super) events: InotifyEvents,
     /// Stopped processes of which their parents have not been told.
     pub(super) unreported: Vec<u32>,
     /// All of it slept, and nothing ran.
@@ -39,10 +39,10 @@ pub(super) struct Ran {
 
 impl Ran {
     /// Of a program whose threads all sleep.
-    fn of(tree: &Tree, before_stop: &Since) -> Ran {
+    fn of(tree: &Tree, before_stop: &WaitingThreads) -> Ran {
         let mut ran = Ran {
             sockets: BTreeMap::new(),
-            events: Events::new(),
+            events: InotifyEvents::new(),
             unreported: tree.unreported(),
             since: dated(tree.waiting(), before_stop),
             quiescent: true,
@@ -99,7 +99,7 @@ pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
 /// What a program is like whose threads all sleep while it is looked at; none if they do not. To
 /// look at hundreds of threads takes longer than a tick of one of them: the few that have run
 /// meanwhile are looked at again, and then the others only for whether they have.
-fn while_asleep(read: &dyn Fn() -> Tree, before_stop: &Since) -> Option<Ran> {
+fn while_asleep(read: &dyn Fn() -> Tree, before_stop: &WaitingThreads) -> Option<Ran> {
     let tree = &read();
     let mut asleep = tree.asleep()?;
     let mut ran = Ran::of(tree, before_stop);
@@ -131,6 +131,6 @@ fn while_asleep(read: &dyn Fn() -> Tree, before_stop: &Since) -> Option<Ran> {
 }
 
 /// Waits of now, dated by what they were before a stop of ours.
-fn dated(now: Since, before: &Since) -> Since {
+fn dated(now: WaitingThreads, before: &WaitingThreads) -> WaitingThreads {
     now.into_iter().map(|(inside, waiting)| (inside, waiting.dated(before.get(&inside)))).collect()
 }

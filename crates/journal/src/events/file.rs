@@ -55,16 +55,16 @@ fn read_end(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 
 /// The thread that writes, and the way to it.
 #[derive(Debug)]
-pub struct Writer(Mutex<Option<(SyncSender<Event>, JoinHandle<()>)>>);
+pub struct EventWriter(Mutex<Option<(SyncSender<Event>, JoinHandle<()>)>>);
 
-impl Writer {
+impl EventWriter {
     /// None if there can be no such thread.
-    pub fn start(data: &Path) -> Option<Writer> {
+    pub fn start(data: &Path) -> Option<EventWriter> {
         let (sender, receiver) = sync_channel(WAITING);
         let data = data.to_owned();
         let thread = std::thread::Builder::new().name("events".to_owned()).spawn(move || write_all(&data, &receiver));
         let thread = thread.inspect_err(|error| tracing::warn!(%error, "events are not kept on disk")).ok()?;
-        Some(Writer(Mutex::new(Some((sender, thread)))))
+        Some(EventWriter(Mutex::new(Some((sender, thread)))))
     }
 
     /// Has an event written. Never waits.

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 /// A call that a proc's egress rules do not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Refused {
+pub struct RefusedCall {
     /// The proc that called.
     pub slot: Slot,
     /// The address that it called.
@@ -22,7 +22,7 @@ pub struct Refused {
 }
 
 /// Reads what is noted and forgets it there. What comes in between stays for the next time.
-pub(super) fn take(connection: &mut Connection, table: &str, instance: Instance) -> io::Result<Vec<Refused>> {
+pub(super) fn take(connection: &mut Connection, table: &str, instance: Instance) -> io::Result<Vec<RefusedCall>> {
     let mut all = Vec::new();
     for set in [Set::Refused4, Set::Refused6] {
         // A list that was changed meanwhile may have a key twice.
@@ -40,7 +40,7 @@ pub(super) fn take(connection: &mut Connection, table: &str, instance: Instance)
             }
             done => done?,
         }
-        all.extend(keys.iter().filter_map(|key| Refused::parse(key, instance)));
+        all.extend(keys.iter().filter_map(|key| RefusedCall::parse(key, instance)));
     }
     all.sort_unstable();
     all.dedup();
@@ -67,9 +67,9 @@ fn list(connection: &mut Connection, table: &str, set: Set) -> io::Result<Vec<Ve
     Ok(found)
 }
 
-impl Refused {
+impl RefusedCall {
     /// Each part of a key fills whole registers of four bytes. None for what is of no proc.
-    fn parse(key: &[u8], instance: Instance) -> Option<Refused> {
+    fn parse(key: &[u8], instance: Instance) -> Option<RefusedCall> {
         let (from, to, rest) = match key.len() {
             16 => {
                 let at = |from: usize| key[from..from + 4].try_into().map(|bytes: [u8; 4]| IpAddr::from(bytes));
@@ -88,7 +88,7 @@ impl Refused {
             17 => Some((Protocol::Udp, number)),
             _ => None,
         };
-        Some(Refused { slot, to, port })
+        Some(RefusedCall { slot, to, port })
     }
 }
 
@@ -102,11 +102,14 @@ mod tests {
         let slot = Slot::new(5).unwrap();
         let own = Addresses::of(instance, slot);
         let key = [&own.v4.octets()[..], &[192, 0, 2, 7], &[6, 0, 0, 0], &[1, 187, 0, 0]].concat();
-        let tcp = Refused { slot, to: "192.0.2.7".parse().unwrap(), port: Some((Protocol::Tcp, 443)) };
-        assert_eq!(Refused::parse(&key, instance), Some(tcp));
+        let tcp = RefusedCall { slot, to: "192.0.2.7".parse().unwrap(), port: Some((Protocol::Tcp, 443)) };
+        assert_eq!(RefusedCall::parse(&key, instance), Some(tcp));
         let other = [&own.v6.octets()[..], &[0; 15], &[1], &[58, 0, 0, 0], &[0, 128, 0, 0]].concat();
-        assert_eq!(Refused::parse(&other, instance), Some(Refused { slot, to: "::1".parse().unwrap(), port: None }));
-        assert_eq!(Refused::parse(&key[..12], instance), None);
-        assert_eq!(Refused::parse(&key, Instance::new(2).unwrap()), None, "of another instance");
+        assert_eq!(
+            RefusedCall::parse(&other, instance),
+            Some(RefusedCall { slot, to: "::1".parse().unwrap(), port: None })
+        );
+        assert_eq!(RefusedCall::parse(&key[..12], instance), None);
+        assert_eq!(RefusedCall::parse(&key, Instance::new(2).unwrap()), None, "of another instance");
     }
 }

@@ -5,7 +5,7 @@
 //! by /proc/PID/cmdline, touches it. While the pager inspects nothing is taken out and nothing is
 //! parked, for the proc's place in the table is locked.
 
-use super::Proc;
+use super::PagedProc;
 use crate::slots::Runs;
 use crate::source::PageSource as _;
 use crate::space::{self, SpaceKind};
@@ -30,7 +30,7 @@ pub enum Peeked<'a> {
     },
 }
 
-impl Proc {
+impl PagedProc {
     /// The files that pages may lie in, as in the proc's directory, and the number of the swap
     /// file.
     pub(super) fn files(&self) -> (PageMap, u32) {
@@ -42,7 +42,7 @@ impl Proc {
         (map, swap)
     }
 
-    /// What missing pages hold, as runs in [`Proc::files`].
+    /// What missing pages hold, as runs in [`PagedProc::files`].
     ///
     /// # Errors
     /// `InvalidData` if a slot is in no file.
@@ -66,7 +66,7 @@ impl Proc {
     /// question.
     ///
     /// # Errors
-    /// As [`Proc::runs_in`].
+    /// As [`PagedProc::runs_in`].
     pub fn chart(&self) -> io::Result<PageMap> {
         let (mut map, swap) = self.files();
         for (pid, known) in &self.known {

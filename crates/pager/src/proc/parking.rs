@@ -1,8 +1,8 @@
-//! The ways between a proc here and its parked generation: [`Proc::inflate`] takes up one that was
-//! rebuilt without a part of its memory; [`Proc::prepare_parking`] and [`Proc::account`] make one
-//! ready for being parked with a part of its memory out.
+//! The ways between a proc here and its parked generation: [`PagedProc::inflate`] takes up one that
+//! was rebuilt without a part of its memory; [`PagedProc::prepare_parking`] and
+//! [`PagedProc::account`] make one ready for being parked with a part of its memory out.
 
-use super::{Custodian, Known, PARKED, Proc};
+use super::{Custodian, Known, PARKED, PagedProc};
 use crate::arguments;
 use crate::deflate;
 use crate::mend::mend;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// A process that was rebuilt without a part of its memory.
 #[derive(Debug)]
-pub struct Unfilled {
+pub struct RebuiltProcess {
     /// Its host pid.
     pub host: u32,
     /// Its number inside, by which the generation knows it.
@@ -74,7 +74,7 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, par
     Ok(runs)
 }
 
-impl Proc {
+impl PagedProc {
     /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None
     /// of its processes may run yet. Their sets for this kind of wake are installed at once if
     /// there is to be prefetching.
@@ -90,7 +90,7 @@ impl Proc {
         custodian: Arc<dyn Custodian>,
         predictor: Predictor,
         generation: &Path,
-        processes: Vec<Unfilled>,
+        processes: Vec<RebuiltProcess>,
         prefetch: bool,
         kind: &str,
     ) -> io::Result<Self> {
@@ -101,7 +101,7 @@ impl Proc {
         let mut set_slots = set_slots(&parked, &known);
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
-        for Unfilled { host, inside, can_come, uffd } in processes {
+        for RebuiltProcess { host, inside, can_come, uffd } in processes {
             let process = known.remove(&inside).unwrap_or_default();
             uffd::api(uffd.as_fd(), crate::memory::features())?;
             let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
@@ -179,7 +179,7 @@ impl Proc {
     ///
     /// # Errors
     /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since
-    /// [`Proc::prepare_parking`]: the pager does not know which process that is.
+    /// [`PagedProc::prepare_parking`]: the pager does not know which process that is.
     pub fn account(&mut self) -> io::Result<PageMap> {
         self.sweep();
         if self.family.spaces().values().any(|member| member.pid.is_none()) {

@@ -5,7 +5,7 @@ use super::custody::{held_prefix, owner};
 use super::refused::{OrderError, line};
 use super::{Entry, Service, Slot, clear};
 use crate::memory::SpaceId;
-use crate::proc::Proc;
+use crate::proc::PagedProc;
 use crate::set::Predictor;
 use std::collections::BTreeMap;
 use std::io;
@@ -101,7 +101,7 @@ impl Service {
         let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
         let custodian = self.custodian(name, number);
         let proc =
-            Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
+            PagedProc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
         let proc = proc.map_err(|source| OrderError::Adopt { name: name.to_owned(), source })?;
         let directory = directory.to_owned();
         self.broken.lock().remove(name);

@@ -2,7 +2,7 @@
 
 use super::refused::OrderError;
 use super::{Entry, Service, clear, install_us, installed_pages, micros};
-use crate::proc::{Proc, Unfilled};
+use crate::proc::{PagedProc, RebuiltProcess};
 use crate::protocol::{Rebuilt, Woken};
 use crate::set::Predictor;
 use std::fs;
@@ -22,7 +22,7 @@ impl Service {
         if processes.len() != uffds.len() {
             return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors: uffds.len() });
         }
-        let with_uffd = |((host, inside, can_come), uffd)| Unfilled { host, inside, can_come, uffd };
+        let with_uffd = |((host, inside, can_come), uffd)| RebuiltProcess { host, inside, can_come, uffd };
         let pids = processes.iter().map(|(host, ..)| *host).collect();
         let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
         let slot = self.slot(&name);
@@ -31,7 +31,17 @@ impl Service {
             clear(&directory).and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory)).and_then(|()| {
                 let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
                 let predictor = Predictor::LastUse;
-                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch, &set)
+                PagedProc::inflate(
+                    number,
+                    &directory,
+                    server,
+                    custodian,
+                    predictor,
+                    &generation,
+                    processes,
+                    prefetch,
+                    &set,
+                )
             });
         let proc = made.map_err(|source| OrderError::Restore { name, source })?;
         let entry =

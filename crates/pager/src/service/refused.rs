@@ -23,7 +23,7 @@ pub(super) enum OrderError {
     /// Nothing of the proc is here.
     #[error("{name} is not known")]
     Unknown { name: String },
-    /// Its memory is out already.
+    /// The proc is asleep.
     #[error("{name} sleeps already")]
     Asleep { name: String },
     /// The directory of its swap file and slot maps.

@@ -4,7 +4,7 @@
 use kip_pager::Predictor;
 use kip_pager::Server;
 use kip_pager::SpaceId;
-use kip_pager::proc::{Custodian, Proc, Sets, Way};
+use kip_pager::proc::{Custodian, PagedProc, Sets, Way};
 use kip_stop::{Stopped, stop};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -123,7 +123,7 @@ pub fn stopped(pid: u32) -> Stopped {
 pub struct Rig {
     pub dir: tempfile::TempDir,
     pub holder: Arc<Holder>,
-    pub proc: Proc,
+    pub proc: PagedProc,
 }
 
 impl Rig {
@@ -131,7 +131,7 @@ impl Rig {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let holder = Arc::new(Holder::default());
         let server = Arc::new(Server::start().unwrap());
-        let proc = Proc::create(1, dir.path(), server, holder.clone(), Predictor::LastUse).unwrap();
+        let proc = PagedProc::create(1, dir.path(), server, holder.clone(), Predictor::LastUse).unwrap();
         Self { dir, holder, proc }
     }
 

@@ -1,6 +1,6 @@
 //! The last steps before a program of the tenant's runs: giving up everything it must not have.
 
-use crate::protocol::{Failure, Ids, Program, Step};
+use crate::protocol::{Failure, Program, ProgramIds, Step};
 use kip_sys::caps::Instruction;
 use kip_types::spec::CapabilityBits;
 use rustix::io::Errno;
@@ -90,7 +90,7 @@ pub(super) fn become_root() -> Result<(), Failure> {
 
 /// Takes the ids of another user of the namespace. Its capabilities go with the ids 0:
 /// capabilities(7).
-pub(super) fn become_user(ids: &Ids) -> Result<(), Failure> {
+pub(super) fn become_user(ids: &ProgramIds) -> Result<(), Failure> {
     let (uid, gid) = (Uid::from_raw(ids.uid), Gid::from_raw(ids.gid));
     let groups: Vec<Gid> = ids.groups.iter().map(|id| Gid::from_raw(*id)).collect();
     set_thread_groups(&groups)

@@ -4,7 +4,7 @@
 //! Nothing here is asynchronous or counted. An error of a write tells whether the object can have
 //! come into its place.
 
-use crate::failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
+use crate::failure::{GetError, PutError, ReadReferenceError, StoreFailure, SwapError};
 use crate::key::Key;
 use crate::listing::{Listed, Placed};
 use crate::reference::{Nonce, Version, random, seal, unseal};
@@ -56,13 +56,13 @@ pub(super) enum Over {
 #[derive(Debug)]
 pub(super) enum Unpublished {
     /// What was there is there.
-    Not(Failure),
+    Not(StoreFailure),
     /// It is there, but the disk did not say that it stays.
-    Unsure(Failure),
+    Unsure(StoreFailure),
 }
 
-impl From<Failure> for Unpublished {
-    fn from(failure: Failure) -> Unpublished {
+impl From<StoreFailure> for Unpublished {
+    fn from(failure: StoreFailure) -> Unpublished {
         Unpublished::Not(failure)
     }
 }
@@ -127,11 +127,11 @@ impl Root {
         path.into()
     }
 
-    pub(super) fn failure(&self, path: &Path, source: io::Error) -> Failure {
+    pub(super) fn failure(&self, path: &Path, source: io::Error) -> StoreFailure {
         if source.kind() == io::ErrorKind::NotFound && !self.path.is_dir() {
-            return Failure::DirectoryGone { path: self.path.clone() };
+            return StoreFailure::DirectoryGone { path: self.path.clone() };
         }
-        Failure::of_file(path, source)
+        StoreFailure::of_file(path, source)
     }
 
     /// An object's file and length.
@@ -155,7 +155,7 @@ impl Root {
     }
 
     /// An empty file beside an object's place.
-    pub(super) fn begin(&self, key: &Key) -> Result<NewFile, Failure> {
+    pub(super) fn begin(&self, key: &Key) -> Result<NewFile, StoreFailure> {
         let number: String = random(8).iter().map(|byte| format!("{byte:02x}")).collect();
         let path = self.beside(key, &format!("#new.{number}"));
         let mut lost = 0;
@@ -172,7 +172,7 @@ impl Root {
         }
     }
 
-    pub(super) fn append(&self, key: &Key, new: &mut NewFile, bytes: &[u8]) -> Result<(), Failure> {
+    pub(super) fn append(&self, key: &Key, new: &mut NewFile, bytes: &[u8]) -> Result<(), StoreFailure> {
         new.file.write_all(bytes).map_err(|e| self.failure(&self.file(key), e))
     }
 
@@ -209,7 +209,7 @@ impl Root {
 
     /// The directories above a file, each durable. Those that are there already too, once: a
     /// process that died may have made them just before.
-    fn make_directories(&self, file: &Path) -> Result<(), Failure> {
+    fn make_directories(&self, file: &Path) -> Result<(), StoreFailure> {
         let parent = file.parent().expect("below the root");
         let mut above: Vec<&Path> = parent.ancestors().take_while(|path| *path != self.path).collect();
         above.reverse();
@@ -248,7 +248,7 @@ impl Root {
     }
 
     /// All objects; `seen` grows with every file, whatever it is.
-    pub(super) fn list(&self, under: Option<&Key>, seen: &AtomicU64) -> Result<Vec<Listed>, Failure> {
+    pub(super) fn list(&self, under: Option<&Key>, seen: &AtomicU64) -> Result<Vec<Listed>, StoreFailure> {
         let mut found = Vec::new();
         self.walk(under.map_or_else(|| self.path.clone(), |key| self.file(key)), |path, metadata| {
             seen.fetch_add(1, Ordering::Relaxed);
@@ -266,8 +266,8 @@ impl Root {
     fn walk(
         &self,
         from: PathBuf,
-        mut visit: impl FnMut(&Path, &Metadata) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        mut visit: impl FnMut(&Path, &Metadata) -> Result<(), StoreFailure>,
+    ) -> Result<(), StoreFailure> {
         let mut left = vec![from];
         while let Some(directory) = left.pop() {
             let entries = match fs::read_dir(&directory) {
@@ -294,7 +294,7 @@ impl Root {
 
     /// Removes what processes that died left: files being written, probes, locks of nothing. How
     /// many.
-    pub(super) fn remove_leftovers(&self, older_than: Duration) -> Result<u64, Failure> {
+    pub(super) fn remove_leftovers(&self, older_than: Duration) -> Result<u64, StoreFailure> {
         let mut removed = 0;
         self.walk(self.path.clone(), |path, metadata| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -323,7 +323,7 @@ impl Root {
 
     /// Whether a lock keeps others out here: some network file systems have none, or let all
     /// processes have one.
-    pub(super) fn locks_exclude(&self) -> Result<bool, Failure> {
+    pub(super) fn locks_exclude(&self) -> Result<bool, StoreFailure> {
         let number: String = random(8).iter().map(|byte| format!("{byte:02x}")).collect();
         let path = self.path.join(format!("{PROBE}{number}"));
         let failure = |e| self.failure(&path, e);
@@ -338,10 +338,10 @@ impl Root {
         }
     }
 
-    fn not_locked(&self, path: &Path, error: Errno) -> Failure {
+    fn not_locked(&self, path: &Path, error: Errno) -> StoreFailure {
         match error {
             Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL => {
-                Failure::NoLocks { path: self.path.clone(), source: error.into() }
+                StoreFailure::NoLocks { path: self.path.clone(), source: error.into() }
             }
             error => self.failure(path, error.into()),
         }
@@ -353,7 +353,7 @@ impl Root {
     }
 
     /// Under the lock that swapping takes, so that no process swaps what is being deleted.
-    pub(super) fn delete(&self, key: &Key) -> Result<(), Failure> {
+    pub(super) fn delete(&self, key: &Key) -> Result<(), StoreFailure> {
         let path = self.file(key);
         match fs::symlink_metadata(&path) {
             // A directory: there is no such object.
@@ -363,7 +363,7 @@ impl Root {
                     Ok(held) => Some(held),
                     // A lock that cannot be made is held by no process, and deleting is what a full
                     // disk needs.
-                    Err(Failure::DiskFull { .. }) => None,
+                    Err(StoreFailure::DiskFull { .. }) => None,
                     Err(failure) => return Err(failure),
                 };
                 self.remove(&path)?;
@@ -394,7 +394,7 @@ impl Root {
         Ok(())
     }
 
-    fn remove(&self, path: &Path) -> Result<(), Failure> {
+    fn remove(&self, path: &Path) -> Result<(), StoreFailure> {
         match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.failure(path, e)),
             _ => Ok(()),
@@ -459,14 +459,14 @@ impl Root {
 
     /// Holds the lock of a reference. Lock files are removed with their reference, so the one that
     /// was opened must still be the one that is there.
-    pub(super) fn lock(&self, key: &Key) -> Result<Held, Failure> {
+    pub(super) fn lock(&self, key: &Key) -> Result<Held, StoreFailure> {
         let path = self.beside(key, "#lock");
         let since = Instant::now();
         loop {
             let waited = since.elapsed();
             if waited > self.settings.answer_timeout {
                 let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-                return Err(Failure::Locked { path, waited_ms });
+                return Err(StoreFailure::Locked { path, waited_ms });
             }
             self.make_directories(&path)?;
             let file = match File::options().create(true).append(true).mode(0o600).open(&path) {

@@ -11,7 +11,7 @@
 
 use super::{Attempt, Remote, Tries};
 use crate::counters::Count;
-use crate::failure::{Failure, GetError, Trouble};
+use crate::failure::{GetError, StoreFailure, Trouble};
 use crate::key::Key;
 use crate::wire::Cause;
 use bytes::{Bytes, BytesMut};
@@ -226,7 +226,7 @@ impl Remote {
             let names = self.names();
             let source = Cause::new(io::Error::new(io::ErrorKind::InvalidData, "the answer has no ETag"));
             let (store, endpoint) = (names.store.clone(), names.endpoint.clone());
-            Trouble::Store(Failure::Unintelligible { store, endpoint, source })
+            Trouble::Store(StoreFailure::Unintelligible { store, endpoint, source })
         })
     }
 

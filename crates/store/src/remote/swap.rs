@@ -8,7 +8,7 @@
 
 use super::{Remote, Tries};
 use crate::counters::Count;
-use crate::failure::{Failure, GetError, ReadReferenceError, SwapError, Trouble};
+use crate::failure::{GetError, ReadReferenceError, StoreFailure, SwapError, Trouble};
 use crate::key::Key;
 use crate::reference::{Nonce, Version, seal, unseal};
 use bytes::Bytes;
@@ -62,7 +62,7 @@ impl Remote {
                 Err(trouble) => return Err(self.failure(trouble).into()),
             };
             in_doubt |= failure.may_have_acted();
-            heard |= !matches!(failure, Failure::Unreachable { .. });
+            heard |= !matches!(failure, StoreFailure::Unreachable { .. });
             if in_doubt && let Some(version) = self.stands(key, expected, nonce).await? {
                 return Ok(version);
             }
@@ -74,7 +74,7 @@ impl Remote {
         }
     }
 
-    fn unknown(&self, key: &Key, source: Failure) -> SwapError {
+    fn unknown(&self, key: &Key, source: StoreFailure) -> SwapError {
         SwapError::Unknown { store: self.names().store.clone(), key: key.clone(), source: Box::new(source) }
     }
 

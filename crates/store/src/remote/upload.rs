@@ -11,7 +11,7 @@
 
 use super::{Attempt, Remote};
 use crate::counters::Count;
-use crate::failure::{Failure, PutError, Trouble};
+use crate::failure::{PutError, StoreFailure, Trouble};
 use crate::key::Key;
 use crate::reference::Nonce;
 use crate::wire::Cause;
@@ -129,7 +129,7 @@ impl PartsWriter {
             }
             Some(Err(error)) => {
                 let store = self.remote.names().store.clone();
-                Err(Trouble::Store(Failure::Ended { store, source: Cause::new(error) }))
+                Err(Trouble::Store(StoreFailure::Ended { store, source: Cause::new(error) }))
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::{key, keys, pattern, read, settings, until};
 use bytes::Bytes;
-use kip_store::{Failure, GetError, OpenError, PutError, Settings, Store, SwapError};
+use kip_store::{GetError, OpenError, PutError, Settings, Store, StoreFailure, SwapError};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -123,9 +123,9 @@ async fn an_object_cannot_begin_the_key_of_another() {
     store.put(&key("b/c"), "x".into()).await.unwrap();
     for taken in ["a/b", "a/b/c", "b"] {
         let error = store.put(&key(taken), "x".into()).await.expect_err(taken);
-        assert!(matches!(error, PutError::Store(Failure::NameTaken { .. })), "{taken}: {error:?}");
+        assert!(matches!(error, PutError::Store(StoreFailure::NameTaken { .. })), "{taken}: {error:?}");
         let error = store.put_if_absent(&key(taken), "x".into()).await.expect_err(taken);
-        assert!(matches!(error, PutError::Store(Failure::NameTaken { .. })), "{taken}: {error:?}");
+        assert!(matches!(error, PutError::Store(StoreFailure::NameTaken { .. })), "{taken}: {error:?}");
         assert!(matches!(store.get(&key(taken)).await, Err(GetError::Missing { .. })), "{taken}");
         assert!(matches!(store.size(&key(taken)).await, Err(GetError::Missing { .. })), "{taken}");
         store.delete(&key(taken)).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_directory_that_is_not_there_is_not_made() {
     let store = opened().unwrap();
     fs::remove_dir(&gone).unwrap();
     let object = key("a/object");
-    let gone = |failure: Failure| assert!(matches!(failure, Failure::DirectoryGone { .. }), "{failure:?}");
+    let gone = |failure: StoreFailure| assert!(matches!(failure, StoreFailure::DirectoryGone { .. }), "{failure:?}");
     gone(store.check().await.unwrap_err());
     gone(store.delete(&object).await.unwrap_err());
     let Err(PutError::Store(failure)) = store.put(&object, "x".into()).await else { panic!("no directory") };
@@ -168,10 +168,10 @@ async fn a_lock_that_nobody_lets_go_of_is_named() {
     let lock = fs::File::create(dir.path().join("head#lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let error = store.swap_reference(&key("head"), None, "x".into()).await.expect_err("locked");
-    assert!(matches!(&error, SwapError::Store(Failure::Locked { .. })) && error.is_temporary(), "{error:?}");
+    assert!(matches!(&error, SwapError::Store(StoreFailure::Locked { .. })) && error.is_temporary(), "{error:?}");
     fs::write(dir.path().join("head"), "whatever").unwrap();
     let error = store.delete(&key("head")).await.expect_err("locked");
-    assert!(matches!(&error, Failure::Locked { .. }) && error.is_temporary(), "{error:?}");
+    assert!(matches!(&error, StoreFailure::Locked { .. }) && error.is_temporary(), "{error:?}");
     fs::remove_file(dir.path().join("head")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap();
     store.swap_reference(&key("head"), None, "x".into()).await.unwrap();
@@ -243,24 +243,24 @@ async fn on_the_mounted(dir: &Path) {
     let small = open(&dir.join("small"));
     small.put(&key("fits"), vec![1; 1000].into()).await.unwrap();
     let error = small.put(&key("fits"), vec![2; 1 << 20].into()).await.expect_err("a full disk");
-    assert!(matches!(&error, PutError::Store(Failure::DiskFull { .. })) && !error.is_temporary(), "{error:?}");
+    assert!(matches!(&error, PutError::Store(StoreFailure::DiskFull { .. })) && !error.is_temporary(), "{error:?}");
     assert!(read(&small, &key("fits")).await.unwrap().iter().all(|byte| *byte == 1));
     assert!(being_written(&dir.join("small")).is_empty(), "what did not fit is removed");
     let mut writer = small.writer(&key("fits"));
     let error = writer.write(vec![2; 1 << 20].into()).await.expect_err("a full disk");
-    assert!(matches!(&error, PutError::Store(Failure::DiskFull { .. })), "{error:?}");
+    assert!(matches!(&error, PutError::Store(StoreFailure::DiskFull { .. })), "{error:?}");
     for error in [writer.write("x".into()).await.expect_err("a gap"), writer.finish().await.expect_err("a gap")] {
         assert!(matches!(error, PutError::Incomplete { .. }), "{error:?}");
     }
     let head = key("head");
     let version = small.swap_reference(&head, None, "x".into()).await.unwrap();
     let error = small.swap_reference(&head, Some(&version), vec![3; 1 << 20].into()).await.expect_err("a full disk");
-    assert!(matches!(error, SwapError::Store(Failure::DiskFull { .. })), "{error:?}");
+    assert!(matches!(error, SwapError::Store(StoreFailure::DiskFull { .. })), "{error:?}");
     assert_eq!(small.read_reference(&head).await.unwrap().unwrap().1, version);
 
     let fixed = open(&dir.join("fixed"));
     assert_eq!(read(&fixed, &key("there")).await.unwrap(), "x\n");
-    let read_only = |failure: Failure| assert!(matches!(failure, Failure::ReadOnly { .. }), "{failure:?}");
+    let read_only = |failure: StoreFailure| assert!(matches!(failure, StoreFailure::ReadOnly { .. }), "{failure:?}");
     let Err(PutError::Store(failure)) = fixed.put(&key("a/b"), "x".into()).await else { panic!("read-only") };
     read_only(failure);
     read_only(fixed.delete(&key("there")).await.expect_err("read-only"));

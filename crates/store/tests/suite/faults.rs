@@ -5,7 +5,7 @@ use crate::gateway::{Gateway, SECRET, free_address, url_at};
 use crate::proxy::{Fault, Proxy, Seen};
 use crate::{credentials, key, keys, pattern, read, settings, until};
 use futures_util::TryStreamExt;
-use kip_store::{Failure, GetError, Hedge, Key, PutError, Settings, Store};
+use kip_store::{GetError, Hedge, Key, PutError, Settings, Store, StoreFailure};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -93,9 +93,9 @@ async fn what_stays_is_not_tried_again() {
     }
     proxy.fail(2, Fault::Nonsense, get);
     let error = store.list(None).try_next().await.expect_err("no listing");
-    assert!(matches!(error, Failure::Unintelligible { .. }), "{error:?}");
+    assert!(matches!(error, StoreFailure::Unintelligible { .. }), "{error:?}");
     let error = store.get(&key).await.expect_err("no object");
-    assert!(matches!(error, GetError::Store(Failure::Unintelligible { .. })), "{error:?}");
+    assert!(matches!(error, GetError::Store(StoreFailure::Unintelligible { .. })), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +104,7 @@ async fn enough_is_enough() {
     let Scene { proxy, store, key, gateway: _gateway, .. } = scene(10, few).await;
     proxy.fail(usize::MAX, Fault::Answer(503, "SlowDown"), get);
     let error = store.get(&key).await.expect_err("never anything else");
-    assert!(matches!(&error, GetError::Store(Failure::Busy { status: 503, .. })), "{error:?}");
+    assert!(matches!(&error, GetError::Store(StoreFailure::Busy { status: 503, .. })), "{error:?}");
     assert!(error.is_temporary());
     assert_eq!((store.counters().gets, store.counters().retries), (3, 2));
 }
@@ -115,9 +115,9 @@ async fn a_store_that_never_answers_is_given_up() {
     let Scene { proxy, store, key, gateway: _gateway, .. } = scene(10, hasty).await;
     proxy.fail(usize::MAX, Fault::Hold, |_| true);
     let error = store.get(&key).await.expect_err("no answer");
-    assert!(matches!(&error, GetError::Store(Failure::TimedOut { waited_ms: 100, .. })), "{error:?}");
-    assert!(matches!(store.size(&key).await, Err(GetError::Store(Failure::TimedOut { .. }))));
-    assert!(matches!(store.put(&key, "x".into()).await, Err(PutError::Store(Failure::TimedOut { .. }))));
+    assert!(matches!(&error, GetError::Store(StoreFailure::TimedOut { waited_ms: 100, .. })), "{error:?}");
+    assert!(matches!(store.size(&key).await, Err(GetError::Store(StoreFailure::TimedOut { .. }))));
+    assert!(matches!(store.put(&key, "x".into()).await, Err(PutError::Store(StoreFailure::TimedOut { .. }))));
     let counters = store.counters();
     assert_eq!((counters.gets, counters.heads, counters.puts, counters.retries), (2, 2, 2, 3));
     until("the connections to be closed", || proxy.abandoned() == 6).await;
@@ -128,7 +128,7 @@ async fn a_store_that_is_not_there_is_named() {
     let address = free_address();
     let store = Store::open(&url_at(address, "p"), Settings { attempts: 3, ..settings() }).unwrap();
     let error = store.get(&key("object")).await.expect_err("nobody listens");
-    assert!(matches!(error, GetError::Store(Failure::Unreachable { .. })), "{error:?}");
+    assert!(matches!(error, GetError::Store(StoreFailure::Unreachable { .. })), "{error:?}");
     let words = format!("store s3://blobs/p cannot be reached at http://{address}: ");
     assert!(error.to_string().starts_with(&words) && error.is_temporary(), "{error}");
     assert_eq!((store.counters().gets, store.counters().retries), (3, 2));
@@ -288,7 +288,7 @@ async fn an_upload_that_fails_is_aborted_and_the_object_is_as_it_was() {
     let Scene { gateway, proxy, store, key, bytes } = scene(1000, settings()).await;
     proxy.fail(1, Fault::Answer(403, "AccessDenied"), |seen| seen.line.contains("partNumber=3"));
     let error = store.put(&key, pattern(11 << 20, 8)).await.expect_err("a part is refused");
-    assert!(matches!(error, PutError::Store(Failure::Forbidden { .. })), "{error:?}");
+    assert!(matches!(error, PutError::Store(StoreFailure::Forbidden { .. })), "{error:?}");
     // A part that was on its way may come after the abortion, which is done again then.
     until("the abortion", || gateway.unfinished_uploads() == 0).await;
     assert!(read(&store, &key).await.unwrap() == bytes);
@@ -330,13 +330,13 @@ async fn a_real_server_refuses_in_clear_words() {
         |url: &str, credentials| Store::open(url, Settings { credentials: Some(credentials), ..settings() }).unwrap();
     let wrong = with(&gateway.url(""), credentials("guessed"));
     let error = wrong.put(&key("x"), "x".into()).await.expect_err("a wrong secret");
-    assert!(matches!(error, PutError::Store(Failure::WrongCredentials { .. })), "{error:?}");
+    assert!(matches!(error, PutError::Store(StoreFailure::WrongCredentials { .. })), "{error:?}");
     let Err(GetError::Store(failure)) = wrong.size(&key("x")).await else { panic!("a wrong secret") };
     let words = "store s3://blobs does not accept the credentials (SignatureDoesNotMatch): ";
     assert!(failure.to_string().starts_with(words), "{failure}");
     let unknown = kip_store::Credentials { key_id: "nobody".into(), ..credentials(SECRET) };
     let error = with(&gateway.url(""), unknown).check().await.expect_err("an unknown key");
-    assert!(matches!(error, Failure::WrongCredentials { .. }), "{error:?}");
+    assert!(matches!(error, StoreFailure::WrongCredentials { .. }), "{error:?}");
     let nowhere = with(&gateway.url("").replace("blobs", "no-such-bucket"), credentials(SECRET));
     for error in [
         nowhere.check().await.expect_err("no bucket"),

@@ -2,7 +2,7 @@
 //! loopback interface.
 
 use crate::settings;
-use kip_store::{Failure, Settings, Store};
+use kip_store::{Settings, Store, StoreFailure};
 use std::ffi::OsStr;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -85,7 +85,7 @@ impl Gateway {
         let since = Instant::now();
         while let Err(failure) = store.check().await {
             // That it is not trusted shows that it is there.
-            if matches!(failure, Failure::Certificate { .. }) {
+            if matches!(failure, StoreFailure::Certificate { .. }) {
                 break;
             }
             if gateway.process.try_wait().expect("own child").is_some() {

@@ -3,7 +3,7 @@
 use crate::gateway::{Gateway, free_address, url_at};
 use crate::proxy::{Fault, Proxy, Seen};
 use crate::{key, read, settings, until};
-use kip_store::{Failure, Key, Placed, Settings, Store, SwapError, Version};
+use kip_store::{Key, Placed, Settings, Store, StoreFailure, SwapError, Version};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -131,11 +131,11 @@ async fn what_was_surely_not_done_is_said_too() {
     let Scene { proxy, store, direct, head, version, gateway: _gateway, .. } = scene(few.clone()).await;
     proxy.fail(usize::MAX, Fault::Answer(503, "SlowDown"), |_| true);
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("always busy");
-    assert!(matches!(&error, SwapError::Store(Failure::Busy { .. })) && error.is_temporary(), "{error:?}");
+    assert!(matches!(&error, SwapError::Store(StoreFailure::Busy { .. })) && error.is_temporary(), "{error:?}");
     assert_eq!(value(&direct, &head).await, "old");
     let nowhere = Store::open(&url_at(free_address(), ""), few).unwrap();
     let error = nowhere.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("nobody there");
-    assert!(matches!(error, SwapError::Store(Failure::Unreachable { .. })), "{error:?}");
+    assert!(matches!(error, SwapError::Store(StoreFailure::Unreachable { .. })), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

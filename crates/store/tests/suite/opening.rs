@@ -3,7 +3,7 @@
 
 use crate::gateway::{BUCKET, Gateway, KEY_ID, SECRET, free_address};
 use crate::{key, read, settings};
-use kip_store::{Failure, OpenError, PutError, Settings, Store};
+use kip_store::{OpenError, PutError, Settings, Store, StoreFailure};
 use std::process::Command;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -121,13 +121,13 @@ async fn credentials_come_from_the_machine() {
             "success" => assert_eq!(read(&store, &key("from/role")).await.unwrap(), "x"),
             "none" => {
                 let error = result.expect_err("no credentials");
-                assert!(matches!(error, PutError::Store(Failure::NoCredentials { .. })), "{error:?}");
+                assert!(matches!(error, PutError::Store(StoreFailure::NoCredentials { .. })), "{error:?}");
                 assert!(error.to_string().contains("AWS_ACCESS_KEY_ID"), "{error}");
                 assert_eq!(store.counters().retries, 0);
             }
             _ => {
                 let error = result.expect_err("busy");
-                assert!(matches!(error, PutError::Store(Failure::Busy { .. })), "{error:?}");
+                assert!(matches!(error, PutError::Store(StoreFailure::Busy { .. })), "{error:?}");
                 assert_eq!(store.counters().retries, 1);
             }
         }
@@ -213,7 +213,7 @@ async fn tls_is_spoken_to_those_who_are_trusted_only() {
     let url = format!("s3://{BUCKET}/?endpoint=https://{}", gateway.address);
     let store = Store::open(&url, settings()).unwrap();
     let error = store.check().await.expect_err("signed by nobody");
-    assert!(matches!(error, Failure::Certificate { .. }), "{error:?}");
+    assert!(matches!(error, StoreFailure::Certificate { .. }), "{error:?}");
     assert!(!error.is_temporary() && store.counters().retries == 0);
     let environment = [("SSL_CERT_FILE", cert.to_str().unwrap()), (URL, &url)];
     again("tls_is_spoken_to_those_who_are_trusted_only", &environment);

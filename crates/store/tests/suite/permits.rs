@@ -4,7 +4,7 @@ use crate::gateway::{Gateway, url_at};
 use crate::proxy::{Fault, Proxy, Seen};
 use crate::{key, pattern, settings, until};
 use futures_util::TryStreamExt;
-use kip_store::{Failure, GetError, Settings, Store};
+use kip_store::{GetError, Settings, Store, StoreFailure};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -77,8 +77,8 @@ async fn what_is_less_than_an_object_ends_in_time() {
     let proxy = Proxy::before(gateway.address).await;
     let hasty = Settings { attempts: 1000, operation_timeout: Duration::from_millis(300), ..settings() };
     let store = Store::open(&url_at(proxy.address, ""), hasty).unwrap();
-    let too_long = |failure: Failure| {
-        assert!(matches!(&failure, Failure::TookTooLong { waited_ms: 300, .. }), "{failure:?}");
+    let too_long = |failure: StoreFailure| {
+        assert!(matches!(&failure, StoreFailure::TookTooLong { waited_ms: 300, .. }), "{failure:?}");
         assert!(failure.is_temporary() && failure.to_string().contains("within 300 ms"), "{failure}");
     };
     let busy = |_: &Seen| true;

@@ -2,7 +2,7 @@
 
 use crate::gateway::{Gateway, free_address, url_at};
 use crate::{keys, settings};
-use kip_store::{CheckSwapsError, Failure, Settings, Store};
+use kip_store::{CheckSwapsError, Settings, Store, StoreFailure};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -143,8 +143,8 @@ async fn stores_that_ignore_a_condition_are_named() {
 async fn a_store_that_cannot_be_asked_is_not_called_unfit() {
     let (address, _) = server(Ignores::RefusesAll).await;
     let error = Store::open(&url_at(address, ""), settings()).unwrap().check_swaps().await.expect_err("no writes");
-    assert!(matches!(error, CheckSwapsError::Store(Failure::Refused { status: 400, .. })), "{error:?}");
+    assert!(matches!(error, CheckSwapsError::Store(StoreFailure::Refused { status: 400, .. })), "{error:?}");
     let store = Store::open(&url_at(free_address(), ""), Settings { attempts: 2, ..settings() }).unwrap();
     let error = store.check_swaps().await.expect_err("nobody listens");
-    assert!(matches!(error, CheckSwapsError::Store(Failure::Unreachable { .. })), "{error:?}");
+    assert!(matches!(error, CheckSwapsError::Store(StoreFailure::Unreachable { .. })), "{error:?}");
 }

@@ -3,7 +3,7 @@
 use crate::gateway::{Gateway, url_at};
 use crate::proxy::{Fault, Proxy, Seen};
 use crate::{key, keys, pattern, read, settings, until};
-use kip_store::{Failure, PutError, Settings, Store};
+use kip_store::{PutError, Settings, Store, StoreFailure};
 use std::time::{Duration, Instant};
 
 fn put(seen: &Seen) -> bool {
@@ -41,7 +41,7 @@ async fn a_way_up_on_which_nothing_moves_is_given_up() {
     let since = Instant::now();
     let error = store.put(&key("object"), pattern(8 << 20, 1)).await.expect_err("stuck");
     // The kernel notices too, and either may be first.
-    let stuck = matches!(&error, PutError::Store(Failure::TimedOut { .. } | Failure::Broken { .. }));
+    let stuck = matches!(&error, PutError::Store(StoreFailure::TimedOut { .. } | StoreFailure::Broken { .. }));
     assert!(stuck && error.is_temporary(), "{error:?}");
     assert!(since.elapsed() < Duration::from_secs(60), "not as long as so many bytes may take");
     assert_eq!((store.counters().puts, store.counters().retries), (2, 1));
@@ -61,7 +61,7 @@ async fn an_answer_may_take_long_as_long_as_it_moves() {
     assert!(since.elapsed() > Duration::from_millis(1500), "longer than nothing may move: {:?}", since.elapsed());
     proxy.fail(1, Fault::Stall(100), |seen| seen.is("GET"));
     let error = futures_util::TryStreamExt::try_next(&mut store.list(None)).await.expect_err("it stops");
-    assert!(matches!(error, Failure::TimedOut { waited_ms: 1000, .. }), "{error:?}");
+    assert!(matches!(error, StoreFailure::TimedOut { waited_ms: 1000, .. }), "{error:?}");
 }
 
 async fn write_in_pieces(store: &Store, bytes: &bytes::Bytes) -> Result<(), PutError> {
@@ -121,7 +121,7 @@ async fn pieces_over_a_bad_network() {
     // A part that is refused ends it, and nothing stays.
     proxy.fail(1, Fault::Answer(403, "AccessDenied"), |seen| seen.line.contains("partNumber=2"));
     let error = write_in_pieces(&store, &pattern(11 << 20, 9)).await.expect_err("a part is refused");
-    assert!(matches!(&error, PutError::Store(Failure::Forbidden { .. })), "{error:?}");
+    assert!(matches!(&error, PutError::Store(StoreFailure::Forbidden { .. })), "{error:?}");
     until("the abortion", || gateway.unfinished_uploads() == 0).await;
     assert!(read(&store, &key("object")).await.unwrap() == bytes);
 }

@@ -8,11 +8,11 @@
 
 use super::archive::FETCH_AGAIN;
 use super::phase::Phase;
-use super::{Command, Task, archived};
+use super::{Task, TaskCommand, archived};
 use kip_engine::blocking::blocking;
 use kip_engine::plans::take_custody;
 use kip_engine::renew;
-use kip_engine::stop::{self, Network};
+use kip_engine::stop::{self, NetworkFate};
 use kip_offload::Archive;
 use kip_records::record;
 use kip_records::state::Record;
@@ -36,7 +36,7 @@ enum Undone {
 }
 
 impl Task {
-    /// See [`Command::TakeOver`]. With the answer: whether all of it is removed here.
+    /// See [`TaskCommand::TakeOver`]. With the answer: whether all of it is removed here.
     pub(super) async fn take_over(&mut self, only_if_ours: bool) -> (Result<(), Refusal>, bool) {
         if self.record.established {
             return (Ok(()), false);
@@ -105,7 +105,11 @@ impl Task {
         Ok(())
     }
 
-    async fn fetch_files(&mut self, archive: &Arc<Archive>, known: &super::archive::Archived) -> Result<(), String> {
+    async fn fetch_files(
+        &mut self,
+        archive: &Arc<Archive>,
+        known: &super::archive::ArchivedNote,
+    ) -> Result<(), String> {
         let (proc, archive, front) = (Arc::clone(&self.proc), Arc::clone(archive), known.front);
         let then = known.body.home.as_ref().map_or(0, |home| home.first_id);
         blocking(move || {
@@ -127,7 +131,7 @@ impl Task {
         self.write(Record { taken_over_by, ports: Vec::new(), ..next }, record::Durability::Fsync)?;
         kip_engine::watches::unwatch_sockets(&self.proc);
         self.phase = Phase::Down;
-        stop::release(&self.proc, Network::Removed).await;
+        stop::release(&self.proc, NetworkFate::Removed).await;
         if let Err(e) = kip_snapshot::sweep(&self.proc.dir, None) {
             tracing::warn!(proc = %self.proc.name, error = chain(&e), "what is of no use any more stays on disk");
         }
@@ -153,5 +157,5 @@ impl Task {
 
 /// Asks a task to finish, or undo, what was under way when the last daemon ended.
 pub async fn finish(handle: &super::Handle) -> Result<(), Refusal> {
-    handle.ask(|reply| Command::TakeOver { only_if_ours: true, reply }).await
+    handle.ask(|reply| TaskCommand::TakeOver { only_if_ours: true, reply }).await
 }

@@ -5,7 +5,7 @@
 //! sockets' options and due timers, is kept in `archived.json`.
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why};
-use super::{By, Command, Reply, Task};
+use super::{By, Reply, Task, TaskCommand};
 use crate::policy;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
@@ -14,7 +14,7 @@ use kip_criu_images::Images;
 use kip_engine::blocking::blocking;
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
-use kip_engine::metrics::Cause;
+use kip_engine::metrics::RefusalCause;
 use kip_engine::plans::{compile_plan, save_plan};
 use kip_engine::suspend::is_connection;
 use kip_offload::ARCHIVED;
@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 /// What is known locally of an archived proc.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Archived {
+pub struct ArchivedNote {
     /// What it wakes from.
     pub front: FrontRef,
     /// The keys without which it cannot be woken; none in what an older daemon wrote, and then it
@@ -227,7 +227,7 @@ impl Task {
             })
             .await;
             if let Some(own) = own {
-                let _ = own.send(Command::Stored { generation, result }).await;
+                let _ = own.send(TaskCommand::Stored { generation, result }).await;
             }
         });
     }
@@ -249,11 +249,11 @@ impl Task {
             Err(NotStored::Failed(message)) => {
                 let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec().timing.archive_after_ms));
                 self.phase.parked_mut().since = Instant::now() + wait;
-                Err(self.stays_parked(Cause::Store, Code::Failed, &message))
+                Err(self.stays_parked(RefusalCause::Store, Code::Failed, &message))
             }
             // Nor the next time: it is the same generation.
             Err(NotStored::Stays(message)) => {
-                let refusal = self.stays_parked(Cause::Snapshot, Code::CannotSleep, &message);
+                let refusal = self.stays_parked(RefusalCause::Snapshot, Code::CannotSleep, &message);
                 let refused_at_ms = Some(now_ms());
                 self.keep(Record { stays_parked: Some(message), refused_at_ms, ..self.record.clone() });
                 Err(refusal)
@@ -268,7 +268,7 @@ impl Task {
         }
     }
 
-    fn stays_parked(&self, cause: Cause, code: Code, message: &str) -> Refusal {
+    fn stays_parked(&self, cause: RefusalCause, code: Code, message: &str) -> Refusal {
         let message = format!("{} stays parked: {message}", self.proc.name);
         self.proc.shared.metrics.refused(Tier::Archived, cause);
         self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
@@ -293,7 +293,7 @@ impl Task {
         keys.extend(archive.keys().current());
         let kept = blocking(move || {
             let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation));
-            let archived = manifest.map(|m| Archived { front, keys, body: m.body }).map_err(|e| chain(&e))?;
+            let archived = manifest.map(|m| ArchivedNote { front, keys, body: m.body }).map_err(|e| chain(&e))?;
             let text = serde_json::to_vec(&archived).expect("it is plain data");
             record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))
         })
@@ -523,7 +523,7 @@ fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
 }
 
 /// What is known locally of an archived proc.
-pub fn archived(proc: &Proc) -> Result<Archived, String> {
+pub fn archived(proc: &Proc) -> Result<ArchivedNote, String> {
     let path = proc.dir.join(ARCHIVED);
     let text = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))

@@ -1,9 +1,9 @@
 //! What others ask of a proc's task.
 
 use super::archive::NotStored;
-use super::{Asking, FilesHeld, Place, Probes, Stilled};
+use super::{Asking, FilesHeld, Probes, Stilled, TakenPlace};
 use kip_engine::cause::WakeCause;
-use kip_engine::stop::Network;
+use kip_engine::stop::NetworkFate;
 use kip_engine::tickets::Ticket;
 use kip_offload::Uploaded;
 use kip_pager::protocol::Woken;
@@ -21,11 +21,11 @@ pub type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 /// What can happen to a proc from outside.
 #[allow(missing_docs, reason = "each command says in one line what its fields are for")]
 #[derive(Debug)]
-pub enum Command {
+pub enum TaskCommand {
     /// Start it, for the first time or again.
     Start { wait_ready: bool, reply: Reply<()> },
     /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
-    Stop { grace: Duration, network: Network, reply: Reply<()> },
+    Stop { grace: Duration, network: NetworkFate, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
     Remove { force: bool, reply: Reply<()> },
     /// Change its spec, in whatever tier it is.
@@ -33,7 +33,7 @@ pub enum Command {
     /// Give it another name.
     Rename { name: ProcName, reply: Reply<()> },
     /// Put it in the place of another proc.
-    TakePlace { place: Box<Place>, reply: Reply<()> },
+    TakePlace { place: Box<TakenPlace>, reply: Reply<()> },
     /// Another one has taken its place: it is a trial from now on.
     LeavePlace { reply: Reply<()> },
     /// Reserve these ports again, which it let go for another one that does not take its place.

@@ -30,7 +30,7 @@ impl Task {
         let restart = self.proc.spec().restart;
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
         let next = Record { out_of_memory, ..next };
-        let network = Network::after(&next.state);
+        let network = NetworkFate::after(&next.state);
         // With a policy before anything of it is gone: the next daemon could not tell any more how
         // it ended.
         if !restart.is_no() {
@@ -76,7 +76,7 @@ impl Task {
         }
     }
 
-    pub(super) async fn stop(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
+    pub(super) async fn stop(&mut self, grace: Duration, network: NetworkFate) -> Result<(), Refusal> {
         if matches!(self.record.state, State::Stopped { .. }) {
             return self.stay_stopped(network).await;
         }
@@ -88,7 +88,7 @@ impl Task {
             let _ = self.wake_on_request(WakeCause::Request(WakeCommand::Stop)).await;
             self.pressed.grant = None;
         }
-        if network == Network::Left && matches!(self.record.state, State::Elsewhere { .. }) {
+        if network == NetworkFate::Left && matches!(self.record.state, State::Elsewhere { .. }) {
             // All are to end, and it is found to be none of ours.
             return Ok(());
         }
@@ -100,11 +100,11 @@ impl Task {
     }
 
     /// One that stands aside is not started again if another request ends it.
-    async fn stay_stopped(&mut self, network: Network) -> Result<(), Refusal> {
+    async fn stay_stopped(&mut self, network: NetworkFate) -> Result<(), Refusal> {
         let starts_again = match network {
-            Network::Kept => true,
-            Network::Left => self.proc.spec().restart == Restart::Always,
-            Network::Removed | Network::Reserved => false,
+            NetworkFate::Kept => true,
+            NetworkFate::Left => self.proc.spec().restart == Restart::Always,
+            NetworkFate::Removed | NetworkFate::Reserved => false,
         };
         if !self.record.stands_aside || starts_again {
             return Ok(());
@@ -114,7 +114,7 @@ impl Task {
     }
 
     /// As it is, asleep or not.
-    async fn end(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
+    async fn end(&mut self, grace: Duration, network: NetworkFate) -> Result<(), Refusal> {
         self.leave_queue();
         let before = match self.record.state {
             State::Restarting { exit, .. } => exit,
@@ -126,7 +126,7 @@ impl Task {
             self.proc.sample_meter(init);
         }
         let next = self.record.after(Input::Stop).map_err(|e| self.unfit(&e))?;
-        let stands_aside = network == Network::Kept;
+        let stands_aside = network == NetworkFate::Kept;
         self.write(Record { stands_aside, ..next }, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         kip_engine::watches::unwatch_sockets(&self.proc);
@@ -136,7 +136,7 @@ impl Task {
         stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         let exit = exit.or(before);
-        self.ending = network == Network::Left;
+        self.ending = network == NetworkFate::Left;
         // The end of all procs is not meant for this one: the next daemon starts it again.
         let ended = match self.ending && self.proc.spec().restart == Restart::Always {
             true => Input::ExitedForNow { exit, at_ms: now_ms() },
@@ -163,7 +163,7 @@ impl Task {
                 ));
             }
             // An archived one too, although its store may be gone for good.
-            self.end(Duration::ZERO, Network::Removed).await?;
+            self.end(Duration::ZERO, NetworkFate::Removed).await?;
         }
         if !elsewhere {
             self.retire_all().await;

@@ -8,12 +8,12 @@ use kip_clocks::Now;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate::{self, Done};
-use kip_engine::metrics::Cause;
+use kip_engine::metrics::RefusalCause;
 use kip_engine::page_out;
 use kip_engine::wake::Steps;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Woken;
-use kip_pressure::{Grant, Sets};
+use kip_pressure::{Grant, SetsInMemory};
 use kip_records::due::{self, NextWake, Ticks};
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
@@ -71,7 +71,7 @@ pub(super) struct Hibernating {
     /// What is left of its memory, bytes.
     there_bytes: u64,
     /// What the pager keeps in memory.
-    sets: Sets,
+    sets: SetsInMemory,
     /// Taken up by a new daemon: its threads are held.
     held: bool,
     /// It ticks in place: what it has been doing meanwhile.
@@ -128,7 +128,7 @@ impl Task {
             }
             Err(e) => {
                 let mut cause = chain(&e);
-                let kind = if matches!(e, PagerError::Refused(_)) { Cause::Memory } else { Cause::Pager };
+                let kind = if matches!(e, PagerError::Refused(_)) { RefusalCause::Memory } else { RefusalCause::Pager };
                 self.proc.shared.metrics.refused(Tier::Hibernated, kind);
                 if let PagerError::Refused(_) = e {
                     let proc = Arc::clone(&self.proc);
@@ -395,11 +395,11 @@ impl Task {
             return Ok(());
         }
         let (cause, why) = if self.starting.is_some() {
-            (Cause::Starting, "it is not ready yet; `kip wait --ready` waits for that")
+            (RefusalCause::Starting, "it is not ready yet; `kip wait --ready` waits for that")
         } else if self.hooking.load(Ordering::SeqCst) >= tickets {
-            (Cause::Hook, "its own command after the wake still runs")
+            (RefusalCause::Hook, "its own command after the wake still runs")
         } else {
-            (Cause::Exec, "a program runs in it by `kip exec`; end it first")
+            (RefusalCause::Exec, "a program runs in it by `kip exec`; end it first")
         };
         self.proc.shared.metrics.refused(to, cause);
         Err(Refusal::new(Code::CannotSleep, format!("{} cannot sleep: {why}", self.proc.name)))

@@ -4,7 +4,7 @@
 use super::*;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
-use kip_engine::metrics::Cause;
+use kip_engine::metrics::RefusalCause;
 use kip_engine::tickets::Ticket;
 use kip_sessions::exec::{self, ExecOutput};
 use kip_types::api::ExecRequest;
@@ -67,7 +67,7 @@ impl Task {
         };
         let cause = format!("its own command before sleep refuses: {why}");
         let message = format!("{} cannot sleep: {cause}", self.proc.name);
-        self.proc.shared.metrics.refused(to, Cause::Hook);
+        self.proc.shared.metrics.refused(to, RefusalCause::Hook);
         self.cannot_sleep(vec![cause]);
         self.keep(self.record.clone());
         self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());

@@ -3,7 +3,7 @@
 use super::deadline::Levels;
 use super::hibernate::Hibernating;
 use crate::idle::{DryRun, Idle};
-use kip_net::activity::Activity as Traffic;
+use kip_net::activity::TrafficCounters as Traffic;
 use kip_records::due::NextWake;
 use kip_types::Tier;
 use std::os::fd::OwnedFd;

@@ -15,7 +15,7 @@ use kip_types::{ProcName, Spec};
 
 /// What a proc gets that takes another one's place.
 #[derive(Debug)]
-pub struct Place {
+pub struct TakenPlace {
     /// Its spec from now on.
     pub spec: Spec,
     /// Its ports, which it holds already.
@@ -60,8 +60,8 @@ impl Task {
     }
 
     /// From now on clients reach this proc in place of the other one, which gets this one's name.
-    pub(super) async fn take_place(&mut self, place: Place) -> Result<(), Refusal> {
-        let Place { spec, ports, of, their_ports, runs } = place;
+    pub(super) async fn take_place(&mut self, place: TakenPlace) -> Result<(), Refusal> {
+        let TakenPlace { spec, ports, of, their_ports, runs } = place;
         if self.record.state.tier().is_none() {
             let message = format!("{} ended before it could take over", self.proc.name);
             return Err(Refusal::new(Code::Failed, message));

@@ -6,7 +6,7 @@
 //! refused after one try. A client that connected, or a timer, cannot be told: the wake is tried
 //! until it succeeds.
 
-use super::{Asleep, By, Command, Task};
+use super::{Asleep, By, Task, TaskCommand};
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_pressure::{Grant, Need, QUIET, Relieved, Short, Work};
@@ -44,7 +44,7 @@ pub(super) type Leave = Result<Grant, Short>;
 struct Queued {
     caller: Option<Caller>,
     /// Commands that begin with a wake, in their order.
-    commands: Vec<Command>,
+    commands: Vec<TaskCommand>,
     leave: Pin<Box<dyn Future<Output = Leave> + Send>>,
     pause: Duration,
 }
@@ -116,7 +116,7 @@ impl Task {
         })
     }
 
-    fn queue(&mut self, caller: Option<Caller>, commands: Vec<Command>, before: Option<Duration>) {
+    fn queue(&mut self, caller: Option<Caller>, commands: Vec<TaskCommand>, before: Option<Duration>) {
         let pause = before.map_or(FIRST_PAUSE, |p| (p * 2).min(LONGEST_PAUSE));
         let due = caller.as_ref().map_or_else(Instant::now, |caller| caller.due);
         self.pressed.queued = Some(Queued { caller, commands, leave: self.place(due, before), pause });
@@ -132,8 +132,8 @@ impl Task {
 
     /// Gives a command back that may be carried out now; one that begins with a wake may have to
     /// wait.
-    pub(super) fn admit_or_queue(&mut self, command: Command) -> Option<Command> {
-        let wakes = matches!(command, Command::Wake { .. } | Command::KeepAwake { .. });
+    pub(super) fn admit_or_queue(&mut self, command: TaskCommand) -> Option<TaskCommand> {
+        let wakes = matches!(command, TaskCommand::Wake { .. } | TaskCommand::KeepAwake { .. });
         if !wakes || !self.sleeps() {
             return Some(command);
         }
@@ -285,10 +285,10 @@ impl Task {
     }
 }
 
-fn refuse(command: Command, refusal: &Refusal) {
+fn refuse(command: TaskCommand, refusal: &Refusal) {
     match command {
-        Command::Wake { reply, .. } => drop(reply.send(Err(refusal.clone()))),
-        Command::KeepAwake { reply, .. } => drop(reply.send(Err(refusal.clone()))),
+        TaskCommand::Wake { reply, .. } => drop(reply.send(Err(refusal.clone()))),
+        TaskCommand::KeepAwake { reply, .. } => drop(reply.send(Err(refusal.clone()))),
         _ => unreachable!("only these begin with a wake"),
     }
 }

@@ -11,7 +11,7 @@
 //! or parked, as what it falls back to.
 
 use super::Task;
-use super::archive::Archived;
+use super::archive::ArchivedNote;
 use super::sleep::SECOND_TRY_AFTER;
 use crate::policy::{self, NotAllowed};
 use kip_archive::ids::ProcId;
@@ -21,7 +21,7 @@ use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
 use kip_engine::plans::take_custody;
 use kip_engine::renew;
-use kip_engine::stop::Network;
+use kip_engine::stop::NetworkFate;
 use kip_offload::ARCHIVED;
 use kip_offload::Archive;
 use kip_records::record;
@@ -108,7 +108,7 @@ impl Task {
         if let Some(archive) = &self.proc.shared.archive {
             archive.distrust(&self.proc.dir);
         }
-        self.stop(Duration::ZERO, Network::Removed).await
+        self.stop(Duration::ZERO, NetworkFate::Removed).await
     }
 
     async fn wake_older(&mut self, why: &str) -> Result<(), NoOlder> {
@@ -253,12 +253,16 @@ impl From<String> for NotFetched {
 }
 
 /// Fetches an older generation, all of it, and its files; makes what it holds.
-fn fetch_older(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archived, Vec<PortView>), NotFetched> {
+fn fetch_older(
+    proc: &Arc<Proc>,
+    older: &Older,
+    ports: &[PortView],
+) -> Result<(ArchivedNote, Vec<PortView>), NotFetched> {
     let archive = proc.shared.archive.clone().ok_or_else(|| "no store is configured".to_owned())?;
     let Older { id, front, number } = *older;
     let manifest = archive.manifest_of(id, front).map_err(|e| chain(&e))?;
     let body = serde_json::from_value(manifest.body).map_err(|e| format!("its manifest: {e}"))?;
-    let archived = Archived { front, keys: BTreeSet::new(), body };
+    let archived = ArchivedNote { front, keys: BTreeSet::new(), body };
     // By this it is known where pages are that come with its front.
     let text = serde_json::to_vec(&archived).expect("it is plain data");
     record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))?;

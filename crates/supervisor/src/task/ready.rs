@@ -44,7 +44,7 @@ impl Task {
         let watching = tokio::spawn(async move {
             let result = wait_until_ready(&proc, &ready, &tickets).await;
             if let Some(own) = own.upgrade() {
-                let _ = own.send(Command::Ready { started_at_ms, result }).await;
+                let _ = own.send(TaskCommand::Ready { started_at_ms, result }).await;
             }
             drop(awake);
         });

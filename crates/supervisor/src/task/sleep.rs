@@ -9,7 +9,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
-use kip_engine::metrics::Cause;
+use kip_engine::metrics::RefusalCause;
 use kip_engine::park::{self, ParkError};
 use kip_engine::plans::{plan_parked, take_custody};
 use kip_engine::tree::Tree;
@@ -149,7 +149,7 @@ impl Task {
         self.record.refused_at_ms = Some(now_ms());
     }
 
-    async fn finish_park(&mut self, done: park::ParkDone, memory: kip_sys::smaps::Memory, begin: Instant) {
+    async fn finish_park(&mut self, done: park::ParkDone, memory: kip_sys::smaps::MemoryUse, begin: Instant) {
         let proc = Arc::clone(&self.proc);
         let generation = self.record.generation();
         self.phase = Phase::Down;
@@ -436,12 +436,12 @@ pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Dura
     (to, if for_ticks { after.min(AFTER_TICKS) } else { after })
 }
 
-fn cause_of(e: &ParkError) -> Cause {
+fn cause_of(e: &ParkError) -> RefusalCause {
     match e {
         // Otherwise not the proc stands in the way.
-        ParkError::Dump(DumpError::Refused { no_room: false, .. }) => Cause::Criu,
-        ParkError::WithoutFirstThread { .. } | ParkError::NoWayBack { .. } => Cause::Criu,
-        _ => Cause::Snapshot,
+        ParkError::Dump(DumpError::Refused { no_room: false, .. }) => RefusalCause::Criu,
+        ParkError::WithoutFirstThread { .. } | ParkError::NoWayBack { .. } => RefusalCause::Criu,
+        _ => RefusalCause::Snapshot,
     }
 }
 

@@ -34,7 +34,7 @@ const PIECE: usize = 256 << 10;
 
 /// What was restored.
 #[derive(Debug)]
-pub struct Restored {
+pub struct RestoredBackup {
     /// When the backup was made, Unix milliseconds.
     pub made_at_ms: u64,
     /// Of which data directory.
@@ -121,7 +121,7 @@ pub fn restore(
     file: &Path,
     wrap: &KeysWrap,
     report: impl FnMut(u64),
-) -> Result<Restored, BackupRestoreError> {
+) -> Result<RestoredBackup, BackupRestoreError> {
     if let Some(found) = in_the_way(data).map_err(at(data))? {
         return Err(BackupRestoreError::NotEmpty { found });
     }
@@ -170,7 +170,7 @@ fn fill(
     file: &Path,
     wrap: &KeysWrap,
     report: impl FnMut(u64),
-) -> Result<Restored, BackupRestoreError> {
+) -> Result<RestoredBackup, BackupRestoreError> {
     let sealed = File::open(file).map_err(at(file))?;
     let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, report }, wrap))?;
     let mut reader = reader.map_err(|source| BackupRestoreError::Open { path: file.to_owned(), source })?;
@@ -196,7 +196,7 @@ fn fill(
     instance::remember(data, instance)?;
     move_up(growing, data).map_err(at(data))?;
     rustix::fs::syncfs(&all).map_err(|e| at(data)(e.into()))?;
-    Ok(Restored { made_at_ms: note.made_at_ms, of: note.data, procs })
+    Ok(RestoredBackup { made_at_ms: note.made_at_ms, of: note.data, procs })
 }
 
 /// The backup's file, and how far it was read.
@@ -294,7 +294,7 @@ fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcNa
 }
 
 /// Ids of this directory's number, which is that of the old one if it can be.
-fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, BackupRestoreError> {
+fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::ClaimedInstance, BackupRestoreError> {
     let claim = instance::claim(data, Some(note.instance))?;
     if let Ok(from) = Instance::new(note.instance)
         && from.number() != claim.0.number()

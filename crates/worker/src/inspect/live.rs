@@ -7,7 +7,7 @@
 
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages};
-use kip_criu_images::inspect::{FileKind, ImageProcess, Mapping, MappingKind, OpenFile, Strings};
+use kip_criu_images::inspect::{FileKind, ImageProcess, MappedRange, MappingKind, OpenFile, StringRanges};
 use kip_engine::host::Proc;
 use kip_engine::host::proc::PAGER_DIRECTORY;
 use kip_engine::tree::{self, Tree};
@@ -199,7 +199,7 @@ impl Status {
             name: name.trim_end_matches('\n').to_owned(),
             ended: matches!(fields.first(), Some(&("Z" | "X"))),
             user: (id("Uid:"), id("Gid:")),
-            strings: Strings { arguments: field(48)..field(49), environment: field(50)..field(51) },
+            strings: StringRanges { arguments: field(48)..field(49), environment: field(50)..field(51) },
             ..ImageProcess::default()
         };
         Ok(Status { view, parent: words("PPid:").first().copied().unwrap_or(0) })
@@ -277,7 +277,7 @@ fn without_end(path: &str) -> (&str, bool) {
 }
 
 /// A line of proc_pid_maps(5): `start-end rwxp offset dev inode path`.
-fn mapping(line: &str) -> Option<Mapping> {
+fn mapping(line: &str) -> Option<MappedRange> {
     let mut rest = line;
     let mut field = || {
         let (word, after) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -308,7 +308,7 @@ fn mapping(line: &str) -> Option<Mapping> {
         name => MappingKind::File { path: name.to_owned() },
     };
     let offset = if matches!(kind, MappingKind::Private { .. } | MappingKind::Kernel { .. }) { 0 } else { offset };
-    Some(Mapping {
+    Some(MappedRange {
         range: hex(start)?..hex(end)?,
         protection: bit(0, 1)? | bit(1, 2)? | bit(2, 4)?,
         shared,

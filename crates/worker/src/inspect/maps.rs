@@ -1,6 +1,6 @@
 //! A mapping and where its pages are.
 
-use kip_criu_images::inspect::{Mapping, MappingKind};
+use kip_criu_images::inspect::{MappedRange, MappingKind};
 use kip_types::api::{MapView, WhereView};
 use std::ops::Range;
 
@@ -73,7 +73,7 @@ impl PageLocations {
 }
 
 /// What people see of it.
-pub(super) fn view(mapping: &Mapping, places: &PageLocations) -> MapView {
+pub(super) fn view(mapping: &MappedRange, places: &PageLocations) -> MapView {
     let bytes = mapping.range.end.saturating_sub(mapping.range.start);
     let mut pages = places.within(&mapping.range);
     let WhereView { memory_bytes, swapped_bytes, out_bytes, snapshot_bytes, store_bytes, .. } = pages;
@@ -136,12 +136,12 @@ mod tests {
 
     #[test]
     fn what_its_pages_are_adds_up_to_a_mapping() {
-        let mapping = |range, kind| Mapping { range, protection: 5, shared: false, offset: 0, kind };
+        let mapping = |range, kind| MappedRange { range, protection: 5, shared: false, offset: 0, kind };
         let places = PageLocations {
             ranges: vec![(0..0x3000, PageLocation::Out), (0x4000..0x5000, PageLocation::Memory)],
             is_stored: true,
         };
-        let view = |mapping: &Mapping| super::view(mapping, &places);
+        let view = |mapping: &MappedRange| super::view(mapping, &places);
         let private = view(&mapping(0x2000..0x8000, MappingKind::Private { name: "[heap]".into() }));
         assert_eq!(
             (private.access.as_str(), private.what.as_str(), private.start.as_str()),

@@ -2,7 +2,7 @@
 //! and environ.
 
 use super::{Page, Pages};
-use kip_criu_images::inspect::{ImageProcess, Strings};
+use kip_criu_images::inspect::{ImageProcess, StringRanges};
 use kip_snapshot::pages::PAGE;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ fn bounded(range: &Range<u64>) -> Range<u64> {
 
 /// The pages that are needed.
 pub(super) fn wanted(process: &ImageProcess) -> Vec<Page> {
-    let Strings { arguments, environment } = &process.strings;
+    let StringRanges { arguments, environment } = &process.strings;
     let mut pages: Vec<Page> = Vec::new();
     for range in [bounded(arguments), bounded(environment)] {
         let first = range.start & !(PAGE64 - 1);
@@ -31,7 +31,7 @@ pub(super) fn wanted(process: &ImageProcess) -> Vec<Page> {
 /// # Errors
 /// A page cannot be read, and why.
 pub(super) fn read(process: &ImageProcess, pages: &Pages) -> Result<(Vec<String>, Vec<String>), String> {
-    let Strings { arguments, environment } = &process.strings;
+    let StringRanges { arguments, environment } = &process.strings;
     let mut command = bytes(process.pid, &bounded(arguments), pages)?;
     let environ = bytes(process.pid, &bounded(environment), pages)?;
     // A program has written a line of its own there, maybe on into its environment:
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn process(arguments: Range<u64>, environment: Range<u64>) -> ImageProcess {
-        ImageProcess { pid: 2, strings: Strings { arguments, environment }, ..ImageProcess::default() }
+        ImageProcess { pid: 2, strings: StringRanges { arguments, environment }, ..ImageProcess::default() }
     }
 
     /// Two pages from 0x1000 on, with some text behind `at`.

@@ -1,9 +1,9 @@
 //! `deploy`: limits, restarts, copies. And the lists `ulimits` and `extra_hosts`.
 
 use super::super::context::{Context, time};
-use super::Service;
+use super::ComposeService;
 use crate::place::{SourcePosition, Weight, meant};
-use crate::yaml::{Node, Value};
+use crate::yaml::{Value, YamlNode};
 use kip_types::life::Restart;
 use kip_types::spec::{Ulimit, parse_limit};
 
@@ -20,9 +20,9 @@ const DEPLOY: [&str; 9] = [
     "update_config",
 ];
 
-impl Service {
+impl ComposeService {
     /// A number for both values, or a map with `soft` and `hard`.
-    pub(super) fn ulimits(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    pub(super) fn ulimits(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         for (name, place, value) in node.entries() {
             let path = format!("{path}.{name}");
             let (soft, hard) = match (value.get("soft"), value.get("hard")) {
@@ -31,7 +31,7 @@ impl Service {
                     (both, both)
                 }
                 (soft, hard) => {
-                    let mut read = |of: Option<&Node>| of.and_then(|of| context.parsed(of, &path, parse_limit));
+                    let mut read = |of: Option<&YamlNode>| of.and_then(|of| context.parsed(of, &path, parse_limit));
                     let (soft, hard) = (read(soft), read(hard));
                     (soft.or(hard), hard.or(soft))
                 }
@@ -45,7 +45,7 @@ impl Service {
     }
 
     /// `NAME:ADDRESS` or `NAME=ADDRESS` in a list, or a map of names to one address or several.
-    pub(super) fn extra_hosts(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    pub(super) fn extra_hosts(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         let mut all = Vec::new();
         if let Value::Map(_) = &node.value {
             for (name, _, value) in node.entries() {
@@ -70,7 +70,7 @@ impl Service {
         }
     }
 
-    pub(super) fn deploy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    pub(super) fn deploy(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         for (key, place, value) in node.entries() {
             let path = format!("{path}.{key}");
             match key.as_str() {
@@ -103,7 +103,7 @@ impl Service {
         }
     }
 
-    fn deploy_limits(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    fn deploy_limits(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         for (key, place, value) in node.entries() {
             let path = format!("{path}.{key}");
             match key.as_str() {
@@ -119,7 +119,7 @@ impl Service {
     }
 
     /// It goes before `restart`, as with Compose.
-    pub(super) fn restart_policy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    pub(super) fn restart_policy(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
         let attempts = node.get("max_attempts").and_then(|most| context.parsed(most, path, str::parse::<u32>));
         let condition = node.get("condition").and_then(|condition| context.text(condition, path));
         let policy = match condition.as_deref() {
@@ -143,14 +143,14 @@ impl Service {
         self.table.restart = Some(policy).filter(|policy| !policy.is_no());
     }
 
-    pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &Node, path: &str) {
+    pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode, path: &str) {
         if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
             context.lacks(place, Weight::Changes, path, "there is one proc for a service");
         }
     }
 }
 
-fn reservations(context: &mut Context<'_>, node: &Node, path: &str) {
+fn reservations(context: &mut Context<'_>, node: &YamlNode, path: &str) {
     for (key, place, _) in node.entries() {
         let (weight, why) = match key.as_str() {
             "devices" => (Weight::Changes, "a proc has no devices"),
