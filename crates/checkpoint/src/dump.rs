@@ -75,7 +75,7 @@ pub enum DumpError {
     #[error("the snapshot was called off")]
     CalledOff,
     /// The images' directory cannot be opened.
-    #[error("the directory of the images")]
+    #[error("the directory of the images cannot be opened")]
     Images(#[source] io::Error),
 }
 

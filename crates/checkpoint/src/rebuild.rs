@@ -101,7 +101,7 @@ pub enum RebuildError {
     #[error("the rebuilt processes cannot be given their registers")]
     Trace(#[source] io::Error),
     /// The plan's file.
-    #[error("the plan's file")]
+    #[error("the plan's file cannot be opened")]
     Plan(#[source] io::Error),
 }
 

@@ -27,7 +27,7 @@ pub struct CheckpointImage {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointImageError {
     /// The file system's word.
-    #[error("image {path}")]
+    #[error("image {path} cannot be read or written")]
     Io {
         /// Which.
         path: PathBuf,

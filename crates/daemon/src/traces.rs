@@ -46,7 +46,7 @@ pub enum TracesError {
     #[error(transparent)]
     Tls(#[from] rustls::Error),
     /// The library's way to the collector.
-    #[error("the collector of traces")]
+    #[error("the connection to the collector of traces cannot be set up")]
     Exporter(#[from] ExporterBuildError),
 }
 

@@ -63,7 +63,9 @@ pub fn reserve(proc: &Proc, wanted: &[PortSpec], earlier: Earlier) -> Result<Vec
                 // It is started again, and has kept it.
                 Some((_, true)) => before.and_then(|before| before.host_port),
                 Some((fd, false)) => {
-                    let fd = fd.try_clone().map_err(|e| refuse(Code::Exhausted, proc, "its ports", &e))?;
+                    let fd = fd
+                        .try_clone()
+                        .map_err(|e| refuse(Code::Exhausted, proc, "its ports cannot be reserved", &e))?;
                     fds.push((key, fd));
                     before.and_then(|before| before.host_port)
                 }
@@ -77,7 +79,7 @@ pub fn reserve(proc: &Proc, wanted: &[PortSpec], earlier: Earlier) -> Result<Vec
         }
         views.push(view);
     }
-    proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper does not take its ports", &e))?;
     Ok(views)
 }
 

@@ -31,19 +31,19 @@ pub enum RenewError {
     Unknown,
     #[error("{}", .0.message)]
     Refused(Refusal),
-    #[error("its network")]
+    #[error("its network cannot be prepared")]
     Net(#[from] crate::prepared::PrepareError),
-    #[error("an old link of its network")]
+    #[error("an old link of its network cannot be removed")]
     Link(#[from] kip_net::pool::NetNsError),
-    #[error("its namespaces")]
+    #[error("its namespaces cannot be made")]
     Namespaces(#[from] LaunchError),
-    #[error("its cgroup")]
+    #[error("its cgroup cannot be made")]
     Cgroup(#[from] CgroupError),
     #[error(transparent)]
     Socket(#[from] RenewalError),
-    #[error("the keeper")]
+    #[error("the keeper does not take what is held for it")]
     Keeper(#[from] KeeperError),
-    #[error("its standard input")]
+    #[error("its standard input cannot be made")]
     Input(#[source] std::io::Error),
 }
 

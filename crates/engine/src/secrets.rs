@@ -40,7 +40,7 @@ pub enum SecretsLost {
         #[source]
         source: SecretsError,
     },
-    #[error("{}", path.display())]
+    #[error("its secrets in {} cannot be read", path.display())]
     Read {
         path: PathBuf,
         #[source]

@@ -69,35 +69,39 @@ pub fn build(
         Some(prepared) => prepared,
         None => {
             let made = proc.shared.prepared_networks.make(proc.slot);
-            made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?
+            made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces cannot be made", &e))?
         }
     };
     proc.meter.without_network();
     unpack(proc)?;
     let limits = &proc.spec().limits;
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
-    let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
+    let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits cannot be set", &e))?;
     let made = proc.shared.launcher().namespaces(proc.first_id(), proc.spec().hostname());
-    let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
+    let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces cannot be made", &e))?;
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
     let mounts = proc.mounts_of(namespaces.user.as_fd(), false);
     let mut mounts = mounts.map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
-    let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
-    let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
+    let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup cannot be opened", &e))?;
+    let user = user_in(proc, mounts.root.as_fd())
+        .map_err(|e| refuse(Code::Invalid, proc, "its user cannot be looked up", &e))?;
     let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
     let volumes = volumes::for_start(proc, &mounts, namespaces.user.as_fd(), owner);
-    let volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
+    let volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes cannot be opened", &e))?;
     let in_memory = tmpfs::for_start(proc);
-    let in_memory = in_memory.map_err(|e| refuse(Code::Failed, proc, "its file systems in memory", &e))?;
+    let in_memory =
+        in_memory.map_err(|e| refuse(Code::Failed, proc, "its file systems in memory cannot be made", &e))?;
     mounts.volumes = tmpfs::in_order(in_memory, volumes);
-    let terminals = terminals::mount(proc.first_id()).map_err(|e| refuse(Code::Failed, proc, "its terminals", &e))?;
+    let terminals = terminals::mount(proc.first_id())
+        .map_err(|e| refuse(Code::Failed, proc, "its terminals cannot be mounted", &e))?;
     let input = input::make(proc, terminals.fd.as_fd(), proc.first_id() + owner.0);
-    let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input", &e))?;
+    let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input cannot be made", &e))?;
     mounts.volumes.push(terminals);
     fault::reach("start-mounts");
     if let Some(user) = &user {
-        give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;
+        give_output(proc, user, &[&out, &err])
+            .map_err(|e| refuse(Code::Failed, proc, "its pipes cannot be given to its user", &e))?;
     }
     let mut env = proc.spec().env.clone();
     if proc.spec().terminal {
@@ -140,7 +144,7 @@ pub fn build(
         before.unwrap_or(Ok(()))?;
         let launched = proc.shared.launcher().start(request);
         beside.map_or(Ok(()), |publish| publish.join().expect("publishing does not panic"))?;
-        launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
+        launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox cannot be started", &e))
     });
     let started = published?;
     fault::reach("start-launched");
@@ -200,7 +204,7 @@ fn unpack(proc: &Proc) -> Result<(), Refusal> {
     }
     archive::unpack(tarball, &layer, &archive::ArchiveLimits::default())
         .map(|_| ())
-        .map_err(|e| refuse(Code::Invalid, proc, "its tarball", &e))
+        .map_err(|e| refuse(Code::Invalid, proc, "its tarball cannot be unpacked", &e))
 }
 
 /// The three pipes: what pid 1 reports, and the ends for the sandbox.
@@ -214,7 +218,7 @@ pub struct Pipes {
 /// Makes the three pipes and holds them. One descriptor is open at both ends: it reads, and it
 /// keeps the pipe from ending when a program is parked.
 pub fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
-    let failed = |e: io::Error| refuse(Code::Exhausted, proc, "its pipes", &e);
+    let failed = |e: io::Error| refuse(Code::Exhausted, proc, "its pipes cannot be made", &e);
     let first = proc.first_id();
     let mut fds = Vec::new();
     let mut make = |key: &str| -> io::Result<OwnedFd> {
@@ -226,7 +230,9 @@ pub fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
     };
     let [out, err, status_write] = [make(key::OUT), make(key::ERR), make(key::STATUS)];
     let (out, err, status_write) = (out.map_err(failed)?, err.map_err(failed)?, status_write.map_err(failed)?);
-    proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    proc.fd_store
+        .hold(fds)
+        .map_err(|e| refuse(Code::Exhausted, proc, "the keeper does not take its descriptors", &e))?;
     let status = proc.fd_store.get(key::STATUS).expect("held just now");
     Ok(Pipes { status, status_write, out, err })
 }

@@ -49,7 +49,7 @@ pub enum FilesError {
     #[error("the archive cannot be sent")]
     Sent(#[source] io::Error),
     /// The kernel refuses a step.
-    #[error("{}", path.display())]
+    #[error("{} cannot be copied", path.display())]
     Io {
         /// Where.
         path: PathBuf,

@@ -77,7 +77,7 @@ pub enum ImageError {
         why: String,
     },
     /// A layer cannot be unpacked.
-    #[error("layer sha256:{} of {reference}", layer.short())]
+    #[error("layer sha256:{} of {reference} cannot be unpacked", layer.short())]
     Layer {
         /// By the digest of what it is unpacked from.
         layer: Digest,

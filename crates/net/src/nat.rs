@@ -171,7 +171,7 @@ pub enum NatError {
         by: Slot,
     },
     /// The proc's link.
-    #[error("network of slot {slot}")]
+    #[error("the link of slot {slot} cannot be changed for its rules")]
     Network {
         /// Which proc.
         slot: Slot,
@@ -180,7 +180,7 @@ pub enum NatError {
         source: RtnlError,
     },
     /// The list of links.
-    #[error("links of the instance")]
+    #[error("the links of the procs cannot be listed")]
     Links(#[source] RtnlError),
     /// Forwarding.
     #[error("forwarding cannot be switched")]

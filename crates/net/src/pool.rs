@@ -46,7 +46,7 @@ pub struct NetNs {
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
     /// Links, addresses or routes.
-    #[error("network namespace of slot {slot}")]
+    #[error("the network namespace of slot {slot} cannot be made, linked or removed")]
     Link {
         /// Which slot.
         slot: Slot,
@@ -55,7 +55,7 @@ pub enum NetNsError {
         source: RtnlError,
     },
     /// Settings.
-    #[error("settings of the network namespace of slot {slot}")]
+    #[error("a setting of the network namespace of slot {slot} cannot be written")]
     Setting {
         /// Which slot.
         slot: Slot,
@@ -77,7 +77,7 @@ pub enum NetNsError {
     #[error("the pool of network namespaces is closed")]
     Closed,
     /// Anything that belongs to no slot.
-    #[error("network of the instance")]
+    #[error("the network links of this data directory cannot be listed, made or removed")]
     Instance(#[source] RtnlError),
     /// The thread could not be started.
     #[error("cannot start the thread that makes network namespaces")]

@@ -26,7 +26,7 @@ const CARRIER_PAUSE: Duration = Duration::from_micros(30);
 #[derive(Debug, thiserror::Error)]
 pub enum RtnlError {
     /// The socket itself failed.
-    #[error("rtnetlink socket")]
+    #[error("the rtnetlink socket cannot be opened or used")]
     Socket(#[source] io::Error),
     /// The kernel said no.
     #[error("rtnetlink: cannot {doing}")]

@@ -40,7 +40,7 @@ pub enum FetchError {
         #[source]
         source: Box<TreeRestoreError>,
     },
-    #[error("{path}")]
+    #[error("cannot read or write {path}")]
     Io {
         path: PathBuf,
         #[source]
@@ -65,7 +65,7 @@ impl FetchError {
 pub enum DemandError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    #[error("{path}")]
+    #[error("cannot read or write {path}")]
     Io {
         path: PathBuf,
         #[source]

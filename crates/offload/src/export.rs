@@ -35,7 +35,7 @@ const RECORD: usize = 512;
 pub enum ExportError {
     #[error("{path} is there already: choose another name, or delete it")]
     Exists { path: PathBuf },
-    #[error("{path}")]
+    #[error("cannot write {path}")]
     Io {
         path: PathBuf,
         #[source]
@@ -45,19 +45,19 @@ pub enum ExportError {
     Head(#[from] HeadRefused),
     #[error(transparent)]
     Seal(#[from] HeadSealError),
-    #[error("{object}")]
+    #[error("{object} cannot be read")]
     Front {
         object: String,
         #[source]
         source: FrontReadError,
     },
-    #[error("{object}")]
+    #[error("{object} cannot be fetched")]
     Get {
         object: String,
         #[source]
         source: GetError,
     },
-    #[error("{object}")]
+    #[error("{object} cannot be opened")]
     Open {
         object: String,
         #[source]

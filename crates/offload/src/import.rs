@@ -36,7 +36,7 @@ const PIECE: usize = 1 << 20;
 pub enum ImportError {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("{path}")]
+    #[error("cannot read {path}")]
     Io {
         path: PathBuf,
         #[source]
@@ -44,14 +44,14 @@ pub enum ImportError {
     },
     #[error("{path} is no export of Kip's: {what}")]
     NotOurs { path: PathBuf, what: String },
-    #[error("{path}: its {entry}")]
+    #[error("{path}: its {entry} cannot be opened")]
     Open {
         path: PathBuf,
         entry: String,
         #[source]
         source: UnsealError,
     },
-    #[error("{path}: its head")]
+    #[error("{path}: its head cannot be opened")]
     SealedHead {
         path: PathBuf,
         #[source]

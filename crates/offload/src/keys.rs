@@ -62,7 +62,7 @@ pub enum KeyChangeError {
     OtherRealm { found: Realm, realm: Realm },
     #[error(transparent)]
     KeyLength(#[from] KeyLength),
-    #[error("{path}")]
+    #[error("cannot read or rename {path}")]
     Io {
         path: PathBuf,
         #[source]

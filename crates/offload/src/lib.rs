@@ -110,7 +110,7 @@ pub enum ArchiveError {
     #[error(transparent)]
     Keys(#[from] KeyFileError),
     /// A file of ours.
-    #[error("{path}")]
+    #[error("cannot read or write {path}")]
     Io {
         /// Which.
         path: PathBuf,

@@ -73,7 +73,7 @@ pub enum UploadError {
     Pack(#[from] PackError),
     #[error(transparent)]
     Key(#[from] NoKey),
-    #[error("{path}")]
+    #[error("cannot read {path}")]
     Io {
         path: PathBuf,
         #[source]

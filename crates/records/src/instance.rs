@@ -27,7 +27,7 @@ const MARK: &str = "run/instance";
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
     /// A file, of the directory of locks or the data directory.
-    #[error("{path}")]
+    #[error("cannot read or write {path}, which keeps the number of a data directory")]
     Io {
         /// Which file.
         path: PathBuf,

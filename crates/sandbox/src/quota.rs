@@ -35,7 +35,7 @@ pub enum QuotaError {
     Disk(#[from] DiskError),
     #[error("restored files do not go into its limited disk: {0}")]
     Fill(String),
-    #[error("{path}")]
+    #[error("{path}, the place of its own files, cannot be read or changed")]
     Io {
         path: PathBuf,
         #[source]

@@ -12,7 +12,7 @@ pub const FORMAT: u32 = 4;
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The file system's word.
-    #[error("snapshot file {path}")]
+    #[error("snapshot file {path} cannot be read or written")]
     Io {
         /// Which.
         path: PathBuf,

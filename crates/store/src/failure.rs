@@ -224,7 +224,7 @@ pub enum StoreFailure {
         source: Cause,
     },
     /// The file system's word.
-    #[error("file {path} of the store")]
+    #[error("file {path} of the store cannot be read or written")]
     Io {
         /// Which file.
         path: PathBuf,

@@ -108,7 +108,7 @@ pub(crate) struct Noted {
 pub(crate) enum BackupFailure {
     #[error("no client waits for it any more")]
     Unwanted,
-    #[error("{path}")]
+    #[error("cannot read or write {path}")]
     Io {
         path: PathBuf,
         #[source]

@@ -107,10 +107,10 @@ pub enum OpenWorkerError {
     #[error("--disk needs a store elsewhere: give `kip up --store URL`")]
     NowhereElse,
     /// The instance number.
-    #[error("no instance number")]
+    #[error("this data directory cannot have a number on this machine")]
     Instance(#[from] InstanceError),
     /// A file of the data directory.
-    #[error("{path}")]
+    #[error("cannot read or write {path}")]
     Io {
         /// Which.
         path: PathBuf,
@@ -119,10 +119,10 @@ pub enum OpenWorkerError {
         source: io::Error,
     },
     /// The records.
-    #[error("the records of the data directory")]
+    #[error("the records of the data directory cannot be read")]
     Records(#[from] record::RecordError),
     /// The keeper.
-    #[error("the keeper")]
+    #[error("the keeper cannot be started or asked")]
     Keeper(#[from] kip_keeper::StartError),
     /// What it holds is not given back.
     #[error("the keeper does not give back what it holds for {name}: raise the limit on open files if that is why")]
@@ -134,31 +134,31 @@ pub enum OpenWorkerError {
         source: kip_keeper::KeeperError,
     },
     /// The pager.
-    #[error("the pager")]
+    #[error("the pager cannot be started or asked")]
     Pager(#[from] kip_pager::client::PagerError),
     /// The launcher.
-    #[error("the launcher")]
+    #[error("the launcher cannot be started")]
     Launcher(#[from] kip_sandbox::launcher::LaunchError),
     /// The skeleton.
-    #[error("the base of the procs' files")]
+    #[error("the base of the procs' files cannot be made")]
     Base(#[from] kip_sandbox::base::BaseError),
     /// The images.
-    #[error("the images")]
+    #[error("the images of the data directory cannot be opened")]
     Images(#[from] kip_image::ImageError),
     /// Control groups.
-    #[error("control groups")]
+    #[error("the control groups of the procs cannot be set up")]
     Cgroups(#[from] kip_sandbox::cgroup::CgroupError),
     /// Namespaces.
-    #[error("network namespaces")]
+    #[error("the pool of network namespaces cannot be set up")]
     Pool(#[from] kip_net::pool::NetNsError),
     /// Rules.
-    #[error("port forwarding")]
+    #[error("port forwarding cannot be set up")]
     Nat(#[from] kip_net::nat::NatError),
     /// The log pump.
-    #[error("the logs")]
+    #[error("the procs' logs cannot be opened")]
     Logs(#[from] kip_logs::LogError),
     /// The wake plane.
-    #[error("the wake plane")]
+    #[error("the wake plane cannot be set up")]
     WakePlane(#[from] kip_net::wake::WatchError),
 }
 

@@ -31,7 +31,7 @@ pub enum KeyFileError {
         dir: PathBuf,
     },
     /// The file system's word.
-    #[error("key file {path}")]
+    #[error("key file {path} cannot be read or written")]
     Io {
         /// Which.
         path: PathBuf,

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardingError {
     /// A setting.
-    #[error("forwarding")]
+    #[error("a forwarding setting of this machine cannot be read or set")]
     Setting(#[from] SysctlError),
     /// The file that remembers settings.
     #[error("cannot {doing} {path}, which remembers the machine's forwarding settings", path = path.display())]

@@ -89,7 +89,8 @@ impl Task {
         let message = format!("{why}; starting it cold on its newest files");
         self.proc.shared.metrics.started_cold();
         self.end_for(&message, EventKind::ColdStart).await?;
-        Archive::set_aside(&self.proc.dir).map_err(|e| self.failed("what it has in the store", &e))?;
+        Archive::set_aside(&self.proc.dir)
+            .map_err(|e| self.failed("what it has in the store cannot be set aside", &e))?;
         self.begin(false, false).await?;
         self.keep(Record { fell_back: Some(message), ..self.record.clone() });
         Ok(())
@@ -219,7 +220,7 @@ impl Task {
         }
         let proc = Arc::clone(&self.proc);
         let back = blocking(move || each_place(&proc, Order::Back, put_back)).await;
-        back.map_err(|e| self.failed("its newest files", &io::Error::other(e)))
+        back.map_err(|e| self.failed("its newest files cannot be put back", &io::Error::other(e)))
     }
 }
 

@@ -53,7 +53,7 @@ pub enum BackupRestoreError {
         found: PathBuf,
     },
     /// The file system's word.
-    #[error("{path}")]
+    #[error("cannot read or write {path}")]
     Io {
         /// Of what.
         path: PathBuf,
@@ -62,7 +62,7 @@ pub enum BackupRestoreError {
         source: io::Error,
     },
     /// The backup does not open.
-    #[error("{path}")]
+    #[error("{path} cannot be opened")]
     Open {
         /// The file.
         path: PathBuf,
