@@ -1,31 +1,83 @@
-"""A hibernation that fails harms no proc: the pager stopped in the middle, starved, or asked by a client that has given up.
-(Killed, and failing at each of its steps: crates/pager/tests/crash.rs.)"""
+"""A hibernation that fails harms no proc, and is said: the pager stopped in the middle, starved, without files, or asked by a client
+that has given up. (Killed, and failing at each of its steps: crates/pager/tests/crash.rs.)"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import re
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from harness import servers
 from harness.clients import Lines
-from harness.kip import Kip, Proc
+from harness.kip import Kip, Proc, one_line_refusal
 
 THREADS = 1024
 
 
 def run(kip: Kip, server: servers.Server, tmp_path: Path, *flags: str) -> Proc:
     return kip.run(server.name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+
+
+def refused(kip: Kip, proc: Proc, trouble: AbstractContextManager[None], timeout: float = 60) -> str:
+    """Asks for the sleep in the middle of trouble. The reason of a refusal, which is one clear line and an event; or nothing."""
+    with trouble:
+        done = kip.cli("sleep", proc.name, "--to", "hibernated", check=False, timeout=timeout)
+    if done.returncode == 0:
+        return ""
+    line, said = one_line_refusal(done), f"{proc.name} cannot hibernate: "
+    assert said in line, line
+    events = [event["detail"] for event in kip.events() if event["kind"] == "refused" and event["name"] == proc.name]
+    assert events and line.endswith(events[-1]), (line, events)
+    return line.split(said)[1]
+
+
+def runs_on(kip: Kip, proc: Proc, reason: str) -> None:
+    """Right after a refusal: `kip why` knows of it."""
+    view = proc.inspect()
+    assert (view["state"], view["restarts"]) == ("running", 0), view
+    assert kip.json("why", proc.name)["cannot_sleep"] == [reason]
+
+
+@contextmanager
+def stopped(pager: int, after: float, stands: float = 0.3) -> Iterator[None]:
+    """After that many seconds the pager stands still for a while."""
+
+    def stop() -> None:
+        time.sleep(after)
+        os.kill(pager, signal.SIGSTOP)
+        time.sleep(stands)
+        os.kill(pager, signal.SIGCONT)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    yield
+    stopping.join()
+
+
+@contextmanager
+def no_more_files(pager: int, most: int) -> Iterator[None]:
+    """The pager may have no descriptor above that, for a second at most: without one for a question or a child it waits."""
+    soft, hard = resource.prlimit(pager, resource.RLIMIT_NOFILE)
+    ends = threading.Timer(1, resource.prlimit, (pager, resource.RLIMIT_NOFILE, (soft, hard)))
+    resource.prlimit(pager, resource.RLIMIT_NOFILE, (most + 1, hard))
+    ends.start()
+    yield
+    ends.cancel()
+    ends.join()
+    resource.prlimit(pager, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def pager_pid(kip: Kip) -> int:
@@ -57,9 +109,11 @@ def test_a_client_that_has_given_up(kip: Kip, tmp_path: Path, way: str) -> None:
     client.check()
 
 
-# promise hibernation: the pager stopped in the middle, starved, or asked by a client that has given
-#   up: the program goes on
-# held by: this, `tests/test_harmless.py::test_a_starved_pager`,
+# promise hibernation: the pager stopped in the middle, starved, failing at each file that it opens,
+#   or asked by a client that has given up: the program goes on and answers; a refusal is one line,
+#   an event and the reason in `kip why`
+# held by: this, `tests/test_harmless.py::test_a_pager_that_fails_at_each_file`,
+#   `tests/test_harmless.py::test_a_starved_pager`,
 #   `tests/test_harmless.py::test_a_client_that_has_given_up`
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_the_pager_stopped_in_the_middle(kip: Kip, tmp_path: Path, way: str) -> None:
@@ -67,16 +121,37 @@ def test_the_pager_stopped_in_the_middle(kip: Kip, tmp_path: Path, way: str) -> 
     client = Lines(proc.port())
     client.ask("eat 20")
     for _ in range(10):
-        asking = threading.Thread(target=kip.cli, args=["sleep", proc.name, "--to", "hibernated"], kwargs={"check": False})
-        asking.start()
-        time.sleep(dice.random() * 0.1)
-        pager = pager_pid(kip)
-        os.kill(pager, signal.SIGSTOP)
-        time.sleep(0.3)
-        os.kill(pager, signal.SIGCONT)
-        asking.join()
+        if reason := refused(kip, proc, stopped(pager_pid(kip), dice.random() * 0.1)):
+            runs_on(kip, proc, reason)
         client.check(tolerance_ms=5000)
     assert proc.inspect()["restarts"] == 0
+
+
+@pytest.mark.parametrize("way", ["blocked", "held"])
+def test_a_pager_that_fails_at_each_file(kip: Kip, tmp_path: Path, way: str) -> None:
+    """It may open one file more each time, so that each that it opens is once the one that fails, until none does."""
+    kip.expected += [r"WARN.*not hibernated.*Too many open files"]
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", way)
+    client = Lines(proc.port())
+    client.ask("eat 20")
+    client.check()
+    pager, pids, answers, kinds = pager_pid(kip), proc.inspect()["pids"], [], set()
+    there = max(int(fd.name) for fd in Path(f"/proc/{pager}/fd").iterdir())
+    # Numbers below the highest may be free, and those are taken first.
+    first = next(n for n in itertools.count() if not Path(f"/proc/{pager}/fd/{n}").exists())
+    for most in range(first, there + 40):
+        answers.append(reason := refused(kip, proc, no_more_files(pager, most)))
+        if (kind := re.sub(r"\d+", "", reason)) and kind not in kinds:
+            runs_on(kip, proc, reason)
+            kinds.add(kind)
+        assert client.ask(f"echo {most}") == str(most)
+        if answers[-2:] == ["", ""]:
+            break
+    client.check(tolerance_ms=5000)
+    assert len(kinds) >= 3 and answers[-2:] == ["", ""], answers
+    proc.hibernate()
+    client.check()
+    assert pager_pid(kip) == pager and proc.inspect()["pids"][0] == pids[0]
 
 
 @contextmanager
@@ -109,7 +184,8 @@ def test_a_starved_pager(kip: Kip, tmp_path: Path) -> None:
     with busy(2 * (os.cpu_count() or 1)):
         for _ in range(5):
             for proc in (churning, torture):
-                kip.cli("sleep", proc.name, "--to", "hibernated", check=False, timeout=120)
+                if reason := refused(kip, proc, nullcontext(), timeout=120):
+                    runs_on(kip, proc, reason)
             assert churner.ask("look") == "ok"
             client.check(tolerance_ms=20000)
     assert churning.inspect()["pids"] == pids["churn"], "the same ones"
