@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from harness import programs
 from harness.clients import Lines
 from harness.kip import Kip
 
@@ -80,56 +83,57 @@ def test_the_signals_of_open_files_go_on(fresh_kip: Callable[..., Kip], engine: 
     assert proc.rebuilt() == (engine == "plan")
 
 
-# A line is `check`: a FIFO without a name, a pipe and an inotify instance have their owners, and
-# what comes into them is told.
-OTHERS = """
-import ctypes, fcntl, os, signal, socket, struct, traceback
-F_SETSIG, F_GETSIG, F_SETOWN_EX, F_GETOWN_EX = 10, 11, 15, 16
-SIGNALS = [signal.SIGRTMIN + n for n in (1, 2, 3)]
-signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-libc = ctypes.CDLL(None)
-os.mkfifo("/tmp/fifo")
-fifo = os.open("/tmp/fifo", os.O_RDWR | os.O_NONBLOCK)
-read, write = os.pipe2(os.O_NONBLOCK)
-inotify = libc.inotify_init1(os.O_NONBLOCK)
-os.mkdir("/tmp/watched")
-assert libc.inotify_add_watch(inotify, b"/tmp/watched", 0x100) > 0
-owner = struct.pack("ii", 1, os.getpid())
-for fd, number in zip((fifo, read, inotify), SIGNALS):
-    fcntl.fcntl(fd, F_SETOWN_EX, owner)
-    fcntl.fcntl(fd, F_SETSIG, number)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-comes = [lambda: os.write(fifo, b"x"), lambda: os.write(write, b"x"), lambda: open("/tmp/watched/file", "w").close()]
-
-def check():
-    for fd, number, come in zip((fifo, read, inotify), SIGNALS, comes):
-        assert fcntl.fcntl(fd, F_GETOWN_EX, bytes(8)) == owner, fd
-        assert fcntl.fcntl(fd, F_GETSIG) == number, fd
-        come()
-        told = signal.sigtimedwait([number], 10)
-        assert told and told.si_signo == number, fd
-        os.read(fd, 1000)
-    os.unlink("/tmp/watched/file")
-
-client = socket.create_server(("", 7000)).accept()[0]
-while client.recv(100):
-    try:
-        check()
-        client.sendall(b"ok\\n")
-    except BaseException:
-        client.sendall(repr(traceback.format_exc()).encode() + b"\\n")
-"""
+OWNERS = ["nameless", "process", "thread", "group"]
+KINDS = ["stream", "datagram", "seqpacket", "named-datagram", "loopback-udp", "pipe", "fifo", "gone-fifo", "inotify"]
 
 
-# promise waking: owners of FIFOs, pipes and inotify instances and their signals stay too, natively
-#   and by CRIU
+# promise waking: owners of UDP sockets, unix sockets (stream pairs, datagram, by name), pipes,
+#   FIFOs and inotify instances and their signals stay, hibernated, parked and archived, natively
+#   and by CRIU: processes, threads, groups; for datagrams that came meanwhile the owner gets its
+#   signal, with the number of the file, also beside one that it had left unread
 @pytest.mark.parametrize("engine", ["plan", "CRIU"])
-def test_the_signals_of_other_files_go_on(fresh_kip: Callable[..., Kip], engine: str) -> None:
-    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
-    proc = kip.run("others", ["/usr/bin/python3", "-c", OTHERS], ports=["7000"], flags=["--idle", "1h"])
-    client = Lines(proc.port(), timeout=30)
-    assert client.ask("check") == "ok"
-    for put_away in (proc.hibernate, proc.sleep, proc.sleep):
+def test_the_signals_of_other_files_go_on(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, engine: str) -> None:
+    """Each kind of file, of each kind of owner, over each way to sleep."""
+    kip = fresh_kip("--store", str(store), *(["--only-criu"] if engine == "CRIU" else []))
+    ports = ["7000", *(f"{7001 + place}/udp" for place in range(len(OWNERS)))]
+    tar = programs.tarball(tmp_path / "owners.tar", {"srv/owners.py": programs.SOURCES / "owners.py"})
+    proc = kip.run("files", ["/usr/bin/python3", "/srv/owners.py"], ports=ports, tar=tar, flags=["--idle", "1h"])
+    control = Lines(proc.port(), timeout=20)
+    assert control.ask("") == "ready"
+    clients = {}
+    for place, owner in enumerate(OWNERS):
+        clients[owner] = client = socket.socket(type=socket.SOCK_DGRAM)
+        client.settimeout(20)
+        client.connect(("127.0.0.1", proc.port(7001 + place, "udp")))
+
+    def check(word: str) -> None:
+        for file in [f"{kind} {owner}" for kind in KINDS for owner in OWNERS]:
+            try:
+                assert control.ask(f"{file} {word}") == f"{file} {word}"
+            except TimeoutError:
+                raise AssertionError(f"{word}: the owner got no signal of {file}") from None
+
+    def comes(owner: str, word: str) -> None:
+        clients[owner].send(word.encode())
+        assert clients[owner].recv(100).decode() == f"{owner} {word}"
+
+    check("awake")
+    for tier, put_away in [("hibernated", proc.hibernate), ("parked", proc.sleep), ("archived", proc.archive)]:
+        for owner in OWNERS:
+            put_away()
+            comes(owner, tier)
+        if tier != "hibernated":
+            assert proc.rebuilt() == (engine == "plan")
+        check(f"after-{tier}")
+        for owner in OWNERS:
+            clients[owner].send(b"leave")
+        check("beside")
         put_away()
-        assert client.ask("check") == "ok"
-    assert proc.rebuilt() == (engine == "plan")
+        for owner in OWNERS:
+            clients[owner].send(tier.encode())
+            assert [clients[owner].recv(100).decode() for _ in range(2)] == [f"{owner} leave", f"{owner} {tier}"]
+        put_away()
+        proc.wake()
+        check("later")
+    for client in clients.values():
+        client.close()

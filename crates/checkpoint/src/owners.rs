@@ -36,6 +36,9 @@ const OWNERS: [(u32, u32); 17] = [
     (file_entry::PIDFD, pidfd_entry::FOWN),
 ];
 
+/// O_ASYNC of open(2).
+const ASYNC: u64 = 0o20000;
+
 /// The receiver of the signal, as numbered inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -62,6 +65,10 @@ pub struct Owned {
     /// User and effective user (as numbered inside) of the process that named the owner: by these
     /// the kernel decides whether it may.
     pub by: (u32, u32),
+    /// A FIFO with O_ASYNC, which is out of the images: opened with that it would send no signals,
+    /// open(2).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub notifies: bool,
 }
 
 /// Takes all owners out of the images.
@@ -78,8 +85,11 @@ pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, CheckpointImageErr
         let id = file.number(file_entry::ID);
         // Descriptors are of the FIFO, and its owner is with its file.
         let open = fifos.get(&id).copied().unwrap_or(id);
+        let is_fifo = fifos.contains_key(&id);
         for (kind, number) in OWNERS {
             file.edit_messages(kind, |entry| {
+                let flags = if is_fifo { entry.number(reg_file_entry::FLAGS) } else { 0 };
+                let before = found.len();
                 entry.edit_messages(number, |owner| {
                     let of = match (owner.number(fown_entry::PID), owner.number(fown_entry::PID_TYPE)) {
                         (0, _) => None,
@@ -97,13 +107,17 @@ pub fn take_owners(images: &mut Images) -> Result<Vec<Owned>, CheckpointImageErr
                     // One that is only on its way through a socket stays as it is.
                     if let Some(&(pid, fd)) = places.as_ref().and_then(|places| places.get(&open)) {
                         let by = (owner.number(fown_entry::UID) as u32, owner.number(fown_entry::EUID) as u32);
-                        found.push(Owned { pid, fd, owner: of, signal, by });
+                        found.push(Owned { pid, fd, owner: of, signal, by, notifies: flags & ASYNC != 0 });
                         owner.set_varint(fown_entry::SIGNUM, 0);
                         owner.set_varint(fown_entry::PID_TYPE, 0);
                         owner.set_varint(fown_entry::PID, 0);
                     }
                     Ok::<(), Wrong>(())
-                })
+                })?;
+                if found.len() > before && flags & ASYNC != 0 {
+                    entry.set_varint(reg_file_entry::FLAGS, flags & !ASYNC);
+                }
+                Ok(())
             })
             .map_err(|wrong| match wrong {
                 Wrong::Image(error) => error,

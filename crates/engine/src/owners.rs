@@ -7,7 +7,7 @@ use crate::tree::{self, Tree};
 use kip_checkpoint::Owned;
 use kip_net::custody;
 use kip_records::body::Body;
-use kip_sys::owner::{Owner, Whom, as_user, notifies_owner, notify, set_owner};
+use kip_sys::owner::{Owner, Told, Whom, as_user, notifies_owner, notify, set_async, set_owner};
 use kip_sys::status::Status;
 use std::fs;
 use std::io;
@@ -45,25 +45,43 @@ fn give_one(proc: &Proc, tree: &Tree, body: &Body, owned: &Owned) -> io::Result<
     as_user(user, effective, || set_owner(file.as_fd(), now))?;
     let target = fs::read_link(format!("/proc/{process}/fd/{}", owned.fd))?;
     let inode = tree::socket_inode(&target.to_string_lossy());
-    let Some(socket) = body.sockets.iter().find(|socket| Some(socket.inode) == inode) else { return Ok(()) };
+    let Some(socket) = body.sockets.iter().find(|socket| Some(socket.inode) == inode) else {
+        // Unlike sockets it may have been opened anew, and as another number first.
+        let notifies = owned.notifies || notifies_owner(file.as_fd())?;
+        return if notifies { set_async(file.as_fd(), owned.fd) } else { Ok(()) };
+    };
     let saved = &socket.options;
     let seen = custody::seen(file.as_fd(), &saved.kind)?;
     let came = seen.queued > saved.seen.queued || seen.ended && !saved.seen.ended || saved.seen.full && !seen.full;
     if !came || !notifies_owner(file.as_fd())? {
         return Ok(());
     }
-    // What that user may not send the kernel would not have sent either.
-    match as_user(user, effective, || notify(now, process_of(tree, now, process), owned.fd)) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        told => told,
+    for told in told(tree, now, process) {
+        match as_user(user, effective, || notify(told, now.signal, owned.fd)) {
+            // What that user may not send the kernel would not have sent either.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+            told => told?,
+        }
     }
+    Ok(())
 }
 
-/// The process of the thread that is to be told.
-fn process_of(tree: &Tree, owner: Owner, otherwise: u32) -> u32 {
-    let Some(Whom::Thread(thread)) = owner.whom else { return otherwise };
-    let has_it = |pid: &&u32| fs::metadata(format!("/proc/{pid}/task/{thread}")).is_ok();
-    tree.pids.iter().find(has_it).copied().unwrap_or(otherwise)
+/// The processes that get the owner's signal. A group's get one each: kill(2) would not say which
+/// file it is about. `otherwise`: the process of a thread that is in none.
+fn told(tree: &Tree, owner: Owner, otherwise: u32) -> Vec<Told> {
+    match owner.whom {
+        None => Vec::new(),
+        Some(Whom::Process(process)) => vec![Told { process, thread: None }],
+        Some(Whom::Thread(thread)) => {
+            let has_it = |pid: &&u32| fs::metadata(format!("/proc/{pid}/task/{thread}")).is_ok();
+            let process = tree.pids.iter().find(has_it).copied().unwrap_or(otherwise);
+            vec![Told { process, thread: Some(thread) }]
+        }
+        Some(Whom::Group(group)) => {
+            let members = tree.pids.iter().filter(|pid| group_ids(**pid).is_some_and(|(host, _)| host == group));
+            members.map(|&process| Told { process, thread: None }).collect()
+        }
+    }
 }
 
 /// The host's id of a process group, by its id inside.

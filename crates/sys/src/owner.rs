@@ -76,27 +76,57 @@ pub fn notifies_owner(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(flags & libc::O_ASYNC != 0)
 }
 
-/// Sends what the kernel would have sent when there was something to read. `process`: of the
-/// thread; `number`: the descriptor there.
+/// Sets O_ASYNC, again if it is set: the kernel sends the signal about `fd` as of the descriptor
+/// `number`. Only for a file that was opened with the flag, which cannot be undone, it never does.
 ///
 /// # Errors
-/// Those of rt_sigqueueinfo(2) and kill(2).
-pub fn notify(owner: Owner, process: u32, number: i32) -> io::Result<()> {
-    let signal = if owner.signal == 0 { libc::SIGIO } else { owner.signal };
+/// Those of unshare(2), dup2(2) and fcntl(2).
+pub fn set_async(fd: BorrowedFd<'_>, number: i32) -> io::Result<()> {
+    let set = || {
+        // The kernel notes the number by which the flag is set. Here it may be another file's, so
+        // the thread, which ends below, has a table of its own.
+        //
+        // SAFETY: plain numbers; with a table of its own the thread closes no descriptor of others.
+        unsafe {
+            check(libc::unshare(libc::CLONE_FILES))?;
+            check(libc::dup2(fd.as_raw_fd(), number))?;
+            let flags = check(libc::fcntl(number, libc::F_GETFL))?;
+            check(libc::fcntl(number, libc::F_SETFL, flags & !libc::O_ASYNC))?;
+            check(libc::fcntl(number, libc::F_SETFL, flags | libc::O_ASYNC))?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| std::thread::Builder::new().spawn_scoped(scope, set)?.join().expect("it does not panic"))
+}
+
+/// The thread, or the process with any of its threads, that a signal is sent to, by ids of this
+/// process's pid namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    /// The process.
+    pub process: u32,
+    /// Its thread, if the signal is for that alone.
+    pub thread: Option<u32>,
+}
+
+/// Sends what the kernel would have sent when there was something to read: `signal` (0 is SIGIO)
+/// about the descriptor `number` there.
+///
+/// # Errors
+/// Those of rt_sigqueueinfo(2).
+pub fn notify(told: Told, signal: i32, number: i32) -> io::Result<()> {
+    let signal = if signal == 0 { libc::SIGIO } else { signal };
     let mut info = [0u8; size_of::<libc::siginfo_t>()];
     for (at, word) in [(0, signal), (8, SI_SIGIO), (16, i32::from(libc::POLLIN | libc::POLLRDNORM)), (24, number)] {
         info[at..at + 4].copy_from_slice(&word.to_le_bytes());
     }
+    let Told { process, thread } = told;
     // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the
     // call.
     let rc = unsafe {
-        match owner.whom {
-            None => 0,
-            Some(Whom::Thread(thread)) => {
-                libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info.as_ptr())
-            }
-            Some(Whom::Process(pid)) => libc::syscall(libc::SYS_rt_sigqueueinfo, pid, signal, info.as_ptr()),
-            Some(Whom::Group(group)) => i64::from(libc::kill(-(group as i32), signal)),
+        match thread {
+            Some(thread) => libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info.as_ptr()),
+            None => libc::syscall(libc::SYS_rt_sigqueueinfo, process, signal, info.as_ptr()),
         }
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -171,7 +201,7 @@ mod tests {
         }
         let nobody = Owner { whom: Some(Whom::Process(0x7fff_fff0)), signal: 0 };
         assert_eq!(set_owner(here.as_fd(), nobody).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-        notify(Owner { whom: Some(Whom::Thread(thread)), signal: libc::SIGRTMIN() + 5 }, own, 17).unwrap();
+        notify(Told { process: own, thread: Some(thread) }, libc::SIGRTMIN() + 5, 17).unwrap();
         let mut info = [0u8; size_of::<libc::siginfo_t>()];
         // SAFETY: both are live locals of the types that sigwaitinfo(2) takes.
         let signal = unsafe {
@@ -183,12 +213,50 @@ mod tests {
     }
 
     #[test]
+    fn a_file_sends_its_signal_with_the_number_that_it_was_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let open = |flags| {
+            let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+            rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap()
+        };
+        let reader = open(libc::O_RDONLY | libc::O_NONBLOCK);
+        let writer = open(libc::O_WRONLY | libc::O_NONBLOCK);
+        let signal = libc::SIGRTMIN() + 6;
+        // SAFETY: plain calls; the set is a live local, and only this thread's mask changes.
+        let (set, thread) = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut set, signal);
+            assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()), 0);
+            (set, libc::gettid() as u32)
+        };
+        let comes = || {
+            rustix::io::write(&writer, b"x").unwrap();
+            let mut info = [0u8; size_of::<libc::siginfo_t>()];
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: all three are live locals of the types that sigtimedwait(2) takes.
+            let came = unsafe { libc::sigtimedwait(&raw const set, (&raw mut info).cast(), &raw const now) };
+            (came, info[24])
+        };
+        set_owner(reader.as_fd(), Owner { whom: Some(Whom::Thread(thread)), signal }).unwrap();
+        assert_eq!(comes().0, -1);
+        for number in [200, 201] {
+            set_async(reader.as_fd(), number).unwrap();
+            assert!(notifies_owner(reader.as_fd()).unwrap());
+            assert_eq!(comes(), (signal, number as u8));
+        }
+        // SAFETY: F_GETFD takes no argument.
+        assert_eq!(unsafe { libc::fcntl(201, libc::F_GETFD) }, -1);
+    }
+
+    #[test]
     fn a_signal_that_a_user_may_not_send_is_refused_and_the_process_keeps_its_user() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let stranger = Owner { whom: Some(Whom::Process(child.id())), signal: libc::SIGURG };
-        let refused = as_user(12_345, 12_346, || notify(stranger, child.id(), 3)).unwrap_err();
+        let stranger = Told { process: child.id(), thread: None };
+        let refused = as_user(12_345, 12_346, || notify(stranger, libc::SIGURG, 3)).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
-        notify(stranger, child.id(), 3).unwrap();
+        notify(stranger, libc::SIGURG, 3).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         // SAFETY: takes and gives plain numbers.
