@@ -158,7 +158,7 @@ def of_instance(instance: int) -> list[str]:
     prefix = f"kp{instance}-"
     found += [f"interface {name}" for name in os.listdir("/sys/class/net") if name.startswith(prefix)]
     tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, timeout=10).stdout
-    found += [f"nft {line}" for line in tables.splitlines() if re.search(rf"\bkip_{instance}\b", line)]
+    found += [f"nft {line}" for line in tables.splitlines() if re.search(rf"\bkip_{instance}(_standby)?\b", line)]
     for top, names, _ in os.walk("/sys/fs/cgroup"):
         if f"kip-{instance}" in names:
             found.append(f"cgroup {top}/kip-{instance}")
@@ -221,7 +221,8 @@ def end_all(kip: Kip) -> None:
             subprocess.run(["umount", "-l", line.split()[4]], capture_output=True)
     if kip.instance is None:
         return
-    subprocess.run(["nft", "delete", "table", "inet", f"kip_{kip.instance}"], capture_output=True)
+    for table in (f"kip_{kip.instance}", f"kip_{kip.instance}_standby"):
+        subprocess.run(["nft", "delete", "table", "inet", table], capture_output=True)
     for name in os.listdir("/sys/class/net"):
         if name.startswith(f"kp{kip.instance}-"):
             subprocess.run(["ip", "link", "delete", name], capture_output=True)

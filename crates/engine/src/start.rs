@@ -13,6 +13,7 @@ use crate::ports::{self, Earlier};
 use crate::prepared::PreparedNetwork;
 use crate::tmpfs;
 use crate::volumes;
+use kip_clocks::AbsoluteWaits;
 use kip_files::interpreter::{self, MissingInterpreter};
 use kip_sandbox::ResourceLimit;
 use kip_sandbox::archive;
@@ -61,6 +62,8 @@ pub fn build(
     earlier: &[PortView],
     exec_only: bool,
 ) -> Result<StartedProc, Refusal> {
+    // Those of a program that has ended.
+    *proc.absolute_waits.lock() = AbsoluteWaits::default();
     let ports = ports::reserve(proc, &proc.spec().ports, Earlier { of: proc, ports: earlier })?;
     // A restart policy may have kept others, which a spec that was changed does not ask for.
     ports::let_go_of_others(proc, &ports);

@@ -1,7 +1,8 @@
 //! How packets find procs: port forwarding, masquerading, and which procs and machines may talk to
 //! which.
 //!
-//! Owns the table `inet kip_I` and the forwarding switches of the interfaces the outside comes by.
+//! Owns the table `inet kip_I`, `inet kip_I_standby` while that is replaced, and the forwarding
+//! switches of the interfaces the outside comes by.
 //! The rules are in [`ruleset`](self); they promise:
 //!
 //! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and
@@ -409,8 +410,10 @@ impl Nat {
         }
         let done = self.nft(&ruleset::full(self.instance, Which::Main, all));
         // Also one that a daemon has left that was killed at this point.
-        let removed = self.nft(&ruleset::none(self.instance, Which::Standby));
-        done.and(removed)
+        if let Err(error) = self.nft(&ruleset::none(self.instance, Which::Standby)) {
+            tracing::warn!(%error, "a second table of rules stays until the next start");
+        }
+        done
     }
 
     fn nft(&self, text: &str) -> Result<(), NatError> {

@@ -67,8 +67,8 @@ fn a_port_passes_without_a_refusal() {
     });
 }
 
-// promise install: no connection is refused and no packet passes unfiltered while another daemon
-//   puts its rules in place of the last one's
+// promise install: no connection is refused while another daemon puts its rules in place of the
+//   last one's
 #[test]
 fn rules_are_replaced_under_clients() {
     on_machine(|machine| {

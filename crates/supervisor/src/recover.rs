@@ -138,7 +138,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
         proc.meter.without_cgroup();
     }
     let state = match record.state.clone() {
-        State::Parked { generation } if is_lost_copy(&proc, generation) => {
+        State::Parked { generation } if has_ended(&proc) && is_lost_copy(&proc, generation) => {
             tracing::warn!(proc = %proc.name, "what came from the store is lost on the local disk: it is fetched again");
             State::Archived { generation }
         }
@@ -258,6 +258,11 @@ fn meter_again(proc: &Proc, next: &Record) {
         (State::Hibernated { .. }, _) => proc.meter.level_if_unknown(|| proc.cgroup.held_bytes()),
         _ => {}
     }
+}
+
+/// It has no processes: else it was being woken.
+fn has_ended(proc: &Proc) -> bool {
+    proc.cgroup.pids().is_ok_and(|pids| pids.is_empty())
 }
 
 /// Whether a generation that came from the store was lost with the machine: it was never synced.

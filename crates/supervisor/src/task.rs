@@ -51,6 +51,7 @@ use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::prepared::PreparedNetwork;
 use kip_engine::stop::{self, NetworkFate};
+use kip_journal::meter::WRITE_EVERY;
 use kip_net::activity::TrafficCounters as Traffic;
 use kip_pressure::Grant;
 use kip_records::due::{self, NextWake};
@@ -83,6 +84,8 @@ const LEAD: Duration = Duration::from_millis(20);
 const LONGEST_LEAD: Duration = Duration::from_millis(300);
 /// After a refused sleep, the next try.
 const RETRY_SLEEP: Duration = Duration::from_secs(60);
+/// A record that could not be written is tried again after this.
+const WRITE_AGAIN: Duration = Duration::from_secs(5);
 
 /// What others see of a proc.
 #[derive(Debug, Clone)]
@@ -343,7 +346,9 @@ impl Task {
 
     fn keep(&mut self, next: Record) {
         if let Err(e) = self.write(next.clone(), record::Durability::Rename) {
-            tracing::warn!(proc = %self.proc.name, error = %e, "a state is not on disk");
+            tracing::warn!(proc = %self.proc.name, error = %e, "a state is not on disk; Kip tries again");
+            // Until then another daemon would take an older state for the true one.
+            self.written = Instant::now().checked_sub(WRITE_EVERY - WRITE_AGAIN).unwrap_or(self.written);
             self.proc.meter.enter(next.state.tier());
             self.record = next;
             self.publish();

@@ -43,12 +43,12 @@ mod tests {
 
     #[test]
     fn short_and_long_files_are_read_whole() {
-        for path in ["/proc/self/limits", "/proc/self/smaps", "/proc/kallsyms", "/proc/self/comm"] {
-            let (ours, theirs) = (read(path).unwrap(), std::fs::read(path).unwrap());
-            // Mappings change with what is allocated in between.
-            let is_same = ours == theirs || path.ends_with("smaps") && ours.len() > 2 * ROOM;
-            assert!(is_same, "{path}: {} and {} bytes", ours.len(), theirs.len());
+        for path in ["/proc/version", "/proc/self/comm", "/proc/cpuinfo", "/proc/kallsyms"] {
+            // Some of them change with time.
+            let is_same = || read(path).unwrap() == std::fs::read(path).unwrap();
+            assert!((0..20).any(|_| is_same()), "{path}");
         }
+        assert!(read("/proc/kallsyms").unwrap().len() > 2 * ROOM);
         assert_eq!(read("/proc/self/none").unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(read_to_string("/proc/meminfo").unwrap().starts_with("MemTotal:"));
     }

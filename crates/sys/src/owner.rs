@@ -80,15 +80,17 @@ pub fn notifies_owner(fd: BorrowedFd<'_>) -> io::Result<bool> {
 /// `number`. Only for a file that was opened with the flag, which cannot be undone, it never does.
 ///
 /// # Errors
-/// Those of unshare(2), dup2(2) and fcntl(2).
+/// Those of close_range(2), dup2(2) and fcntl(2).
 pub fn set_async(fd: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     let set = || {
         // The kernel notes the number by which the flag is set. Here it may be another file's, so
-        // the thread, which ends below, has a table of its own.
+        // the thread, which ends below, has a table of its own, of which nothing above `fd` is
+        // copied.
         //
         // SAFETY: plain numbers; with a table of its own the thread closes no descriptor of others.
         unsafe {
-            check(libc::unshare(libc::CLONE_FILES))?;
+            let first = fd.as_raw_fd() as u32 + 1;
+            check(libc::close_range(first, u32::MAX, libc::CLOSE_RANGE_UNSHARE as i32))?;
             check(libc::dup2(fd.as_raw_fd(), number))?;
             let flags = check(libc::fcntl(number, libc::F_GETFL))?;
             check(libc::fcntl(number, libc::F_SETFL, flags & !libc::O_ASYNC))?;

@@ -27,7 +27,8 @@ pub fn new_time(monotonic_ahead_ns: i64) -> io::Result<OwnedFd> {
     let comes = match made.take() {
         Some(comes) => comes,
         None => {
-            let (give, comes) = sync_channel(1);
+            // Without room: one is made ahead, and the next when that is taken.
+            let (give, comes) = sync_channel(0);
             std::thread::Builder::new().name("kip-timens".to_owned()).spawn(move || make(&give))?;
             comes
         }

@@ -82,7 +82,7 @@ pub enum EventKind {
     Pressure,
     /// The proc is ready; without a name, the daemon is.
     Ready,
-    /// A part of a snapshot is fetched from the store again.
+    /// A snapshot, or a part of it, is fetched from the store again.
     Refetch,
     /// A step was refused or failed; the proc is as it was.
     Refused,
@@ -90,13 +90,15 @@ pub enum EventKind {
     Removed,
     /// The proc has another name.
     Renamed,
-    /// A sleeper was put into a form that this version reads.
+    /// What was held for a sleeper was lost and is made anew: its sockets listen again, and its
+    /// connections are lost.
     Renewed,
     /// A proc takes the place of another, which is about to end.
     Replaced,
     /// The program is about to be started again.
     Restarting,
-    /// The rules of NAT were put back, or could not be.
+    /// The rules of NAT were put back, or could not be; or forwarding was switched on for another
+    /// interface.
     Rules,
     /// The program was started.
     Started,
@@ -110,7 +112,7 @@ pub enum EventKind {
     Unhealthy,
     /// The spec of the proc was changed.
     Updated,
-    /// The proc waits for a pager that can take up its memory.
+    /// The proc waits for memory of its that a store does not give yet.
     Waiting,
     /// The proc is being woken.
     Waking,
