@@ -25,6 +25,7 @@ mod noted;
 mod now;
 mod signals;
 mod timers;
+mod with_time_outs;
 
 pub use calls::{Waiting, WaitingThreads, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use due::{Due, Source};
@@ -33,3 +34,4 @@ pub use frozen::{ClockError, Frozen, Pending};
 pub use noted::{AFTER_PACKET, AbsoluteWaits, Clocks, Form, Patch, SocketPatch, Timerfd};
 pub use now::{Boot, Now};
 pub use timers::{Missed, Signals, advance_timers, after_packet, interrupted_at, set_timerfd};
+pub use with_time_outs::{IN_MS, POINTED, call_name};

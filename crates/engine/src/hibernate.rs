@@ -257,7 +257,7 @@ fn ticker(proc: &Proc, tree: &Tree) -> Option<String> {
     };
     let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(tick).min()?;
     let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
-    let call = crate::calls::call_name(call).unwrap_or("a call");
+    let call = kip_clocks::call_name(call).unwrap_or("a call");
     Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end().escape_debug(), every_ns as f64 / 1e9))
 }
 
