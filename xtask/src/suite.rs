@@ -27,7 +27,7 @@ const LOAD: usize = 2;
 const WORKERS: &str = "4";
 /// Of those tests that measure time, which mostly wait: each has to have a processor when its time
 /// comes.
-const MEASURING: &str = "3";
+const MEASURING: &str = "2";
 
 struct Stage {
     name: &'static str,
