@@ -25,8 +25,8 @@ FLAGS = ["--never-sleep", "--env", f"SECRET={SECRET}"]
 
 
 @contextmanager
-def undisturbed(proc: Proc) -> Iterator[None]:
-    """No proc wakes, no process runs, no page comes back, no generation is made."""
+def undisturbed(proc: Proc, watched: float = 0.25) -> Iterator[None]:
+    """No proc wakes, no process runs, no page comes back, no generation is made. Whether it ticks is watched for that many seconds."""
 
     def seen() -> dict[str, Any]:
         view = proc.inspect()
@@ -37,7 +37,7 @@ def undisturbed(proc: Proc) -> Iterator[None]:
         return said
 
     before = seen()
-    time.sleep(0.25)
+    time.sleep(watched)
     # A program that ticks goes on doing so while it is hibernated, and what that uses is its own.
     ticks = [key for key in ("cpu_us", "rss", "faults") if before.get(key) != seen().get(key)]
     yield
@@ -65,11 +65,11 @@ def look(proc: Proc, *details: str) -> dict[str, Any]:
 
 
 def look_asleep(proc: Proc, sleep: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Inspection of a sleeping proc. A proc with timers of its own (postfix) may be woken by them while it is looked at, or tick: again."""
-    for _ in range(5):
+    """Inspection of a sleeping proc. A proc with timers of its own (postfix) may be woken by them while it is looked at, or tick, maybe not at once: again, and longer."""
+    for watched in (0.25, 0.5, 1, 2, 4):
         wakes = sleep()["wakes"]
         try:
-            with undisturbed(proc):
+            with undisturbed(proc, watched):
                 return look(proc)
         except AssertionError:
             after = proc.quiescent()
@@ -155,7 +155,8 @@ def proc_says(proc: Proc, found: dict[str, Any]) -> None:
         ]
 
 
-SET_UPS = {"redis": servers.redis, "nginx": servers.nginx, "postfix": servers.postfix, "node": servers.node}
+# A look at a sleeper is some twenty commands, which on a busy machine take longer than the 3 s of postfix's logger.
+SET_UPS = {"redis": servers.redis, "nginx": servers.nginx, "postfix": lambda: servers.postfix(watchdog="1000s"), "node": servers.node}
 
 
 # promise command-line: `kip inspect --files`, `--env`, `--sockets`, `--maps`: of a running,

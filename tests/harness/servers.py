@@ -144,9 +144,11 @@ zone "kip.test" { type primary; file "/etc/bind/db.kip.test"; };
     return Server("bind", ["named", "-f", "-c", "/etc/bind/named.conf"], 53, files, ports=("53", "53/udp"))
 
 
-def postfix() -> Server:
-    """Its own passwd and group: the numbers in a tarball are those of the machine it was made on."""
-    main = """
+def postfix(watchdog: str = "10s") -> Server:
+    """Its own passwd and group: the numbers in a tarball are those of the machine it was made on. Its logger wakes up three times in each
+    `watchdog`."""
+    main = f"""
+postlogd_watchdog_timeout = {watchdog}
 compatibility_level = 3.6
 myhostname = mail.kip.test
 mydestination = mail.kip.test, kip.test, localhost
