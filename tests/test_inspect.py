@@ -155,7 +155,8 @@ def proc_says(proc: Proc, found: dict[str, Any]) -> None:
         ]
 
 
-# A look at a sleeper is some twenty commands, which on a busy machine take longer than the 3 s of postfix's logger.
+# A look at a sleeper is some twenty commands, which on a busy machine take longer than the 3 s of
+# postfix's logger.
 SET_UPS = {"redis": servers.redis, "nginx": servers.nginx, "postfix": lambda: servers.postfix(watchdog="1000s"), "node": servers.node}
 
 
