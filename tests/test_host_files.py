@@ -14,7 +14,8 @@ from harness.kip import Kip, Proc, binary, daemon
 
 HASH = "$6$kip$1nAMg835zTiw6WEo75zWV"
 SECRET = "secret of the host's"
-# The packages that scripts/setup installs, each with the user who writes to its directory.
+# Packages that scripts/setup installs, and the user that the directory of each in /var/lib belongs
+# to.
 STATE = {
     "beanstalkd": "beanstalkd", "docker-registry": "docker-registry", "jetty9": "jetty", "mosquitto": "mosquitto", "mysql": "mysql",
     "nsd": "nsd", "postfix": "postfix", "postgresql": "postgres", "rabbitmq": "rabbitmq", "redis": "redis", "unbound": "unbound",

@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs;
 use std::io;
 use std::time::Duration;
 
@@ -85,8 +84,8 @@ impl CpuClocks {
     /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if
     /// that cannot be told.
     pub fn last_ran(&mut self, tid: u32) -> Option<i64> {
-        let stamp = stable_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
-        let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
+        let stamp = stable_stamp(|| kernel_file::read_to_string(format!("/proc/{tid}/sched")).ok())?;
+        let cpu = last_cpu(&kernel_file::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
         (*self.0.entry(cpu).or_insert_with(|| visit(cpu)))?;
         let visits = VISITS.lock();
         Some(when(stamp, visits.get(&cpu)?)? + SAFETY_NS)
@@ -141,7 +140,7 @@ fn stable_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
 /// sleep, but is still counted with those that run, is gone until it runs again, however long it
 /// sleeps: Linux 6.12 and later.
 pub fn is_undated(tid: u32) -> bool {
-    let read = |name: &str| fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
+    let read = |name: &str| kernel_file::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
     exec_start(&read("sched")) == Some(0) && read("status").contains("\nState:\tS")
 }
 

@@ -29,7 +29,7 @@ pub(super) enum OrderError {
     /// The directory of its swap file and slot maps.
     #[error("the directory {} for the memory of {name} cannot be {what}", path.display())]
     Directory { name: String, path: PathBuf, what: &'static str, source: io::Error },
-    /// What its holder is told by.
+    /// The eventfd by which the pager notifies the thread that holds the proc.
     #[error("no descriptor to hold {name} by")]
     Bell { name: String, source: io::Error },
     /// Its processes.
