@@ -162,8 +162,8 @@ def test_what_is_left_of_a_long_wait_is_no_tick(kip: Kip, call: str, before: str
     assert proc.inspect()["last_sleep"]["to"] == "parked"
 
 
-# 500 threads, of which one waits 0.2 s at a time: that time-out passes in each freeze, which is
-# longer.
+# 500 threads, of which one waits 50 ms at a time: that time-out passes in each freeze, and while
+# the threads are looked at before it, which both take longer.
 CROWD = """
 import threading
 threading.stack_size(64 << 10)
@@ -171,13 +171,13 @@ for _ in range(498):
     threading.Thread(target=threading.Event().wait).start()
 def tick():
     while True:
-        threading.Event().wait(0.2)
+        threading.Event().wait(0.05)
 threading.Thread(target=tick).start()
 print("all", flush=True)
 """
 
 
-# promise waking: a time-out that passes in the freeze is a tick: one of 500 threads waits 0.2 s at
+# promise waking: a time-out that passes in the freeze is a tick: one of 500 threads waits 50 ms at
 #   a time, and the proc stays parked
 def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip) -> None:
     proc = kip.run("crowd", ["/usr/bin/python3", "-c", CROWD], flags=["--never-sleep"])

@@ -1,5 +1,5 @@
 //! Time across a sleep: no call returns EINTR, clocks go on, time-outs and timers are due when they
-//! would have been.
+//! would have been. What threads wait for, and since when, is read by [`tree`].
 //!
 //! At the end of a dump, every task stopped, [`finalize`] sets threads that CRIU interrupted back
 //! onto their system call and notes every time-out and timer ([`calls`], [`timers`]). The wake
@@ -25,6 +25,7 @@ mod noted;
 mod now;
 mod signals;
 mod timers;
+pub mod tree;
 mod with_time_outs;
 
 pub use calls::{Waiting, WaitingThreads, advance_millis, end_of, is_over, live_due, patch_bytes};

@@ -1,7 +1,7 @@
 //! Open files of a proc's processes: where they are, duplicates of them, and the keys by which CRIU
 //! knows them.
 
-use crate::tree::{self, Tree};
+use kip_clocks::tree::{self, Tree};
 use kip_net::custody;
 use kip_sys::process::{pidfd_getfd, pidfd_open};
 use kip_sys::status::Status;

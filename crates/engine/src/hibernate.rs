@@ -12,7 +12,7 @@ use crate::host::Proc;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::inotify;
 use crate::survey;
-use crate::tree::{self, Tree};
+use kip_clocks::tree::{self, Tree};
 use kip_clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, HeldSocket, SavedOptions, SocketKind};
 use kip_net::wake::Trigger;

@@ -11,7 +11,7 @@
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`metering`], [`metrics`] | what each proc has used, for its meter; counters for Prometheus |
 //! | [`plans`] | how a wake will be done |
-//! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`lifted`], `system_v` | what a program has and waits for |
+//! | [`descriptors`], [`watches`], [`owners`], [`inotify`], [`lifted`], `system_v` | what a program has and waits for |
 //! | [`input`], [`console`], [`pty`] | the standard input of a program, its own terminal, and the side of terminals that clients have |
 //! | [`exec_ends`], [`exits`] | how processes end |
 //! | [`observe`] | traces of wakes |
@@ -55,7 +55,6 @@ mod system_v;
 mod terminals;
 pub mod tickets;
 pub mod tmpfs;
-pub mod tree;
 pub mod upkeep;
 pub mod volumes;
 pub mod wake;

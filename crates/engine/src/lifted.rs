@@ -1,8 +1,8 @@
 //! Limits that processes have used up, lifted while CRIU makes calls in them, and what the images
 //! say of them.
 
-use crate::tree::Tree;
 use kip_checkpoint::set_limits;
+use kip_clocks::tree::Tree;
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_stop::limits::Lifted;
 

@@ -3,8 +3,8 @@
 
 use crate::descriptors::take;
 use crate::host::Proc;
-use crate::tree::{self, Tree};
 use kip_checkpoint::Owned;
+use kip_clocks::tree::{self, Tree};
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_sys::owner::{Owner, Told, Whom, as_user, notifies_owner, notify, set_async, set_owner};

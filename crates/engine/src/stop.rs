@@ -6,7 +6,7 @@ use crate::exits::reported_exit;
 use crate::fd_store::key;
 use crate::host::Host;
 use crate::host::Proc;
-use crate::tree::Tree;
+use kip_clocks::tree::Tree;
 use kip_net::Slot;
 use kip_sys::fault;
 use kip_sys::status::Status;

@@ -5,7 +5,7 @@
 //! answer a sleep is as safe; its time-outs may begin anew.
 
 use crate::host::Proc;
-use crate::tree::Tree;
+use kip_clocks::tree::Tree;
 use kip_pager::protocol::{Survey, Timer};
 
 /// Makes sure that the end of each thread's wait can be told: a wait of which it cannot begins

@@ -7,7 +7,7 @@
 //! another a moment later: the park asks again with the program frozen.
 
 use crate::host::Proc;
-use crate::tree;
+use kip_clocks::tree;
 use kip_net::diag::Diag;
 use kip_types::profile::{self, Process, Profile};
 use kip_types::spec::Clock;

@@ -6,7 +6,7 @@
 //! kernel's memory of them is free meanwhile.
 
 use crate::host::proc::user_of;
-use crate::tree::Tree;
+use kip_clocks::tree::Tree;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
 use std::io;

@@ -5,8 +5,8 @@
 //! its queues. Never speaks to a client.
 
 use crate::host::Proc;
-use crate::tree::{self, Tree, inner_id};
 use kip_checkpoint::terminals::{self, Controlled};
+use kip_clocks::tree::{self, Tree, inner_id};
 use kip_records::body::Body;
 use kip_sandbox::terminals::{device, mount, mounted};
 use kip_sandbox::volume::Volume;

@@ -20,13 +20,13 @@ use crate::owners;
 use crate::pins;
 use crate::terminals;
 use crate::tmpfs::{self, TmpfsLost};
-use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::inotify;
 use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
-use kip_checkpoint::resume;
+use kip_checkpoint::resume::{self, Thread, WaitingProcess};
 use kip_checkpoint::sockets::inherit_key;
 use kip_checkpoint::{Held, hold_threads, is_for_criu, make_whole, move_id_block};
+use kip_clocks::tree::Tree;
 use kip_clocks::{Clocks, Missed, Now, Signals};
 use kip_criu_images::processes::stopped_threads;
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
@@ -41,6 +41,7 @@ use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::fault;
 use kip_sys::process::Signal;
 use kip_sys::shortened::Shortened;
+use kip_sys::status::threads;
 use kip_sys::timens;
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
@@ -362,12 +363,24 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     woken
 }
 
+/// The threads that are to have registers, by process.
+fn held_processes<'a>(tree: &Tree, held: &'a Held) -> Vec<WaitingProcess<'a>> {
+    let inside: BTreeMap<u32, u32> = tree.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
+    let process = |pid: &u32| {
+        let tids = threads(*pid).unwrap_or_default().into_iter();
+        let thread = |tid| Some(Thread { tid, registers: Some(held.get(inside.get(&tid)?)?) });
+        let threads: Vec<_> = tids.filter_map(thread).collect();
+        (!threads.is_empty()).then_some(WaitingProcess { threads, unmap: (0, 0), syscall_at: 0 })
+    };
+    tree.pids.iter().filter_map(process).collect()
+}
+
 /// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error
 /// the whole tree is ended.
 fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut Steps) -> Result<(), WakeError> {
     fault::reach("wake-held");
     let tree = proc.cgroup.pids().map(|pids| Tree::read(&pids)).map_err(io::Error::other);
-    let stopped = tree.and_then(|tree| resume::stop(&tree.processes(|inside| held.get(&inside))));
+    let stopped = tree.and_then(|tree| resume::stop(&held_processes(&tree, held)));
     let stopped = stopped.and_then(|stopped| stopped.outlive().map(|()| stopped));
     let stopped = stopped.map_err(|source| {
         end_half_made(proc);

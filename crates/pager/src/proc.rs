@@ -281,11 +281,6 @@ impl PagedProc {
         &self.family.swap
     }
 
-    /// Whether it is known what the ticks of one of its processes touch.
-    pub fn knows_ticks(&self) -> bool {
-        self.known.keys().filter_map(|pid| self.memory(*pid)).any(|memory| !memory.state().touched.is_empty())
-    }
-
     /// Takes the memory of stopped processes out. They are still stopped; let go, they come back by
     /// faults, and by their sets after [`PagedProc::arm`] or [`PagedProc::wake`].
     ///

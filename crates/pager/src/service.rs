@@ -43,8 +43,7 @@ use std::time::{Duration, Instant};
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// How long they may take to be back in their calls.
 const QUIESCENT_WITHIN: Duration = Duration::from_millis(100);
-/// How long the page cache has what a program was before its first tick in its sleep: longer than a
-/// tick takes to come by default.
+/// How long the page cache has what a sleep wrote: longer than a tick takes to come by default.
 const CACHED_FOR: Duration = Duration::from_secs(75);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.
 const STACK: usize = 256 << 10;
@@ -345,8 +344,9 @@ impl Service {
         };
         let ticks = order.patience > 0 && !hold;
         let way = Way { drop_files: order.drop_files, ticks, sets, timers: hold };
-        if ticks && !entry.proc.knows_ticks() {
-            // Its first ticks are not to wait for the disk page by page.
+        if left > 0 {
+            // Its threads are not to stand still until the disk has all, nor its first ticks to
+            // wait for the disk.
             entry.proc.swap().cache();
             let _ = self.cached.send((Instant::now(), Arc::downgrade(entry.proc.swap())));
         }
@@ -564,7 +564,7 @@ fn installed_pages(entry: &Entry) -> u64 {
     entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)).map(|m| m.state().since.installed as u64).sum()
 }
 
-/// Ends what [`Swap::cache`] began once each ticking program has ticked.
+/// Ends what [`Swap::cache`] began.
 fn end_caches(began: &mpsc::Receiver<(Instant, Weak<Swap>)>) {
     for (at, swap) in began {
         std::thread::sleep(CACHED_FOR.saturating_sub(at.elapsed()));

@@ -426,6 +426,13 @@ impl StoredSet {
         }
     }
 
+    /// The block of a page that had this slot, if that block need not be read from a disk.
+    pub fn block_in_memory(&self, address: u64, slot: u32) -> Option<usize> {
+        let place = self.pages.iter().position(|page| (page.address, page.slot) == (address, slot))?;
+        let block = place / BLOCK;
+        (!self.on_disk(block) && !matches!(self.part(block).0.data, Data::Slots(_))).then_some(block)
+    }
+
     /// Hands over the pages of some blocks with their bytes, block by block, until `take` says that
     /// it is enough. The blocks are at most as many as [`StoredSet::at_once`].
     ///
@@ -501,6 +508,10 @@ mod tests {
             for start in [3, 1, 0, 2, 4] {
                 let blocks = start..start + 1;
                 assert!(stored.at_once(start) >= 1);
+                let first = stored.pages(start..start + 1)[0];
+                let there = (!stored.on_disk(start)).then_some(start);
+                assert_eq!(stored.block_in_memory(first.address, first.slot), there);
+                assert_eq!(stored.block_in_memory(first.address, first.slot + 1), None, "another page lies there");
                 let take = |pages: &[Page], bytes: &[u8]| {
                     for (page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
                         assert!(bytes.iter().all(|b| *b == page.slot as u8));

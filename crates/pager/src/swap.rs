@@ -1,5 +1,8 @@
-//! The private swap file of one proc: numbered slots of one page each, counted references, past the
-//! page cache, except for the first time that a program ticks in its sleep: [`Swap::cache`].
+//! The private swap file of one proc: numbered slots of one page each, counted references.
+//!
+//! What a sleep writes goes by way of the page cache and stays there for a while ([`Swap::cache`]):
+//! its threads stand still until it is written, and what they touch soon after is not to wait for
+//! the disk. What is more than [`MOST_CACHED`] goes past the page cache, as all does later.
 //!
 //! Owns the file and which slots are in use. Never knows which page lies in which slot (that is
 //! [`crate::slots`]). The counts live in memory only: a pager that opens the file again counts what
@@ -20,6 +23,10 @@ pub const PARKED: u32 = 1 << 31;
 
 /// Bytes of a page and of a slot.
 pub const PAGE: usize = 4096;
+
+/// The most bytes of one sleep that are written by way of the page cache: more would push out what
+/// other programs have there.
+const MOST_CACHED: usize = 64 << 20;
 
 /// Bytes at an address that a device accepts, whole pages.
 #[derive(Debug, Default)]
@@ -87,6 +94,8 @@ pub struct Swap {
     cached: File,
     /// So many have asked for that and have not ended it.
     caching: AtomicUsize,
+    /// Bytes that may still be written by that way.
+    room: AtomicUsize,
     counts: Mutex<Counts>,
 }
 
@@ -111,32 +120,29 @@ impl Swap {
         let cached = open(path, false, 0)?;
         // What is needed together only the pager knows.
         let _ = fadvise(&cached, 0, None, Advice::Random);
-        Ok(Self { file, cached, caching: 0.into(), counts: Mutex::default() })
+        Ok(Self { file, cached, caching: 0.into(), room: 0.into(), counts: Mutex::default() })
     }
 
     /// From now on what is written stays in the page cache, as long as the kernel has room for it
     /// there, and is read from there.
     pub fn cache(&self) {
+        self.room.store(MOST_CACHED, Ordering::Relaxed);
         self.caching.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Ends what one call of [`Swap::cache`] began; the last one gives the room in the page cache
-    /// up.
+    /// up, once all is on the disk: a read past the page cache would wait for that.
     pub fn end_cache(&self) {
+        if self.caching.load(Ordering::Relaxed) == 1 {
+            let _ = rustix::fs::fdatasync(&self.cached);
+        }
         if self.caching.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // What is not on the disk yet, the kernel begins to write now, and keeps until it needs
-            // the room.
             let _ = fadvise(&self.cached, 0, None, Advice::DontNeed);
         }
     }
 
-    /// Whether it is read and written by way of the page cache.
-    pub fn is_cached(&self) -> bool {
-        self.caching.load(Ordering::Relaxed) > 0
-    }
-
     fn now(&self) -> &File {
-        if self.is_cached() { &self.cached } else { &self.file }
+        if self.caching.load(Ordering::Relaxed) > 0 { &self.cached } else { &self.file }
     }
 
     fn counts(&self) -> parking_lot::MutexGuard<'_, Counts> {
@@ -223,7 +229,10 @@ impl Swap {
     /// # Errors
     /// The file system's; EINVAL when `bytes` is not aligned.
     pub fn write(&self, slot: u32, bytes: &[u8]) -> io::Result<()> {
-        self.now().write_all_at(bytes, u64::from(slot) * PAGE as u64)
+        let take = |room: usize| room.checked_sub(bytes.len());
+        let fits = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        let file = if fits { self.now() } else { &self.file };
+        file.write_all_at(bytes, u64::from(slot) * PAGE as u64)
     }
 
     /// Reads whole pages from `slot` on.
@@ -271,9 +280,12 @@ mod tests {
         swap.cache();
         page.fill(8);
         swap.write(4, &page[..PAGE]).unwrap();
-        assert!(swap.is_cached());
+        assert_eq!(swap.room.load(Ordering::Relaxed), MOST_CACHED - PAGE);
+        // More than fits goes the other way.
+        swap.room.store(PAGE / 2, Ordering::Relaxed);
+        swap.write(5, &page[..PAGE]).unwrap();
+        assert_eq!(swap.room.load(Ordering::Relaxed), PAGE / 2);
         swap.end_cache();
-        assert!(!swap.is_cached());
         page.fill(0);
         swap.read(3, &mut page).unwrap();
         assert!(page[..PAGE].iter().all(|b| *b == 7) && page[PAGE..].iter().all(|b| *b == 8));

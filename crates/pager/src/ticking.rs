@@ -113,11 +113,6 @@ impl Touched {
         self.burst.push(page);
     }
 
-    /// Whether nothing is known of its ticks.
-    pub fn is_empty(&self) -> bool {
-        self.pages.is_empty() && self.burst.is_empty()
-    }
-
     fn end_burst(&mut self) {
         let room = Self::MOST.saturating_sub(self.pages.len());
         self.pages.extend(self.burst.drain(..).take(room));
@@ -211,7 +206,7 @@ mod tests {
     fn what_ticks_touch_stays_and_what_a_wake_touches_does_not() {
         let page = |n: u64| n * PAGE as u64;
         let mut touched = Touched::default();
-        assert!(touched.is_empty());
+        assert!(touched.pages.is_empty() && touched.burst.is_empty());
         // Two ticks, and a wake that looked like one at first.
         [(1, true, true), (2, true, false), (3, true, true), (4, true, true), (5, true, false), (6, false, false)]
             .into_iter()

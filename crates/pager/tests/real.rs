@@ -119,6 +119,52 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
     torture.good("io");
 }
 
+// promise hibernation: a tick waits for no disk if its pages are in a working set in memory
+#[test]
+fn a_tick_waits_for_no_disk_if_the_set_is_in_memory() {
+    const SUMS_UP: &str = "
+import os
+pages = bytearray(b'x' * (200 * 4096))
+while os.read(0, 1):
+    os.write(1, b'%d\\n' % sum(pages[::4096]))
+";
+    let mut command = Command::new("unshare");
+    command.args(["--net", "python3", "-c", SUMS_UP]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let pid = child.id();
+    let mut answers = BufReader::new(child.stdout.take().unwrap());
+    let mut good = || {
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        assert_eq!(line, "24000\n");
+    };
+    good();
+    let mut rig = Rig::new();
+    for _ in 0..3 {
+        rig.sleep(pid, Sets::Memory);
+        good();
+    }
+    comes_to_rest(pid);
+    let stopped = stopped(pid);
+    let way = Way { drop_files: true, ticks: true, sets: Sets::Memory, timers: false };
+    rig.proc.deflate(&stopped, way).unwrap();
+    let swap = std::fs::OpenOptions::new().write(true).open(rig.dir.path().join("swap")).unwrap();
+    assert!(swap.metadata().unwrap().len() > 200 * 4096);
+    // Nothing can be read from there any more.
+    swap.set_len(0).unwrap();
+    rig.proc.arm(&[pid], None, Some((usize::MAX, Some(0))));
+    stopped.go();
+    rig.proc.wait_until_quiescent(&[pid], Duration::from_secs(5));
+    good();
+    let memory = rig.proc.memory(pid).unwrap();
+    assert!(memory.state().since.faults.len() >= 200, "page by page");
+    assert_eq!(memory.state().since.installed, 0, "it was a tick");
+    assert_eq!(*rig.holder.1.lock(), [""; 0]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 // promise hibernation: no thread sees EINTR
 #[test]
 fn no_thread_sees_eintr() {

@@ -8,6 +8,7 @@
 
 use crate::task;
 use kip_clocks::AbsoluteWaits;
+use kip_clocks::tree::Tree;
 use kip_engine::cause::WakeCause;
 use kip_engine::fd_store::{FdStore, KeeperError, key};
 use kip_engine::hibernate;
@@ -18,7 +19,6 @@ use kip_engine::plans::take_custody;
 use kip_engine::ports;
 use kip_engine::renew;
 use kip_engine::stop::{self, NetworkFate};
-use kip_engine::tree::Tree;
 use kip_journal::meter::{Kept, Meter};
 use kip_net::{Slot, custody};
 use kip_records::body::Body;

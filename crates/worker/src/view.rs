@@ -2,10 +2,10 @@
 
 use crate::scrape::ProcNow;
 use kip_clocks::Now;
+use kip_clocks::tree;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
 use kip_engine::host::measured::Measure;
-use kip_engine::tree;
 use kip_records::state::Record;
 use kip_supervisor::probe;
 use kip_supervisor::task::{Handle, ProcStatus};

@@ -4,10 +4,10 @@ use crate::descriptors::{duplicate, places};
 use crate::host::Proc;
 use crate::inotify::{self, InotifyEvents};
 use crate::survey;
-use crate::tree::Tree;
+use kip_clocks::tree::Tree;
 use kip_clocks::{Pending, WaitingThreads};
 use kip_net::custody::{self, SavedOptions};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 /// One that ticks is seldom awake, but where others want the processors its ticks wait for them,
 /// too.
 const QUIESCENT_WITHIN: Duration = Duration::from_millis(200);
+/// So often is looked at least, however long it takes to look at hundreds of threads.
+const LEAST_LOOKS: usize = 4;
 /// Between two looks.
 const BETWEEN_SAMPLES: Duration = Duration::from_millis(2);
-/// So many threads that ran while all were looked at are looked at once more, by themselves.
+/// So many threads that ran while all were looked at are looked at again, by themselves.
 const FEW: usize = 8;
 
 /// How the program was found just before it was frozen.
@@ -52,6 +54,30 @@ impl Ran {
         ran
     }
 
+    /// Looks again at a few threads of the program, and at what they may have changed, while they
+    /// sleep; none if they do not. What waits for the others is known from before: a signal that
+    /// has come since then counts as one that comes later.
+    fn look_again(&mut self, tree: &Tree, few: &Tree, before_stop: &WaitingThreads) -> Option<()> {
+        let until = Instant::now() + QUIESCENT_WITHIN;
+        loop {
+            if let Some(asleep) = few.asleep() {
+                let (since, pending) = (dated(few.waiting(), before_stop), few.pending());
+                self.unreported = tree.unreported();
+                self.look_at_descriptors(tree);
+                if few.switches() == asleep {
+                    self.since.retain(|thread, _| !few.threads.contains_key(thread));
+                    self.since.extend(since);
+                    self.pending.extend(pending);
+                    return Some(());
+                }
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            std::thread::sleep(BETWEEN_SAMPLES);
+        }
+    }
+
     fn look_at_descriptors(&mut self, tree: &Tree) {
         self.sockets = sockets(tree);
         self.events = inotify::events(tree);
@@ -81,9 +107,12 @@ pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
     // A dump that is called off has each wait begin anew.
     survey::note_ends(proc);
     let until = Instant::now() + QUIESCENT_WITHIN;
-    while Instant::now() < until {
+    for look in 1.. {
         if let Some(ran) = while_asleep(&tree, &before_stop) {
             return ran;
+        }
+        if look >= LEAST_LOOKS && Instant::now() >= until {
+            break;
         }
         std::thread::sleep(BETWEEN_SAMPLES);
     }
@@ -97,36 +126,27 @@ pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
 }
 
 /// What a program is like whose threads all sleep while it is looked at; none if they do not. To
-/// look at hundreds of threads takes longer than a tick of one of them: the few that have run
-/// meanwhile are looked at again, and then the others only for whether they have.
+/// look at hundreds of threads takes longer than a tick of one of them. So what can change by the
+/// few that have run meanwhile is looked at again while these sleep, which is quickly done, and the
+/// others only for whether they have slept from the first look to the last.
 fn while_asleep(read: &dyn Fn() -> Tree, before_stop: &WaitingThreads) -> Option<Ran> {
     let tree = &read();
-    let mut asleep = tree.asleep()?;
+    let first = tree.asleep()?;
     let mut ran = Ran::of(tree, before_stop);
-    let until = Instant::now() + QUIESCENT_WITHIN;
+    let mut few = BTreeSet::new();
     loop {
         let now = tree.switches();
-        let ran_on = |(thread, before): (&u32, &u64)| (now.get(thread) != Some(before)).then_some(*thread);
-        let again: Vec<u32> = asleep.iter().filter_map(ran_on).collect();
-        if again.is_empty() {
+        let moved = first.iter().filter(|(thread, before)| now.get(thread) != Some(before)).map(|(thread, _)| *thread);
+        let known = few.len();
+        few.extend(moved);
+        if few.len() == known {
             // A wait whose beginning is not known would begin anew.
             return (read().threads == tree.threads && !tree.has_unknown(&ran.since)).then_some(ran);
         }
-        if again.len() > FEW || Instant::now() >= until {
+        if few.len() > FEW {
             return None;
         }
-        let few = tree.only(&again);
-        let Some(found) = few.asleep() else {
-            std::thread::sleep(BETWEEN_SAMPLES);
-            continue;
-        };
-        asleep.extend(found);
-        ran.since.retain(|thread, _| !again.contains(thread));
-        ran.since.extend(dated(few.waiting(), before_stop));
-        // What they have done may show in any thread.
-        ran.unreported = tree.unreported();
-        ran.pending = tree.pending();
-        ran.look_at_descriptors(tree);
+        ran.look_again(tree, &tree.only(&few), before_stop)?;
     }
 }
 

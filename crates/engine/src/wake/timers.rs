@@ -3,7 +3,7 @@
 
 use crate::descriptors::take;
 use crate::host::Proc;
-use crate::tree::Tree;
+use kip_clocks::tree::Tree;
 use kip_clocks::{Form, Missed, Now};
 use kip_sys::ends::{self, End};
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, read_memory, write_memory};

@@ -7,10 +7,10 @@
 
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages};
+use kip_clocks::tree::{self, Tree};
 use kip_criu_images::inspect::{FileKind, ImageProcess, MappedRange, MappingKind, OpenFile, StringRanges};
 use kip_engine::host::Proc;
 use kip_engine::host::proc::PAGER_DIRECTORY;
-use kip_engine::tree::{self, Tree};
 use kip_pager::client::PeekedPage;
 use kip_pager::proc::PARKED;
 use kip_records::instance::IDS_PER_BLOCK;

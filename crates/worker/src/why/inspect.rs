@@ -8,8 +8,8 @@
 
 use super::flows::{Flow, Flows};
 use kip_clocks::Now;
+use kip_clocks::tree;
 use kip_clocks::{IN_MS, POINTED};
-use kip_engine::tree;
 use kip_net::diag::{Diag, DiagError, SocketInfo, TcpState};
 use kip_sys::status::Status;
 use kip_types::Protocol;

@@ -1,17 +1,15 @@
 //! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since
 //! when each thread waits.
 //!
-//! Only reads /proc; what that does not say the pager finds out ([`crate::survey`]). A process that
+//! Only reads /proc; what that does not say the pager finds out. A process that
 //! ends while it is looked at is left out.
 
-use kip_checkpoint::Registers;
-use kip_checkpoint::resume::{Thread, WaitingProcess};
-use kip_clocks::{Pending, Waiting, WaitingThreads};
+use crate::{Pending, Waiting, WaitingThreads};
 use kip_sys::kernel_file;
 use kip_sys::ran::{CpuClocks, is_undated};
 use kip_sys::status::{Status, threads};
 use kip_sys::timens;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 
@@ -35,18 +33,6 @@ impl Tree {
             tree.threads.extend(threads(*pid).unwrap_or_default().into_iter().filter_map(inner));
         }
         tree
-    }
-
-    /// The threads that are to have registers, by their ids inside, by process.
-    pub fn processes<'a>(&self, registers: impl Fn(u32) -> Option<&'a Registers>) -> Vec<WaitingProcess<'a>> {
-        let inside: BTreeMap<u32, u32> = self.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
-        let process = |pid: &u32| {
-            let tids = threads(*pid).unwrap_or_default().into_iter();
-            let thread = |tid| Some(Thread { tid, registers: Some(registers(*inside.get(&tid)?)?) });
-            let threads: Vec<_> = tids.filter_map(thread).collect();
-            (!threads.is_empty()).then_some(WaitingProcess { threads, unmap: (0, 0), syscall_at: 0 })
-        };
-        self.pids.iter().filter_map(process).collect()
     }
 
     /// The host pid of the sandbox's pid 1, if it is among them.
@@ -122,7 +108,7 @@ impl Tree {
     }
 
     /// Only these threads (by id inside) of it; its processes are all there.
-    pub fn only(&self, threads: &[u32]) -> Tree {
+    pub fn only(&self, threads: &BTreeSet<u32>) -> Tree {
         let them = threads.iter().filter_map(|inside| Some((*inside, *self.threads.get(inside)?)));
         Tree { pids: self.pids.clone(), threads: them.collect() }
     }
@@ -195,7 +181,7 @@ fn switches(status: &Status) -> Option<u64> {
 }
 
 /// The id inside of a process or thread, if that is below our own pid namespace.
-pub(crate) fn inner_id(id: u32) -> Option<u32> {
+pub fn inner_id(id: u32) -> Option<u32> {
     Status::read(id).ok()?.inner_id().filter(|(_, depth)| *depth > 1).map(|(inside, _)| inside)
 }
 
