@@ -151,6 +151,34 @@ def test_a_packet_comes_before_what_passes_while_memory_is_read(kip: Kip, call: 
     assert first(proc, 3600) == "the time-out"
 
 
+# promise waking: a packet that comes while the proc is woken for a time-out of a wait for events
+#   comes before that time-out, also where the wake takes longer than it was begun ahead
+@pytest.mark.measures
+@pytest.mark.parametrize("call", ["epoll", "poll", "select"])
+def test_a_packet_in_the_wake_for_a_time_out_comes_before_it(fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call: str) -> None:
+    url, line = far_store
+    kip = fresh_kip("--store", url, "--cache", "0")
+    line.delay(0)
+    proc = kip.run("waits", ["python3", "-c", WAITS, call, "0"], ports=["7000"], flags=["--tick", "0s", "--idle", "1h"])
+    # By its last wake, a long one, the daemon knows how far ahead to begin: at most 0.32 s.
+    proc.archive()
+    line.delay(1500)
+    assert first(proc, 10) == "the client"
+    due = time.monotonic() + 10
+    line.delay(0)
+    proc.archive()
+    line.delay(1500)
+    assert time.monotonic() < due - 2, "this machine is too slow for the test"
+    # The wake has begun, and the time-out is to come.
+    time.sleep(due - 0.15 - time.monotonic())
+    late = time.monotonic() - due
+    said, view = first(proc, 1), proc.inspect()["last_wake"]
+    assert view["trigger"].startswith("timer"), view
+    assert late < 0, f"the client came {late:.3f} s after the time-out: this machine is too slow for the test"
+    assert view["total_us"] > 1_000_000, "the time-out passed in the wake"
+    assert said == "the client"
+
+
 # promise waking: a time-out of a wait for events, or the signal of a timer for one time or of a
 #   periodic one, or a timerfd for one time, that passes during the wake, after the packet came,
 #   does not come before that packet; by either engine

@@ -182,6 +182,9 @@ pub struct Clocks {
     /// something else.
     #[serde(skip)]
     pub packet_ns: Option<i64>,
+    /// When the wake began, nanoseconds of CLOCK_MONOTONIC.
+    #[serde(skip)]
+    pub wake_ns: i64,
     /// How long the first part of its memory took to come from a store, where more of it is still
     /// there; zero if all of it is on this machine.
     #[serde(skip)]
@@ -189,6 +192,13 @@ pub struct Clocks {
 }
 
 impl Clocks {
+    /// The same for a program that is given a packet which came while it was being woken for
+    /// something else. The moment is not known: what was not due when the wake began comes after
+    /// the packet.
+    pub fn with_packet(&self) -> Clocks {
+        Clocks { packet_ns: Some(self.wake_ns), ..self.clone() }
+    }
+
     /// When the program has taken the packet that it is woken for, from the moment at which it goes
     /// on. One whose memory is in a store waits for pages before it can, each for about as long as
     /// the first part took to come.

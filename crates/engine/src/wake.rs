@@ -212,7 +212,8 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client
     // for one that was silent meanwhile.
     let is_packet = cause.is_packet() && !manifest.body.clocks.stands;
-    manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
+    let wake_ns = now.monotonic_ns - steps.start.elapsed().as_nanos() as i64;
+    (manifest.body.clocks.wake_ns, manifest.body.clocks.packet_ns) = (wake_ns, is_packet.then_some(wake_ns));
     manifest.body.clocks.far = if manifest.remote.is_empty() { Duration::ZERO } else { steps.start.elapsed() };
     let body = &manifest.body;
     proc.absolute_waits.lock().clone_from(&body.clocks.absolute);
@@ -509,10 +510,22 @@ fn advance(
     Ok(missed)
 }
 
+/// Whether a held socket has something that the program has not seen.
+fn packet_came(proc: &Proc, body: &Body) -> bool {
+    body.sockets.iter().any(|socket| {
+        let (fd, before) = (proc.fd_store.get(&format!("{}{}", key::SOCKET, socket.inode)), socket.options.seen);
+        let now = fd.and_then(|fd| custody::seen(fd.as_fd(), &socket.options.kind).ok());
+        now.is_some_and(|now| now.queued > before.queued || now.ended && !before.ended)
+    })
+}
+
 /// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run.
 /// `clocks` is what of the body's has to be set.
 fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
-    let shortened = timers::set(proc, clocks, missed, traced);
+    // One that was woken for a timer, and takes longer than that was ahead.
+    let other = clocks.packet_ns.is_none() && !clocks.stands && !clocks.patches.is_empty() && packet_came(proc, body);
+    let with_packet = other.then(|| clocks.with_packet());
+    let shortened = timers::set(proc, with_packet.as_ref().unwrap_or(clocks), missed, traced);
     owners::give(proc, body);
     let held: Vec<_> = body
         .sockets

@@ -28,22 +28,23 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// As many pages are remembered as asked for.
 const REMEMBERED: usize = 4096;
 
-/// Makes `directory`, with the page map and the page files of a generation (hard links).
+/// Makes `directory`, with the page map and the page files of a generation (hard links). Returns
+/// that map.
 ///
 /// # Errors
 /// The file system's; a damaged page map.
-pub fn keep(generation: &Path, directory: &Path) -> Result<(), SnapshotError> {
+pub fn keep(generation: &Path, directory: &Path) -> Result<PageMap, SnapshotError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| SnapshotError::Io { path, source }
     };
     std::fs::create_dir(directory).map_err(failed(directory))?;
-    let files = PageMap::load(generation)?.files;
-    for name in files.iter().flat_map(PageFile::names).chain([PAGES.to_owned()]) {
+    let map = PageMap::load(generation)?;
+    for name in map.files.iter().flat_map(PageFile::names).chain([PAGES.to_owned()]) {
         let path = generation.join(&name);
         std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))?;
     }
-    Ok(())
+    Ok(map)
 }
 
 /// The page files of one generation. A slot is a page's place among all pages of all files; between
@@ -70,14 +71,14 @@ impl std::fmt::Debug for Parked {
 }
 
 impl Parked {
-    /// Opens the page files of the generation in a directory; tells what its processes have in
-    /// them, by number inside. `ask` is called for what is not here, and then no more often than
-    /// once a second for a page.
+    /// Opens the page files of the generation in a directory, whose page map `map` is; tells what
+    /// its processes have in them, by number inside. `ask` is called for what is not here, and then
+    /// no more often than once a second for a page.
     ///
     /// # Errors
-    /// The file system's; a damaged page map.
-    pub fn open(dir: &Path, ask: AskFor) -> Result<(Parked, BTreeMap<u32, ProcessPages>), SnapshotError> {
-        let PageMap { files, processes } = PageMap::load(dir)?;
+    /// The file system's.
+    pub fn open(dir: &Path, map: PageMap, ask: AskFor) -> Result<(Parked, BTreeMap<u32, ProcessPages>), SnapshotError> {
+        let PageMap { files, processes } = map;
         let mut next = PARKED;
         let mut open = Vec::with_capacity(files.len());
         for file in files {
@@ -227,7 +228,9 @@ mod tests {
             map.files[file].sums = bytes.chunks(PAGE).map(crc32fast::hash).collect();
         }
         map.save(dir.path()).unwrap();
-        let (parked, _) = Parked::open(dir.path(), Box::new(|_, _| unreachable!("all is here"))).unwrap();
+        let (parked, _) =
+            Parked::open(dir.path(), PageMap::load(dir.path()).unwrap(), Box::new(|_, _| unreachable!("all is here")))
+                .unwrap();
         let at = |file, first| parked.slot(&Run { start: 0, pages: 1, file, first });
         let mut page = vec![0; PAGE];
         for (slot, first) in [(at(0, 0), 1), (at(0, 1), 2), (at(1, 0), 5), (at(1, 1), 6)] {
@@ -254,7 +257,7 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let sender = Mutex::new(sender);
         let ask = move |name: &str, pages| sender.lock().send((name.to_owned(), pages)).unwrap();
-        let (parked, _) = Parked::open(dir.path(), Box::new(ask)).unwrap();
+        let (parked, _) = Parked::open(dir.path(), PageMap::load(dir.path()).unwrap(), Box::new(ask)).unwrap();
         let slot = parked.slot(&Run { start: 0, pages: 1, file: 0, first: 10 });
         let mut pages = vec![0; 4 * PAGE];
         for _ in 0..3 {

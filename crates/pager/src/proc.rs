@@ -30,6 +30,7 @@ pub use crate::stored::Sets;
 use crate::stored::StoredSet;
 use crate::swap::{PAGE, Swap};
 use crate::ticking::Ticking;
+use kip_snapshot::pages::PageMap;
 use kip_stop::limits::{self, Lifted};
 use kip_stop::{Scratch, Stopped, StoppedProcess, timers};
 use kip_sys::inject::Hand;
@@ -235,7 +236,7 @@ impl PagedProc {
         limits::put_back_left(&directory.join(LIFTED));
         let swap = Arc::new(Swap::open(&directory.join("swap"))?);
         let kept = Some(directory.join(PARKED)).filter(|kept| kept.exists());
-        let parked = kept.map(|kept| Parked::open(&kept, asking(&custodian)));
+        let parked = kept.map(|kept| Parked::open(&kept, PageMap::load(&kept)?, asking(&custodian)));
         let parked = parked.transpose().map_err(io::Error::other)?;
         let parked = parked.map(|(parked, _)| Arc::new(parked));
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, parked)?;

@@ -95,9 +95,9 @@ impl PagedProc {
         kind: &str,
     ) -> io::Result<Self> {
         let swap = Arc::new(Swap::create(&directory.join("swap"))?);
-        parked::keep(generation, &directory.join(PARKED)).map_err(io::Error::other)?;
+        let map = parked::keep(generation, &directory.join(PARKED)).map_err(io::Error::other)?;
         let asking = super::asking(&custodian);
-        let (parked, mut known) = Parked::open(&directory.join(PARKED), asking).map_err(io::Error::other)?;
+        let (parked, mut known) = Parked::open(&directory.join(PARKED), map, asking).map_err(io::Error::other)?;
         let mut set_slots = set_slots(&parked, &known);
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;

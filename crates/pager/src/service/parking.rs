@@ -17,8 +17,10 @@ impl Service {
     pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
         let began = Instant::now();
         let Rebuilt { name, number, directory, generation, processes, prefetch, set } = rebuilt;
-        // What an earlier try left.
-        self.forget(&name);
+        // What an earlier sleep left. The keeper has something only of a proc that is known.
+        if self.known(&name).is_some() || self.broken.lock().contains_key(&name) {
+            self.forget(&name);
+        }
         if processes.len() != uffds.len() {
             return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors: uffds.len() });
         }
@@ -43,7 +45,14 @@ impl Service {
                     &set,
                 )
             });
-        let proc = made.map_err(|source| OrderError::Restore { name, source })?;
+        let proc = match made {
+            Ok(proc) => proc,
+            Err(source) => {
+                drop(guard);
+                self.forget(&name);
+                return Err(OrderError::Restore { name, source });
+            }
+        };
         let entry =
             Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0, kept_bytes: 0 };
         let woken = Woken {
