@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ import pytest
 from harness import servers
 from harness.clients import Lines
 from harness.kip import Kip, Proc, one_line_refusal
+from harness.wait import wait_for
 
 THREADS = 1024
 
@@ -69,7 +70,7 @@ def stopped(pager: int, after: float, stands: float = 0.3) -> Iterator[None]:
 
 @contextmanager
 def no_more_files(pager: int, most: int, lifted: list[bool]) -> Iterator[None]:
-    """The pager may have no descriptor above that, for a second at most: without one for a question or a child it waits. Says whether
+    """The pager may have no descriptor above that, for a second at most: without one for a child it waits. Says whether
     the limit was lifted for that."""
     soft, hard = resource.prlimit(pager, resource.RLIMIT_NOFILE)
     ends = threading.Timer(1, resource.prlimit, (pager, resource.RLIMIT_NOFILE, (soft, hard)))
@@ -156,6 +157,49 @@ def test_a_pager_that_fails_at_each_file(kip: Kip, tmp_path: Path, way: str) -> 
     proc.hibernate()
     client.check()
     assert pager_pid(kip) == pager and proc.inspect()["pids"][0] == pids[0]
+
+
+# promise hibernation: a pager that has no descriptor left for a request refuses it at once, in
+#   words, and spends no CPU time meanwhile
+def test_a_pager_without_a_descriptor(kip: Kip, tmp_path: Path) -> None:
+    kip.expected += [r"WARN.*a client is refused.*Too many open files"]
+    proc = run(kip, servers.torture(), tmp_path)
+    client, pager = Lines(proc.port()), pager_pid(kip)
+    client.check()
+    soft, hard = resource.prlimit(pager, resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            silent.connect(str(kip.data / "run/pager.sock"))
+            return silent
+
+        # Its clients have all numbers below the limit.
+        used = {int(fd.name) for fd in Path(f"/proc/{pager}/fd").iterdir()}
+        for _ in range(20 + max(used) - len(used)):
+            connect()
+        wait_for("they are taken", lambda: len(list(Path(f"/proc/{pager}/fd").iterdir())) >= 20 + max(used))
+        first_free = next(n for n in itertools.count() if not Path(f"/proc/{pager}/fd/{n}").exists())
+        resource.prlimit(pager, resource.RLIMIT_NOFILE, (first_free, hard))
+        began = time.monotonic()
+        reason = refused(kip, proc, nullcontext(), timeout=20)
+        assert time.monotonic() - began < 5
+        assert reason.startswith("the pager has no file descriptor left for another client: Too many open files"), reason
+        runs_on(kip, proc, reason)
+        # A client that only connects is refused as well, after a moment in which it may ask.
+        assert b"no file descriptor left" in connect().recv(1 << 16)
+        before = cpu_s(pager)
+        time.sleep(1)
+        assert cpu_s(pager) - before < 0.2
+        resource.prlimit(pager, resource.RLIMIT_NOFILE, (soft, hard))
+    proc.hibernate()
+    client.check()
+    assert pager_pid(kip) == pager
+
+
+def cpu_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

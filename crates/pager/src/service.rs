@@ -6,6 +6,7 @@
 //! their first missing page for the next pager.
 
 mod adoption;
+mod clients;
 mod custody;
 mod inspect;
 mod news;
@@ -177,35 +178,19 @@ impl Service {
         Ok(service)
     }
 
-    /// Serves connections until a client says quit.
-    ///
-    /// # Errors
-    /// The listening socket's.
-    pub fn run(self: &Arc<Service>, listener: &OwnedFd) -> io::Result<()> {
-        let ended = Arc::new(AtomicBool::new(false));
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        loop {
-            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&*bell, PollFlags::IN)];
-            rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
-            if ended.load(Ordering::SeqCst) {
-                return Ok(());
-            }
-            let Ok(socket) = rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) else { continue };
-            let (service, ended, bell) = (Arc::clone(self), Arc::clone(&ended), Arc::clone(&bell));
-            let serve = move || {
-                if service.connection(socket) {
-                    ended.store(true, Ordering::SeqCst);
-                    let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-                }
-            };
-            std::thread::Builder::new().name("connection".into()).stack_size(STACK).spawn(serve)?;
-        }
-    }
-
     /// Serves one connection; true for quit.
     fn connection(self: &Arc<Service>, socket: OwnedFd) -> bool {
         let say = |answer: &PagerAnswer| reply(&socket, answer);
-        while let Ok((bytes, fds)) = fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
+        loop {
+            let (bytes, fds) = match fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
+                Ok(received) => received,
+                Err(error) => {
+                    if fdpass::lost_descriptors(&error) {
+                        say(&OrderError::Receive(error).answer());
+                    }
+                    return false;
+                }
+            };
             let request: PagerRequest = match serde_json::from_slice(&bytes) {
                 Ok(request) => request,
                 Err(e) => {
@@ -274,7 +259,6 @@ impl Service {
                 return false;
             }
         }
-        false
     }
 
     fn slot(&self, name: &str) -> Slot {

@@ -17,6 +17,15 @@ pub(super) enum OrderError {
     /// What arrived is no request of this protocol.
     #[error("not a request")]
     Request(#[source] serde_json::Error),
+    /// A client cannot be served.
+    #[error("the pager has no file descriptor left for another client")]
+    Accept(#[source] io::Error),
+    /// The same.
+    #[error("the pager cannot start a thread for another client")]
+    Thread(#[source] io::Error),
+    /// Its descriptors did not arrive.
+    #[error("the pager has no room for the descriptors of a request")]
+    Receive(#[source] io::Error),
     /// A dead pager had memory of the proc out, which could not be taken up.
     #[error(transparent)]
     NotTakenUp(Arc<OrderError>),
