@@ -589,6 +589,15 @@ fn a_pool_makes_what_is_announced() {
             assert_eq!(run("sysctl", "-n net.mptcp.enabled").trim(), "0");
             assert_eq!(run("sysctl", "-n net.core.somaxconn").trim(), "4096");
         });
+        // It has a small table of TCP connections, and what the kernel derives from its size is as
+        // outside.
+        let derived = || run("sysctl", "-n net.ipv4.tcp_max_tw_buckets net.ipv4.tcp_max_syn_backlog");
+        let outside = derived();
+        within(one.fd.as_fd(), || {
+            assert_eq!(run("sysctl", "-n net.ipv4.tcp_ehash_entries").trim(), "1024");
+            assert_eq!(derived(), outside);
+        });
+        assert_eq!(run("sysctl", "-n net.ipv4.tcp_child_ehash_entries").trim(), "0", "the machine's is as it was");
         // A link of that name is in the way, as after a crash: it goes.
         pool.release(&[slot(2)]).unwrap();
         ip("link add kp8-2 type veth peer name other");
