@@ -67,8 +67,8 @@ pub struct UpArgs {
     pub group: Option<String>,
     #[command(flatten)]
     pub listen: ListenArgs,
-    /// Kill the daemon at this recorded step (tests); `list` shows the steps
-    #[arg(long, value_name = "STEP", hide = true)]
+    /// Kill the daemon at this recorded step, or delay it there (tests); `list` shows the steps
+    #[arg(long, value_name = "STEP[:MS]", hide = true)]
     pub fault_at: Option<String>,
     /// Let CRIU do every wake, without native restores (tests, comparison)
     #[arg(long, hide = true)]

@@ -36,7 +36,7 @@ pub struct Options {
     pub listen: Option<Listen>,
     /// What is logged on stderr, as a filter of tracing-subscriber.
     pub log: String,
-    /// The daemon is killed at this recorded step (tests).
+    /// The daemon is killed at this recorded step, or delayed there (tests).
     pub fault_at: Option<String>,
     /// No wake is made without CRIU (tests).
     pub only_criu: bool,

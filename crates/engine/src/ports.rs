@@ -116,9 +116,10 @@ pub fn let_go_of_clashes(proc: &Proc, ports: &[PortView], wanted: &Spec) -> Vec<
     clashes
 }
 
-/// Reserves ports again that a proc has let go, where it had them.
+/// Reserves ports again that a proc has let go, where it had them. A start may have done so.
 pub fn take_again(proc: &Proc, ports: &[PortView]) {
-    for view in ports {
+    let lacks = |view: &&PortView| proc.fd_store.get(&key_of(view.proto, view.port)).is_none();
+    for view in ports.iter().filter(lacks) {
         let at = view.only_at().map_or(At::All, At::Expected);
         let hold = |got: reserve::Reservation| {
             let held = proc.fd_store.hold(vec![(key_of(view.proto, view.port), got.fd)]);

@@ -68,7 +68,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{RwLock, mpsc, oneshot, watch};
 
 /// How long `inspect` waits for a transition that is under way.
 const STABLE_WITHIN: Duration = Duration::from_secs(2);
@@ -192,6 +192,9 @@ pub struct Handle {
     pub inbox: mpsc::Sender<TaskCommand>,
     /// How the proc is, as its task has said last.
     pub status: watch::Receiver<ProcStatus>,
+    /// Is read by a request that starts or changes the proc, until its task has done so: another
+    /// proc takes its place after that.
+    pub begun: Arc<RwLock<()>>,
 }
 
 impl Handle {
@@ -224,7 +227,7 @@ impl Task {
     pub fn new(proc: Arc<Proc>, record: Record, prepared: Option<PreparedNetwork>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(ProcStatus::new(record.clone()));
-        let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
+        let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher, begun: Arc::default() };
         let tickets = Arc::new(AtomicUsize::new(0));
         let task = Task {
             removed,

@@ -1,9 +1,10 @@
 //! Fault injection: `kip up --fault-at STEP` kills the daemon, by SIGKILL, when it first reaches
-//! that step.
+//! that step; `--fault-at STEP:MS` delays it there by so many milliseconds, each time.
 //!
 //! Only tests use it. A step costs one atomic load otherwise.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Every step, in the order in which a proc reaches them.
 pub const STEPS: &[&str] = &[
@@ -79,18 +80,34 @@ pub const STEPS: &[&str] = &[
     "gc-deleted",
 ];
 
-static AT: OnceLock<String> = OnceLock::new();
-
-/// Chooses the step; false if there is none of that name.
-pub fn arm(step: &str) -> bool {
-    STEPS.contains(&step) && AT.set(step.to_owned()).is_ok()
+#[derive(Debug)]
+struct Fault {
+    step: String,
+    /// None: the daemon dies.
+    delay: Option<Duration>,
 }
 
-/// Dies here if this is the step.
+static AT: OnceLock<Fault> = OnceLock::new();
+
+/// Chooses the step, `STEP` or `STEP:MS`; false if there is none of that name.
+pub fn arm(fault: &str) -> bool {
+    let (step, delay) = match fault.split_once(':').map(|(step, ms)| (step, ms.parse())) {
+        None => (fault, None),
+        Some((step, Ok(ms))) => (step, Some(Duration::from_millis(ms))),
+        Some((_, Err(_))) => return false,
+    };
+    STEPS.contains(&step) && AT.set(Fault { step: step.to_owned(), delay }).is_ok()
+}
+
+/// Dies here if this is the step, or waits.
 pub fn reach(step: &'static str) {
     debug_assert!(STEPS.contains(&step), "{step}");
-    if AT.get().is_some_and(|at| at == step) {
-        tracing::info!(step, "fault injection: the daemon kills itself");
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    let Some(fault) = AT.get().filter(|fault| fault.step == step) else { return };
+    match fault.delay {
+        Some(delay) => std::thread::sleep(delay),
+        None => {
+            tracing::info!(step, "fault injection: the daemon kills itself");
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
     }
 }

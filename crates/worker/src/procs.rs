@@ -1,7 +1,7 @@
 //! The life of procs as the API asks for it: each request goes to the proc's task, and what it
 //! answers is shown.
 
-use crate::worker::{Worker, being_replaced, check_spec, grace_of, ready, taken};
+use crate::worker::{Worker, check_spec, grace_of, ready, taken};
 use crate::{inspect, logs, view, why};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
@@ -116,9 +116,7 @@ impl ProcService for Worker {
             self.machine.pressure.admit_new(&name).await?;
         }
         // It may stand aside, or be about to, and both would write to one volume.
-        if self.replacing.lock().contains(&name) {
-            return Err(being_replaced(&name));
-        }
+        let _begun = self.begin_on(&handle, &name).await?;
         handle.ask(|reply| TaskCommand::Start { wait_ready: how.wait_ready, reply }).await?;
         self.inspect(name).await
     }
@@ -133,6 +131,7 @@ impl ProcService for Worker {
 
     async fn update(&self, name: ProcName, change: UpdateRequest) -> Result<ProcView, Refusal> {
         let handle = self.handle(&name)?;
+        let _begun = self.begin_on(&handle, &name).await?;
         handle.ask(|reply| TaskCommand::Update { change: Box::new(change), reply }).await?;
         self.inspect(name).await
     }

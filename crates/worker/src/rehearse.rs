@@ -7,6 +7,7 @@
 //! nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so
 //! recovery removes it.
 
+use crate::replace::until_settled;
 use crate::worker::Worker;
 use crate::worker::check_spec;
 use async_trait::async_trait;
@@ -147,6 +148,10 @@ impl TrialService for Worker {
         let (spec, _in_use) = self.complete(request.spec).await?;
         check_spec(&spec)?;
         instead_of.push(spec.name.clone());
+        for going in instead_of.iter().filter_map(|name| self.handle(name).ok()) {
+            // A start that is under way has not recorded yet which ports it has.
+            until_settled(&going).await;
+        }
         let worker = self.clone();
         let spec = blocking(move || worker.ports_are_free(&spec, &instead_of).map(|()| spec)).await?;
         let (wanted, rehearsed) = (spec.name.clone(), self.rehearsed(spec)?);

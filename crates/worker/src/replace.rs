@@ -7,6 +7,8 @@
 //!        removed; the other one is as it was
 //! ```
 //!
+//! What was begun on the other one, a start for example, is done before the new one is made.
+//!
 //! No connection is refused: a port leads to the one or the other. Where both cannot run at once,
 //! the other one is stopped first, and what is sent to its ports meanwhile is dropped before it
 //! reaches either, so that clients send it again. Its record says so before that (`stands_aside`),
@@ -35,6 +37,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
 
 /// How long a new proc may take to listen where the old one does.
 const LISTENS_WITHIN: Duration = Duration::from_secs(60);
@@ -60,9 +63,7 @@ impl Worker {
         if spec.trial {
             return Err(Refusal::new(Code::State, format!("{name} is a trial: it is about to go")));
         }
-        if self.replacing.lock().contains(&name) {
-            return Err(being_replaced(&name));
-        }
+        let _begun = self.begin_on(&handle, &name).await?;
         let claimed_name = self.claim_name(&new)?;
         self.procs.lock().insert(new.clone(), handle.clone());
         drop(claimed_name);
@@ -86,6 +87,7 @@ impl Worker {
             return Err(refusal);
         }
         let _only = Replacing::begin(self, &request.spec.name)?;
+        until_settled(&self.handle(&request.spec.name)?).await;
         let old = self.handle(&request.spec.name)?;
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(request.spec).await?;
@@ -130,6 +132,15 @@ impl Worker {
         }
         ready(&new).await?;
         Ok(blocking(move || view::proc_view(&new)).await)
+    }
+
+    /// Begins a request that starts or changes a proc, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// It is being replaced.
+    pub(crate) async fn begin_on(&self, handle: &Handle, name: &ProcName) -> Result<Begun, Refusal> {
+        let begun = Arc::clone(&handle.begun).read_owned().await;
+        if self.replacing.lock().contains(name) { Err(being_replaced(name)) } else { Ok(begun) }
     }
 
     /// Removes trials that an earlier daemon has left, and starts again what was stopped for some.
@@ -241,13 +252,14 @@ impl Worker {
         if !self.handle(&name).is_ok_and(|now| Arc::ptr_eq(&now.proc, &old.proc)) {
             return Err(Refusal::new(Code::Taken, format!("{name} is another proc by now, or none")));
         }
-        let their_ports = old.status.borrow().record.ports.clone();
         let own =
             |probe: &Probe| spec.ports.iter().any(|p| (p.proto, p.host_port) == (Protocol::Tcp, Some(probe.host_port)));
         let in_the_way = old.proc.spec().probes.iter().any(own);
         if in_the_way {
             self.answer_probes(old, false).await?;
         }
+        let placing = between_starts(old).await;
+        let their_ports = old.status.borrow().record.ports.clone();
         let (of, proc, wanted, theirs) =
             (Arc::clone(&old.proc), Arc::clone(&new.proc), spec.clone(), their_ports.clone());
         let held = blocking(move || {
@@ -268,7 +280,10 @@ impl Worker {
             }
         };
         if let Err(refusal) = placed {
-            let back = self.ports_back(old, new, clashes).await;
+            self.let_go_of_all(new).await;
+            // Else a start of the old one, which waits for that, could not come to its end.
+            drop(placing);
+            let back = old.ask(|reply| TaskCommand::TakePortsAgain { ports: clashes, reply }).await;
             let answers = if in_the_way { self.answer_probes(old, true).await } else { Ok(()) };
             if let Err(e) = back.and(answers) {
                 tracing::warn!(proc = %old.proc.name, error = e.message, "it does not have all its ports again");
@@ -281,7 +296,7 @@ impl Worker {
             procs.insert(hidden, old.clone());
         }
         // The old one may be at something that takes minutes.
-        drop(one);
+        drop((one, placing));
         self.notify_network(&new.proc.spec()).await;
         let left = old.ask(|reply| TaskCommand::LeavePlace { reply }).await;
         let answers = self.answer_probes(new, true).await;
@@ -292,12 +307,11 @@ impl Worker {
     }
 
     /// A new proc that does not take the place of the old one lets go of the ports that it has been
-    /// given, and the old one has those again that it had let go for that.
-    async fn ports_back(&self, old: &Handle, new: &Handle, clashes: Vec<PortView>) -> Result<(), Refusal> {
+    /// given.
+    async fn let_go_of_all(&self, new: &Handle) {
         let proc = Arc::clone(&new.proc);
         blocking(move || ports::let_go_of_others(&proc, &[])).await;
         self.close_probes(new).await;
-        old.ask(|reply| TaskCommand::TakePortsAgain { ports: clashes, reply }).await
     }
 
     /// Has a proc answer at its probes, or lets go of their ports.
@@ -384,6 +398,9 @@ impl Worker {
     }
 }
 
+/// While one lives the proc is not replaced.
+pub(crate) type Begun = OwnedRwLockReadGuard<()>;
+
 /// While one lives no other request replaces a proc of that name, or starts the one that stands
 /// aside.
 struct Replacing {
@@ -403,6 +420,29 @@ impl Replacing {
 impl Drop for Replacing {
     fn drop(&mut self) {
         self.worker.replacing.lock().remove(&self.name);
+    }
+}
+
+/// Waits for what was begun on a proc before it was to be replaced: requests, and a start.
+pub(crate) async fn until_settled(old: &Handle) {
+    drop(old.begun.write().await);
+    let mut status = old.status.clone();
+    let _ = status.wait_for(|status| !matches!(status.record.state, State::Starting)).await;
+}
+
+/// Keeps a proc from being given ports by a start. One that its restart policy has begun is done
+/// first.
+async fn between_starts(old: &Handle) -> MutexGuard<'_, ()> {
+    let mut status = old.status.clone();
+    loop {
+        let placing = old.proc.placing.lock().await;
+        if !matches!(state_of(old), State::Starting) {
+            return placing;
+        }
+        drop(placing);
+        if status.wait_for(|status| !matches!(status.record.state, State::Starting)).await.is_err() {
+            return old.proc.placing.lock().await;
+        }
     }
 }
 

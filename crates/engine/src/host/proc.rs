@@ -76,6 +76,8 @@ pub struct Proc {
     pub absolute_waits: Mutex<AbsoluteWaits>,
     /// Whose turn it is to ask it: one check at a time.
     pub probing: tokio::sync::Mutex<()>,
+    /// Held while its ports are reserved and published for a start, or pass to another proc.
+    pub placing: tokio::sync::Mutex<()>,
     /// Its own terminal or open standard input.
     pub console: Arc<Console>,
     /// What it may call outside its network.
@@ -115,6 +117,7 @@ impl Proc {
             measured: Measured::default(),
             absolute_waits: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
+            placing: tokio::sync::Mutex::default(),
             console: Arc::default(),
             resolver: Resolver::default(),
             egress,

@@ -53,11 +53,12 @@ impl Task {
         }
     }
 
-    /// When it is to be started again; never while the daemon ends.
+    /// When it is to be started again; never while the daemon ends, or after another proc has taken
+    /// its place.
     pub(super) fn restarts_at(&self) -> Option<Instant> {
         let State::Restarting { at_ms, .. } = self.record.state else { return None };
         let left = Duration::from_millis(at_ms.saturating_sub(now_ms())).min(LONGEST_WAIT);
-        (!self.ending).then(|| Instant::now() + left)
+        (!self.ending && !self.proc.spec().trial).then(|| Instant::now() + left)
     }
 
     /// Starts it again, on its files, with its address and its ports. What fails counts like a

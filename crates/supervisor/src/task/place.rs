@@ -92,6 +92,8 @@ impl Task {
         let (hidden, name, timing) = (self.proc.name.clone(), spec.name.clone(), spec.timing);
         self.proc.set_spec(spec);
         self.go_by(&is.timing, &timing);
+        // A start that begins now publishes nothing.
+        of.set_spec(self::hidden(&of.spec(), hidden.clone()));
         of.name.change(hidden);
         self.proc.name.change(name);
         fault::reach("replace-switched");

@@ -17,6 +17,8 @@ pub(super) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let proc = Arc::clone(&task.proc);
     let prepared = task.prepared.take();
     let earlier = task.record.ports.clone();
+    let starting = Arc::clone(&proc);
+    let placing = starting.placing.lock().await;
     let started = blocking(move || build(&proc, prepared, &earlier, false)).await?;
     let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
     let input = Input::Execed { init: started.init, init_started };
@@ -26,6 +28,7 @@ pub(super) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let written = task.proc.write_record(&next, record::Durability::Fsync);
     written.map_err(|e| refuse(Code::Exhausted, &task.proc, "its state cannot be recorded", &e))?;
     let before = std::mem::replace(&mut task.record, next);
+    drop(placing);
     fault::reach("start-hot");
     if wait_ready && let Err(refusal) = ready(&task.proc, started.init).await {
         task.record.established = before.established;
