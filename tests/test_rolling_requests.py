@@ -1,17 +1,20 @@
-"""What an owner asks of a proc while another one takes its place (`kip apply --replace`): a start that has begun comes to its end first."""
+"""What an owner asks of a proc while another one takes its place (`kip apply --replace`): a start that has begun comes to its end first,
+and a stop counts, whichever of the two has the name by then."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from harness import logged
 from harness.clients import listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
-from test_rolling import Described, clients, page
+from test_rolling import Described, binds, clients, page
 
 # A program that finds another one at work says so in the volume.
 ALONE = "exec 9>/kept/lock; flock -n 9 || touch /kept/both; exec \"$@\""
@@ -131,3 +134,117 @@ def test_it_starts_again_by_itself_meanwhile(fresh_kip: Callable[..., Kip], tmp_
             assert replacing.returncode == 0, said
             assert page(web.port) == web.shown()
     web.is_whole()
+
+
+def starts_as_it_was(web: Requested, shown: bytes) -> None:
+    """It is stopped, has no port, and can be started and replaced."""
+    wait_for("nothing else is there", lambda: web.kip.names() == ["web"], 30)
+    assert state(web.kip) == "stopped"
+    assert binds(web.port)
+    web.is_whole()
+    web.kip.cli("start", "web")
+    wait_for("it listens", lambda: listens(web.port), 30)
+    assert page(web.port) == shown
+    web.write()
+    assert web.apply() == {"web": "replace"}
+    assert page(web.port) == web.shown()
+
+
+# promise files: a stop that an owner asks for while a proc is replaced ends the replacement: the
+#   proc is stopped, and stays so
+@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("volume", [False, True], ids=["beside", "after"])
+def test_a_stop_counts(kip: Kip, tmp_path: Path, volume: bool, how: str) -> None:
+    web = Requested(kip, tmp_path, volume)
+    web.begin()
+    shown = web.shown()
+    unready(web)
+    with web.replacing() as replacing:
+        wait_for("the new one runs", lambda: runs(kip, "web-r1"), 30)
+        kip.cli(how, "web")
+        _, said = replacing.communicate(timeout=30)
+    assert replacing.returncode == 1
+    assert "web was stopped while it was being replaced; the one that is there stays stopped" in said, said
+    starts_as_it_was(web, shown)
+
+
+# promise files: a stop that ended a replacement counts for the next daemon, too
+@pytest.mark.parametrize("volume", [False, True], ids=["beside", "after"])
+def test_a_stop_counts_for_the_next_daemon(fresh_kip: Callable[..., Kip], tmp_path: Path, volume: bool) -> None:
+    kip = fresh_kip()
+    web = Requested(kip, tmp_path, volume)
+    web.begin()
+    shown = web.shown()
+    restarted(kip, "--fault-at", "replace-failed")
+    unready(web)
+    with web.replacing() as replacing:
+        wait_for("the new one runs", lambda: runs(kip, "web-r1"), 30)
+        # The daemon dies when it finds that the replacement is over, before it acts on that.
+        kip.cli("stop", "web", check=False)
+        assert kip.wait_dead(60) == -signal.SIGKILL
+        replacing.communicate(timeout=30)
+    kip.up()
+    starts_as_it_was(web, shown)
+
+
+# promise files: a stop counts where the old proc is about to be started again, and where the new
+#   one is about to get its name
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_stop_of_one_that_is_put_back(fresh_kip: Callable[..., Kip], tmp_path: Path, how: str) -> None:
+    kip = fresh_kip()
+    web = Requested(kip, tmp_path, volume=True)
+    web.begin()
+    shown = web.shown()
+    restarted(kip, "--fault-at", "replace-gives-back:2000")
+    web.write("ready = 'http:8080/none'\nready-timeout = '500ms'\n")
+    with web.replacing() as replacing:
+        wait_for("the new one has ended", lambda: state(kip, "web-r1") == "stopped", 30)
+        kip.cli(how, "web")
+        assert state(kip) == "stopped"
+        _, said = replacing.communicate(timeout=30)
+    assert replacing.returncode == 1 and "stays stopped" in said, said
+    starts_as_it_was(web, shown)
+
+
+@pytest.mark.parametrize("step", ["replace-ports", "replace-switched"])
+def test_a_stop_in_the_moment_of_the_switch(fresh_kip: Callable[..., Kip], tmp_path: Path, step: str) -> None:
+    """It is the new one that ends, for it has the name."""
+    kip = fresh_kip()
+    web = Requested(kip, tmp_path, volume=False)
+    web.begin()
+    restarted(kip, "--fault-at", f"{step}:2000")
+    unready(web)
+    with web.replacing() as replacing:
+        wait_for("the new one runs", lambda: runs(kip, "web-r1"), 30)
+        (tmp_path / "go").touch()
+        wait_for("it is ready", lambda: at_the_switch(kip, step), 30)
+        kip.cli("stop", "web")
+        assert state(kip) == "stopped"
+        replacing.communicate(timeout=30)
+    starts_as_it_was(web, web.shown())
+
+
+def at_the_switch(kip: Kip, step: str) -> bool:
+    """The new one is ready, or, once the names have passed, none is shown under its own."""
+    views = {view["name"]: view for view in kip.json("ps")}
+    return not views if step == "replace-switched" else views["web-r1"]["ready"] is True
+
+
+# promise files: one that is removed meanwhile is not replaced, and neither is there
+@pytest.mark.parametrize("volume", [False, True], ids=["beside", "after"])
+def test_a_removal_counts(kip: Kip, tmp_path: Path, volume: bool) -> None:
+    web = Requested(kip, tmp_path, volume)
+    web.begin()
+    unready(web)
+    with web.replacing() as replacing:
+        wait_for("the new one runs", lambda: runs(kip, "web-r1"), 30)
+        if not volume:
+            assert "kip stop" in kip.refused("rm", "web")
+        kip.cli("rm", "web", *(["--force"] if not volume else []))
+        (tmp_path / "go").touch()
+        _, said = replacing.communicate(timeout=30)
+    assert replacing.returncode == 1
+    assert "web is another proc by now, or none; the one that was there has been removed" in said, said
+    wait_for("none is there", lambda: kip.names() == [], 30)
+    assert binds(web.port)
+    assert not (web.kept / "both").exists()

@@ -390,6 +390,11 @@ impl Task {
                 let _ = reply.send(result);
                 return removed;
             }
+            TaskCommand::PutBack { reply } => {
+                let stands_aside = self.record.stands_aside;
+                let result = if stands_aside { self.start(false).await } else { Ok(()) };
+                let _ = reply.send(result.map(|()| stands_aside));
+            }
             TaskCommand::Stop { grace, network, reply } => {
                 let _ = reply.send(self.stop(grace, network).await);
             }

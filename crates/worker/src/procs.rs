@@ -123,7 +123,7 @@ impl ProcService for Worker {
 
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
         let network = NetworkFate::Removed;
-        let handle = self.handle(&name)?;
+        let handle = self.handle_to_stop(&name).await?;
         let grace = how.grace_ms.map_or_else(|| grace_of(&handle), Duration::from_millis);
         handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await?;
         self.inspect(name).await
@@ -161,6 +161,7 @@ impl ProcService for Worker {
     }
 
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
+        let _stays = self.keep_in_place(&name).await;
         let handle = self.handle(&name)?;
         handle.ask(|reply| TaskCommand::Remove { force: how.force, reply }).await?;
         self.forget(&handle.proc);

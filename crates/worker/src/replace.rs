@@ -7,7 +7,8 @@
 //!        removed; the other one is as it was
 //! ```
 //!
-//! What was begun on the other one, a start for example, is done before the new one is made.
+//! What was begun on the other one, a start for example, is done before the new one is made. A stop
+//! that its owner asks for meanwhile ends the replacement, and the proc stays stopped.
 //!
 //! No connection is refused: a port leads to the one or the other. Where both cannot run at once,
 //! the other one is stopped first, and what is sent to its ports meanwhile is dropped before it
@@ -18,7 +19,7 @@
 
 use crate::view;
 use crate::worker::{
-    NameClaim, NotReady, Worker, being_replaced, check_spec, first, grace_of, ready, taken, until_ready,
+    NameClaim, NotReady, Wish, Worker, being_replaced, check_spec, first, grace_of, ready, taken, until_ready,
 };
 use kip_engine::blocking::blocking;
 use kip_engine::fd_store::key;
@@ -33,6 +34,7 @@ use kip_sys::fault;
 use kip_types::api::{Code, PortView, ProcView, Refusal, RenameRequest, RunRequest};
 use kip_types::life::Probe;
 use kip_types::{ProcName, Protocol, Spec, State, VolumeSource, chain};
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,6 +47,9 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Connections on which nothing was sent for so long are between two requests.
 const QUIET: Duration = Duration::from_secs(2);
+/// What is said of the one that is not replaced.
+const STAYS_STOPPED: &str = "the one that is there stays stopped";
+const REMOVED: &str = "the one that was there has been removed";
 /// States of /proc/net/tcp: a connection that is over for the program, and a listener.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
@@ -111,16 +116,20 @@ impl Worker {
             if !at_once {
                 self.make_room(&old).await?;
             }
-            self.started(&new, request.wait_ready, &needed).await?;
+            tokio::select! {
+                started = self.started(&new, request.wait_ready, &needed) => started?,
+                refusal = self.stopped_by_owner(&old, &name) => return Err(refusal),
+            }
             self.put_in_place(&old, &new, spec).await
         };
         if let Err(refusal) = placed.await {
             fault::reach("replace-failed");
             let hidden = new.proc.name.to_string();
-            let stays = match (at_once, ran) {
-                (true, true) => "the one that is there runs on",
-                (true, false) => "the one that is there stays stopped",
-                (false, _) => self.give_back(&new, &old).await,
+            let stays = match at_once {
+                false => self.give_back(&new, &old).await,
+                true if old.inbox.is_closed() => REMOVED,
+                true if ran && !self.is_to_stop(&name) => "the one that is there runs on",
+                true => STAYS_STOPPED,
             };
             self.discard(&new).await;
             let message = refusal.message.replace(&hidden, name.as_str());
@@ -140,7 +149,41 @@ impl Worker {
     /// It is being replaced.
     pub(crate) async fn begin_on(&self, handle: &Handle, name: &ProcName) -> Result<Begun, Refusal> {
         let begun = Arc::clone(&handle.begun).read_owned().await;
-        if self.replacing.lock().contains(name) { Err(being_replaced(name)) } else { Ok(begun) }
+        if self.replacing.lock().contains_key(name) { Err(being_replaced(name)) } else { Ok(begun) }
+    }
+
+    /// The proc that a stop of that name is for. One that is being replaced is not after that; the
+    /// new one is meant where it has the place already.
+    pub(crate) async fn handle_to_stop(&self, name: &ProcName) -> Result<Handle, Refusal> {
+        let _stays = self.keep_in_place(name).await;
+        if let Some(wish) = self.replacing.lock().get_mut(name) {
+            *wish = Wish::Stop;
+        }
+        self.handle(name)
+    }
+
+    /// While the result lives no proc takes the place of that one.
+    pub(crate) async fn keep_in_place(&self, name: &ProcName) -> Option<MutexGuard<'_, ()>> {
+        let replaced = self.replacing.lock().contains_key(name);
+        if replaced { Some(self.renaming.lock().await) } else { None }
+    }
+
+    fn is_to_stop(&self, name: &ProcName) -> bool {
+        self.replacing.lock().get(name) == Some(&Wish::Stop)
+    }
+
+    /// Waits until its owner stops a proc that is being replaced.
+    async fn stopped_by_owner(&self, old: &Handle, name: &ProcName) -> Refusal {
+        let mut status = old.status.clone();
+        loop {
+            if self.is_to_stop(name) {
+                return stopped_meanwhile(name);
+            }
+            // One that is removed is missed when the new one is to have its place.
+            if status.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Removes trials that an earlier daemon has left, and starts again what was stopped for some.
@@ -249,6 +292,9 @@ impl Worker {
     async fn put_in_place(&self, old: &Handle, new: &Handle, spec: Spec) -> Result<(), Refusal> {
         let one = self.renaming.lock().await;
         let name = spec.name.clone();
+        if self.is_to_stop(&name) {
+            return Err(stopped_meanwhile(&name));
+        }
         if !self.handle(&name).is_ok_and(|now| Arc::ptr_eq(&now.proc, &old.proc)) {
             return Err(Refusal::new(Code::Taken, format!("{name} is another proc by now, or none")));
         }
@@ -364,16 +410,16 @@ impl Worker {
         let (machine, slot) = (Arc::clone(&self.machine), old.proc.slot);
         if old.inbox.is_closed() {
             // What it had may be another proc's by now.
-            return "the one that was there has been removed";
+            return REMOVED;
+        }
+        if self.is_to_stop(&old.proc.name) {
+            return STAYS_STOPPED;
         }
         if !matches!(state_of(old), State::Stopped { .. }) {
             if let Err(e) = blocking(move || machine.nat.hold(slot, false)).await {
                 tracing::warn!(proc = %old.proc.name, error = chain(&e), "connections wait although it runs on");
             }
             return "the one that is there runs on";
-        }
-        if !old.status.borrow().record.stands_aside {
-            return "the one that was there has been stopped meanwhile";
         }
         if self.ending.load(Ordering::SeqCst) {
             return "the one that was there is started by the next `kip up`";
@@ -383,8 +429,9 @@ impl Worker {
         if let Err(e) = blocking(move || machine.pool.release(&[slot])).await {
             tracing::warn!(proc = %old.proc.name, error = chain(&e), "its link is not removed");
         }
-        match old.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await {
-            Ok(()) => {
+        match old.ask(|reply| TaskCommand::PutBack { reply }).await {
+            Ok(false) => STAYS_STOPPED,
+            Ok(true) => {
                 fault::reach("replace-given-back");
                 "the one that was there is started again"
             }
@@ -410,8 +457,9 @@ struct Replacing {
 
 impl Replacing {
     fn begin(worker: &Worker, name: &ProcName) -> Result<Replacing, Refusal> {
-        if !worker.replacing.lock().insert(name.clone()) {
-            return Err(being_replaced(name));
+        match worker.replacing.lock().entry(name.clone()) {
+            Entry::Occupied(_) => return Err(being_replaced(name)),
+            Entry::Vacant(free) => drop(free.insert(Wish::Replace)),
         }
         Ok(Replacing { worker: worker.clone(), name: name.clone() })
     }
@@ -421,6 +469,10 @@ impl Drop for Replacing {
     fn drop(&mut self) {
         self.worker.replacing.lock().remove(&self.name);
     }
+}
+
+fn stopped_meanwhile(name: &ProcName) -> Refusal {
+    Refusal::new(Code::State, format!("{name} was stopped while it was being replaced"))
 }
 
 /// Waits for what was begun on a proc before it was to be replaced: requests, and a start.

@@ -40,11 +40,20 @@ pub struct Worker {
     /// Likewise.
     pub(crate) renaming: Arc<tokio::sync::Mutex<()>>,
     /// Procs that are being replaced.
-    pub(crate) replacing: Arc<Mutex<BTreeSet<ProcName>>>,
+    pub(crate) replacing: Arc<Mutex<BTreeMap<ProcName, Wish>>>,
     /// All procs are being ended: none that stands aside is put back.
     pub(crate) ending: Arc<AtomicBool>,
     /// Names of procs that are being made, before these are among the others.
     pub(crate) claimed: Arc<Mutex<BTreeSet<ProcName>>>,
+}
+
+/// What the owner of a proc that is being replaced has asked for last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// That another one takes its place.
+    Replace,
+    /// That it ends.
+    Stop,
 }
 
 /// While one lives no other proc gets the name.
@@ -94,7 +103,7 @@ impl Worker {
             return Err(taken(name));
         }
         // The proc that is replaced was removed, and the new one is about to have its name.
-        if self.replacing.lock().contains(name) {
+        if self.replacing.lock().contains_key(name) {
             return Err(being_replaced(name));
         }
         if !claimed.insert(name.clone()) {

@@ -24,6 +24,8 @@ pub type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 pub enum TaskCommand {
     /// Start it, for the first time or again.
     Start { wait_ready: bool, reply: Reply<()> },
+    /// Start it again if it stands aside: its owner has not stopped it since. Answers whether.
+    PutBack { reply: Reply<bool> },
     /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
     Stop { grace: Duration, network: NetworkFate, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
