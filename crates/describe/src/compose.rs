@@ -220,5 +220,8 @@ fn procs(context: &mut Context<'_>, services: Vec<ComposeService>) -> Vec<crate:
 }
 
 #[cfg(test)]
+#[path = "compose/spellings_tests.rs"]
+mod spellings;
+#[cfg(test)]
 #[path = "compose_tests.rs"]
 mod tests;

@@ -3,8 +3,11 @@
 //!
 //! Maps are merged key by key, lists are joined, and any other value is replaced. A command is
 //! replaced whole; what has a name within a list (a variable, a label, a volume by its target, a
-//! secret) is there once, and the later file's counts. `!override` before a value replaces what
-//! earlier files say, `!reset` takes it away.
+//! secret) is there once, and the later file's counts. A key that has several spellings has one
+//! here before it is merged. `!override` before a value replaces what earlier files say, `!reset`
+//! takes it away.
+//!
+//! Ports are joined here as they are spelled; which of them are the same their reader finds.
 
 use crate::place::Fault;
 use crate::yaml::{MapEntry, Tag, Value, YamlNode};
@@ -20,27 +23,50 @@ enum How {
     Variables,
     /// Names, as a list or as a map.
     Names,
-    /// Volumes, by their target.
+    /// Services, as a list, of which each has to be started, or as a map with conditions.
+    Services,
+    /// Names of hosts with an address or several, as a list or as a map. All addresses count.
+    Hosts,
+    /// Volumes and devices, by their target.
     Targets,
     /// Secrets, by their target or their name.
     Sources,
+    /// Files, one or a list, by their path.
+    Files,
+    /// File systems in memory, one or a list, by their place.
+    InMemory,
     /// One value is a list of one.
     OneOrMore,
+    /// A directory, or a map.
+    Build,
 }
+
+/// Where secrets are, whether a file says so or not.
+const SECRETS: &str = "/run/secrets/";
 
 fn how(path: &[String]) -> How {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     match path.as_slice() {
-        ["services", _, "command" | "entrypoint"]
+        ["services", _, "command" | "entrypoint" | "extends"]
         | ["services", _, "healthcheck", "test"]
-        | ["services", _, "ulimits", _] => How::Replaced,
+        | ["services", _, "ulimits", _]
+        | ["services", _, "build", "ulimits", _]
+        | ["volumes" | "networks" | "secrets" | "configs", _, "external"] => How::Replaced,
         ["services", _, "environment" | "labels" | "annotations" | "sysctls"]
         | ["services", _, "deploy", "labels"]
-        | ["volumes" | "networks", _, "labels"] => How::Variables,
-        ["services", _, "depends_on" | "networks"] => How::Names,
-        ["services", _, "volumes"] => How::Targets,
-        ["services", _, "secrets" | "configs"] => How::Sources,
-        ["services", _, "dns" | "dns_opt" | "dns_search" | "env_file" | "tmpfs"] => How::OneOrMore,
+        | ["services", _, "build", "args" | "labels" | "additional_contexts"]
+        | ["volumes" | "networks" | "secrets" | "configs", _, "labels"] => How::Variables,
+        ["services", _, "networks" | "models"] => How::Names,
+        ["services", _, "depends_on"] => How::Services,
+        ["services", _, "extra_hosts"] | ["services", _, "build", "extra_hosts"] => How::Hosts,
+        ["services", _, "volumes" | "devices"] => How::Targets,
+        ["services", _, "secrets" | "configs"] | ["services", _, "build", "secrets"] => How::Sources,
+        ["services", _, "env_file"] => How::Files,
+        ["services", _, "tmpfs"] => How::InMemory,
+        ["services", _, "dns" | "dns_opt" | "dns_search" | "label_file"]
+        | ["x-kip", "probe"]
+        | ["services", _, "x-kip", "probe"] => How::OneOrMore,
+        ["services", _, "build"] => How::Build,
         _ => How::Plain,
     }
 }
@@ -123,16 +149,29 @@ fn joined(how: How, mut items: Vec<YamlNode>, more: Vec<YamlNode>) -> Vec<YamlNo
 fn key_of(how: How, item: &YamlNode) -> Option<String> {
     match (how, &item.value) {
         (How::Variables | How::Names, Value::Text { text, .. }) => text.split('=').next().map(str::to_owned),
+        (How::Hosts, Value::Text { text, .. }) => Some(text.replacen([':', '='], "=", 1)),
         (How::Targets, Value::Text { text, .. }) => {
             let mut parts = text.split(':');
             let first = parts.next();
-            parts.next().or(first).map(str::to_owned)
+            parts.next().or(first).map(cleaned)
         }
+        (How::InMemory, Value::Text { text, .. }) => text.split(':').next().map(cleaned),
         (How::Sources, Value::Text { text, .. }) => Some(text.clone()),
-        (How::Targets, Value::Map(entries)) => text_of(entries, "target"),
-        (How::Sources, Value::Map(entries)) => text_of(entries, "target").or_else(|| text_of(entries, "source")),
+        (How::Targets, Value::Map(entries)) => text_of(entries, "target").as_deref().map(cleaned),
+        (How::Sources, Value::Map(entries)) => {
+            let target = text_of(entries, "target").or_else(|| text_of(entries, "source"))?;
+            Some(target.strip_prefix(SECRETS).map_or(target.clone(), str::to_owned))
+        }
+        (How::Files, Value::Text { text, .. }) => Some(text.clone()),
+        (How::Files, Value::Map(entries)) => text_of(entries, "path"),
         _ => None,
     }
+}
+
+/// A path without what leads nowhere else.
+fn cleaned(path: &str) -> String {
+    let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
+    format!("/{}", parts.collect::<Vec<_>>().join("/"))
 }
 
 fn text_of(entries: &[MapEntry], key: &str) -> Option<String> {
@@ -163,15 +202,43 @@ fn is_same(one: &YamlNode, other: &YamlNode) -> bool {
 fn alike(how: How, base: YamlNode, over: YamlNode) -> (YamlNode, YamlNode) {
     let is_list = |node: &YamlNode| matches!(node.value, Value::List(_));
     match how {
-        How::Variables | How::Names if is_list(&base) != is_list(&over) => (as_map(how, base), as_map(how, over)),
-        How::OneOrMore => (as_list(base), as_list(over)),
+        How::Variables | How::Names | How::Services if is_list(&base) != is_list(&over) => {
+            (as_map(how, base), as_map(how, over))
+        }
+        How::OneOrMore | How::InMemory | How::Files => (as_list(how, base), as_list(how, over)),
+        How::Hosts => (as_hosts(base), as_hosts(over)),
+        How::Build => (as_build(base), as_build(over)),
         _ => (base, over),
     }
 }
 
-fn as_list(node: YamlNode) -> YamlNode {
+fn as_list(how: How, node: YamlNode) -> YamlNode {
     match node.value {
         Value::Text { .. } => YamlNode::new(node.place.clone(), Value::List(vec![node])),
+        Value::Map(_) if how == How::Files => YamlNode::new(node.place.clone(), Value::List(vec![node])),
+        _ => node,
+    }
+}
+
+/// A list of `NAME=ADDRESS`.
+fn as_hosts(node: YamlNode) -> YamlNode {
+    let Value::Map(entries) = node.value else { return node };
+    let addresses = |node: YamlNode| if let Value::List(all) = node.value { all } else { vec![node] };
+    let hosts = entries.into_iter().flat_map(|(name, _, node)| {
+        addresses(node).into_iter().filter_map(move |address| {
+            let Value::Text { text, .. } = address.value else { return None };
+            Some(YamlNode::new(address.place, Value::Text { text: format!("{name}={text}"), quoted: true }))
+        })
+    });
+    YamlNode::new(node.place, Value::List(hosts.collect()))
+}
+
+fn as_build(node: YamlNode) -> YamlNode {
+    match node.value {
+        Value::Text { .. } => {
+            let (place, entry) = (node.place.clone(), ("context".to_owned(), node.place.clone(), node));
+            YamlNode::new(place, Value::Map(vec![entry]))
+        }
         _ => node,
     }
 }
@@ -184,6 +251,12 @@ fn as_map(how: How, node: YamlNode) -> YamlNode {
             |text: &str| YamlNode::new(item.place.clone(), Value::Text { text: text.to_owned(), quoted: true });
         let (key, value) = match text.split_once('=') {
             Some((key, value)) if how == How::Variables => (key.to_owned(), quoted(value)),
+            _ if how == How::Services => {
+                let says = |(key, value): (&str, &str)| (key.to_owned(), item.place.clone(), quoted(value));
+                let started = [("condition", "service_started"), ("required", "true")].map(says);
+                let started = YamlNode::new(item.place.clone(), Value::Map(started.to_vec()));
+                (text, started)
+            }
             _ => (text, YamlNode::new(item.place.clone(), Value::Null)),
         };
         Some((key, item.place, value))
@@ -258,7 +331,7 @@ mod tests {
             (&["{labels: {A: 1}}", "{labels: [A=3, b.c=d=e]}"], "{labels={A=3 b.c=d=e}}"),
             (
                 &["{depends_on: [a]}", "{depends_on: {b: {condition: service_healthy}}}"],
-                "{depends_on={a=~ b={condition=service_healthy}}}",
+                "{depends_on={a={condition=service_started required=true} b={condition=service_healthy}}}",
             ),
             (
                 &["{volumes: ['a:/x', /y]}", "{volumes: ['b:/x:ro', {type: tmpfs, target: /y}]}"],

@@ -1,7 +1,7 @@
 //! Published ports, in the short and the long form.
 
 use super::context::Context;
-use crate::place::Weight;
+use crate::place::{SourcePosition, Weight};
 use crate::values::Port;
 use crate::yaml::{Value, YamlNode};
 use kip_types::spec::{PortSpec, Protocol, WakeOn, parse_host_addr};
@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 
 /// Reads `ports`.
 pub fn ports(context: &mut Context<'_>, node: &YamlNode, key: &str) -> Vec<Port> {
-    let mut all = Vec::new();
+    let mut all: Vec<(Port, SourcePosition)> = Vec::new();
     for one in context.list(node, key) {
         let form = match &one.value {
             Value::Map(_) => long(context, one, key),
@@ -18,9 +18,45 @@ pub fn ports(context: &mut Context<'_>, node: &YamlNode, key: &str) -> Vec<Port>
             }),
         };
         let Some(form) = form else { continue };
-        all.extend(form.published(context, one, key));
+        for port in form.published(context, one, key) {
+            publish(context, key, &mut all, port, &one.place);
+        }
     }
-    all
+    all.into_iter().map(|(port, _)| port).collect()
+}
+
+/// Adds a port with its place. One that is spelled twice, in two files perhaps, is there once.
+fn publish(
+    context: &mut Context<'_>,
+    key: &str,
+    all: &mut Vec<(Port, SourcePosition)>,
+    port: Port,
+    place: &SourcePosition,
+) {
+    let inside = |port: &Port| (port.0.proto, port.0.port);
+    let Some((known, known_place)) = all.iter_mut().find(|(known, _)| inside(known) == inside(&port)) else {
+        return all.push((port, place.clone()));
+    };
+    let ((proto, number), outside) = (inside(&port), |port: &Port| (port.0.host_addr, port.0.host_port));
+    if outside(known) == outside(&port) {
+        return;
+    }
+    let named = [&*known, &port].map(|port| port.0.host_port.is_some());
+    if let [true, true] | [false, false] = named {
+        let what = match place.file == known_place.file {
+            true => "leave one out",
+            false => "write `ports: !override` in the later file, or leave one out",
+        };
+        let message = format!(
+            "{key}: {proto} port {number} is published twice, here and at {known_place}: Kip publishes it once, {what}"
+        );
+        return context.fault(place, message);
+    }
+    if port.0.host_port.is_some() {
+        (*known, *known_place) = (port, place.clone());
+    }
+    let why = format!("{proto} port {number} is published at the port of the machine that is named, and at no other");
+    context.lacks(place, Weight::Harmless, key, &why);
 }
 
 /// Reads `expose`: ports that only other services reach.

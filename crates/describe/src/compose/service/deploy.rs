@@ -64,6 +64,8 @@ impl ComposeService {
                 continue;
             }
             match text.parse() {
+                // In two spellings, of two files perhaps.
+                Ok(entry) if self.table.add_host.contains(&entry) => {}
                 Ok(entry) => self.table.add_host.push(entry),
                 Err(e) => context.fault(&place, format!("{path}: {e}")),
             }
