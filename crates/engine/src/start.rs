@@ -268,11 +268,11 @@ fn exec_failed(
     let message = match (step, e.kind()) {
         (StartStep::Exec, io::ErrorKind::NotFound) => match missing() {
             Some(missing) => format!("{}: command {program:?} cannot be started: {missing}", proc.name),
-            None => format!(
-                "{}: command {program:?} is not in the proc's files (PATH there is {})",
-                proc.name,
-                proc.spec().env.get("PATH").map_or(DEFAULT_PATH, String::as_str)
-            ),
+            None => {
+                let (spec, of_machine) = (proc.spec(), !matches!(proc.spec().image, Image::Oci(_)));
+                let path = spec.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+                format!("{}: {}", proc.name, interpreter::absent(program, path, of_machine))
+            }
         },
         (StartStep::Exec, io::ErrorKind::PermissionDenied) => {
             format!("{}: command {program:?} may not be executed", proc.name)

@@ -1,4 +1,5 @@
-//! Why a program that is there cannot be executed: what it wants to be run by is not.
+//! Why a program cannot be executed: it is not there, or what it wants to be run by is not, or what
+//! it is a link to, as in a virtual environment of Python.
 //!
 //! execve(2) has one word for both, ENOENT. Reads a few hundred bytes of the program, below the
 //! proc's root, and executes nothing.
@@ -18,6 +19,10 @@ const LONGEST: usize = 4096;
 const PT_INTERP: u32 = 3;
 /// Most segments that are looked at.
 const MOST_SEGMENTS: usize = 64;
+/// Most links that the kernel follows, path_resolution(7).
+const MOST_LINKS: usize = 40;
+/// Directories of the machine whose programs a proc without an image has.
+const OF_THE_MACHINE: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 
 /// What is missing: the program, by its path inside, and what it names.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,8 +31,21 @@ pub struct MissingInterpreter {
     pub program: PathBuf,
     /// What it names.
     pub interpreter: PathBuf,
-    /// It is a script; else it is dynamically linked.
-    pub is_script: bool,
+    /// How it names it.
+    pub names: NamedBy,
+    /// Where that leads as a link, if it is one.
+    pub target: Option<PathBuf>,
+}
+
+/// How a program names what is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NamedBy {
+    /// In the first line of a script.
+    Script,
+    /// It is dynamically linked.
+    Linked,
+    /// It is a link to that itself.
+    Link,
 }
 
 impl std::fmt::Display for MissingInterpreter {
@@ -36,12 +54,26 @@ impl std::fmt::Display for MissingInterpreter {
         // script's first line is the most usual.
         let shown = |path: &Path| path.to_string_lossy().escape_debug().to_string();
         let (program, interpreter) = (shown(&self.program), shown(&self.interpreter));
-        match self.is_script {
-            true => write!(
+        if let Some(target) = self.target.as_deref().filter(|_| self.names != NamedBy::Link) {
+            let (target, give) = (shown(target), shown(home(target)));
+            return write!(
+                f,
+                "the program {program} is run by {interpreter}, a link to {target}, which is not in the proc's files: give that, too, with -v {give}:{give}:ro"
+            );
+        }
+        match self.names {
+            NamedBy::Link => {
+                let give = shown(home(&self.interpreter));
+                write!(
+                    f,
+                    "it is a link to {interpreter}, which is not in the proc's files: give that, too, with -v {give}:{give}:ro"
+                )
+            }
+            NamedBy::Script => write!(
                 f,
                 "the script {program} begins with #!{interpreter}, and there is no {interpreter} in the proc's files: put that there (an image that has it, --tar or -v), or change the first line"
             ),
-            false => write!(
+            NamedBy::Linked => write!(
                 f,
                 "the program {program} is linked for {interpreter}, and there is no {interpreter} in the proc's files: use one that is built for this system, or an image that has it"
             ),
@@ -57,10 +89,53 @@ pub fn missing(tree: &RootTree, program: &str, workdir: Option<&Path>, path: &st
         true => vec![workdir.join(program)],
         false => path.split(':').map(|dir| workdir.join(dir).join(program)).collect(),
     };
-    let (program, file) = candidates.into_iter().find_map(|path| Some((path.clone(), open(tree, &path)?)))?;
-    let (interpreter, is_script) = named(&file)?;
-    let is_there = open(tree, &workdir.join(&interpreter)).is_some();
-    (!is_there).then_some(MissingInterpreter { program, interpreter, is_script })
+    let found = candidates.iter().find_map(|path| Some((path.clone(), open(tree, path)?)));
+    let Some((program, file)) = found else {
+        let link = |program: PathBuf| Some((led(tree, &program)?, program));
+        let (interpreter, program) = candidates.into_iter().find_map(link)?;
+        return Some(MissingInterpreter { program, interpreter, names: NamedBy::Link, target: None });
+    };
+    let (interpreter, names) = named(&file)?;
+    let at = workdir.join(&interpreter);
+    let missing = || MissingInterpreter { program, interpreter, names, target: led(tree, &at) };
+    open(tree, &at).is_none().then(missing)
+}
+
+/// What is said of a program that is not there. `of_machine`: the proc has no image, but files of
+/// the machine.
+pub fn absent(program: &str, path: &str, of_machine: bool) -> String {
+    let begin = format!("command {program:?} is not in the proc's files");
+    let at = Path::new(program);
+    let elsewhere = at.is_absolute() && !OF_THE_MACHINE.iter().any(|dir| at.starts_with(dir));
+    match program.contains('/') {
+        true if of_machine && elsewhere => {
+            let give = home(at).display();
+            format!(
+                "{begin}: of this machine these are /usr and a part of /etc; give the program's directory with -v {give}:{give}:ro"
+            )
+        }
+        true => begin,
+        false => format!("{begin} (PATH there is {path})"),
+    }
+}
+
+/// The directory with all that belongs to a program, its libraries for example.
+fn home(program: &Path) -> &Path {
+    let above = |path: &'_ Path| path.parent().is_some_and(|parent| parent != Path::new("/"));
+    let Some(dir) = program.parent().filter(|_| above(program)) else { return program };
+    let is_bin = dir.ends_with("bin") || dir.ends_with("sbin");
+    dir.parent().filter(|_| is_bin && above(dir)).unwrap_or(dir)
+}
+
+/// Where a link leads to; none for anything else.
+fn led(tree: &RootTree, path: &Path) -> Option<PathBuf> {
+    let next = |path: &Path| {
+        let found = tree.find(path, false).ok()?.file?;
+        let target = rustix::fs::readlinkat(found, "", Vec::new()).ok()?;
+        Some(path.parent().unwrap_or(Path::new("/")).join(text(target.to_bytes())))
+    };
+    let first = next(path)?;
+    std::iter::successors(Some(first), |path| next(path)).take(MOST_LINKS).last()
 }
 
 /// A regular file of the tree.
@@ -72,15 +147,15 @@ fn open(tree: &RootTree, path: &Path) -> Option<File> {
     is_file.then(open).flatten().map(File::from)
 }
 
-/// What a program names, and whether it is a script.
-fn named(file: &File) -> Option<(PathBuf, bool)> {
+/// What a program names, and how.
+fn named(file: &File) -> Option<(PathBuf, NamedBy)> {
     let mut head = [0; FIRST_LINE];
     let length = file.read_at(&mut head, 0).ok()?;
     let head = &head[..length];
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|byte| *byte == b'\n').next()?;
         let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
-        return Some((text(words.next()?), true));
+        return Some((text(words.next()?), NamedBy::Script));
     }
     let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
     let long = |bytes: &[u8], at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -96,7 +171,7 @@ fn named(file: &File) -> Option<(PathBuf, bool)> {
             let length = usize::try_from(long(&segment, 32)?).ok()?.min(LONGEST);
             let mut name = vec![0; length];
             file.read_exact_at(&mut name, long(&segment, 8)?).ok()?;
-            return Some((text(name.split(|byte| *byte == 0).next()?), false));
+            return Some((text(name.split(|byte| *byte == 0).next()?), NamedBy::Linked));
         }
     }
     None
@@ -132,8 +207,33 @@ mod tests {
         let bad = missing("bad").unwrap();
         assert_eq!((bad.program.to_str(), bad.interpreter.to_str()), (Some("/bin/bad"), Some("/opt/py")));
         let linked = missing("./linked").unwrap();
-        assert!(!linked.is_script && linked.interpreter.starts_with("/lib64"), "{linked:?}");
+        assert!(linked.names == NamedBy::Linked && linked.interpreter.starts_with("/lib64"), "{linked:?}");
         let workdir = super::missing(&tree, "./bad", Some(Path::new("/bin")), path).unwrap();
         assert_eq!(workdir.program.to_str(), Some("/bin/./bad"));
+        std::os::unix::fs::symlink("/opt/py/bin/python3", dir.path().join("bin/python3")).unwrap();
+        std::os::unix::fs::symlink("python3", dir.path().join("bin/python")).unwrap();
+        fs::write(dir.path().join("bin/tool"), "#!/bin/python\n").unwrap();
+        let linked = |program| missing(program).unwrap().to_string();
+        let give = "/opt/py/bin/python3, which is not in the proc's files: give that, too, with -v /opt/py:/opt/py:ro";
+        assert_eq!(linked("/bin/python"), format!("it is a link to {give}"));
+        assert_eq!(linked("tool"), format!("the program /bin/tool is run by /bin/python, a link to {give}"));
+    }
+
+    #[test]
+    fn absent_programs_are_given_by_directory() {
+        let give = |program: &str| absent(program, "/bin", true).rsplit("-v ").next().unwrap().to_owned();
+        for (program, dir) in [
+            ("/opt/py/bin/python", "/opt/py"),
+            ("/root/venv/bin/python", "/root/venv"),
+            ("/opt/tool", "/opt"),
+            ("/tool", "/tool"),
+            ("/bin2/tool", "/bin2"),
+        ] {
+            assert_eq!(give(program), format!("{dir}:{dir}:ro"));
+        }
+        for (program, of_machine) in [("/usr/bin/none", true), ("./none", true), ("/opt/none", false)] {
+            assert!(absent(program, "/bin", of_machine).ends_with("is not in the proc's files"));
+        }
+        assert!(absent("none", "/bin", true).ends_with("(PATH there is /bin)"));
     }
 }

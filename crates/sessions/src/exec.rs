@@ -14,6 +14,7 @@ use kip_sandbox::launcher::{Executing, LaunchError, SandboxExec as Launch};
 use kip_sandbox::users::{self, User};
 use kip_service::ExecInput;
 pub use kip_service::{ExecOutput, ExecSession};
+use kip_types::Image;
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
@@ -124,7 +125,10 @@ impl<'a> ExecContext<'a> {
                 let look = |tree| interpreter::missing(&tree, &command[0], workdir, path_in(&self.env));
                 let why = match files::awake(self.proc).ok().and_then(look) {
                     Some(missing) => format!("command {:?} cannot be started: {missing}", command[0]),
-                    None => format!("command {:?} is not in the proc's files", command[0]),
+                    None => {
+                        let of_machine = !matches!(self.proc.spec().image, Image::Oci(_));
+                        interpreter::absent(&command[0], path_in(&self.env), of_machine)
+                    }
                 };
                 self.refuse(Code::Invalid, &why)
             }
