@@ -522,10 +522,10 @@ fn packet_came(proc: &Proc, body: &Body) -> bool {
 /// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run.
 /// `clocks` is what of the body's has to be set.
 fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
-    // One that was woken for a timer, and takes longer than that was ahead.
+    // The wake was for a timer, and takes longer than it was begun ahead.
     let other = clocks.packet_ns.is_none() && !clocks.stands && !clocks.patches.is_empty() && packet_came(proc, body);
     let with_packet = other.then(|| clocks.with_packet());
-    let shortened = timers::set(proc, with_packet.as_ref().unwrap_or(clocks), missed, traced);
+    let shortened = timers::set(proc, clocks, with_packet.as_ref().unwrap_or(clocks), missed, traced);
     owners::give(proc, body);
     let held: Vec<_> = body
         .sockets

@@ -594,7 +594,7 @@ fn a_pool_makes_what_is_announced() {
         let derived = || run("sysctl", "-n net.ipv4.tcp_max_tw_buckets net.ipv4.tcp_max_syn_backlog");
         let outside = derived();
         within(one.fd.as_fd(), || {
-            assert_eq!(run("sysctl", "-n net.ipv4.tcp_ehash_entries").trim(), "1024");
+            assert_eq!(run("sysctl", "-n net.ipv4.tcp_ehash_entries").trim(), "2048");
             assert_eq!(derived(), outside);
         });
         assert_eq!(run("sysctl", "-n net.ipv4.tcp_child_ehash_entries").trim(), "0", "the machine's is as it was");

@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The name of its files.
 pub const KIND: &str = "pager";
@@ -29,6 +29,9 @@ pub const MOST_WATCHED: usize = 200;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// It has ended its work when it answers; what is left is the kernel's.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Between two tries where the pager has no room for a request.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why the pager did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -192,13 +195,24 @@ impl Pager {
     }
 
     fn call_with(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> Result<PagerAnswer, PagerError> {
-        match self.ask(request, fds).map_err(PagerError::Gone)? {
-            (_, PagerAnswer::Refused { message }) => Err(PagerError::Refused(message)),
-            (_, answer) => {
-                if let PagerAnswer::Status(status) = &answer {
-                    self.answered.store(status.pid, Ordering::Relaxed);
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        loop {
+            match self.ask(request, fds).map_err(PagerError::Gone)?.1 {
+                PagerAnswer::Refused { message } => return Err(PagerError::Refused(message)),
+                // A program that stays awake loses nothing; one that is to wake waits.
+                PagerAnswer::Busy { message } if matches!(request, PagerRequest::Hibernate(_)) => {
+                    return Err(PagerError::Refused(message));
                 }
-                Ok(answer)
+                PagerAnswer::Busy { message } if Instant::now() >= until => {
+                    return Err(PagerError::Gone(io::Error::new(io::ErrorKind::TimedOut, message)));
+                }
+                PagerAnswer::Busy { .. } => std::thread::sleep(BUSY_PAUSE),
+                answer => {
+                    if let PagerAnswer::Status(status) = &answer {
+                        self.answered.store(status.pid, Ordering::Relaxed);
+                    }
+                    return Ok(answer);
+                }
             }
         }
     }

@@ -330,6 +330,11 @@ pub enum PagerAnswer {
     },
     /// To everything else.
     Done,
+    /// Nothing was done: there is no descriptor or thread for the request now.
+    Busy {
+        /// Why, one line.
+        message: String,
+    },
     /// It was not done.
     Refused {
         /// One line: what, and why.

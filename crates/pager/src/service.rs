@@ -552,8 +552,10 @@ fn installed_pages(entry: &Entry) -> u64 {
 fn end_caches(began: &mpsc::Receiver<(Instant, Weak<Swap>)>) {
     for (at, swap) in began {
         std::thread::sleep(CACHED_FOR.saturating_sub(at.elapsed()));
-        if let Some(swap) = swap.upgrade() {
-            swap.end_cache();
+        if let Some(swap) = swap.upgrade()
+            && let Err(error) = swap.end_cache()
+        {
+            tracing::error!(%error, "the disk does not take what a sleep wrote, which stays in the page cache: make room, or mend the disk");
         }
     }
 }

@@ -426,7 +426,8 @@ impl StoredSet {
         }
     }
 
-    /// The block of a page that had this slot, if that block need not be read from a disk.
+    /// The block of a page that had this slot, if that block is in memory, or in the page cache
+    /// unless the kernel has taken it out of there.
     pub fn block_in_memory(&self, address: u64, slot: u32) -> Option<usize> {
         let place = self.pages.iter().position(|page| (page.address, page.slot) == (address, slot))?;
         let block = place / BLOCK;

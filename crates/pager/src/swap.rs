@@ -24,9 +24,19 @@ pub const PARKED: u32 = 1 << 31;
 /// Bytes of a page and of a slot.
 pub const PAGE: usize = 4096;
 
-/// The most bytes of one sleep that are written by way of the page cache: more would push out what
-/// other programs have there.
+/// The most bytes of one sleep that are written by way of the page cache, and of all sleeps of the
+/// last moments: more would push out what other programs have there, and be no room for others
+/// until the disk has it.
 const MOST_CACHED: usize = 64 << 20;
+const MOST_OF_ALL: usize = 256 << 20;
+
+/// So many bytes all swap files may still write that way.
+static ROOM_OF_ALL: AtomicUsize = AtomicUsize::new(MOST_OF_ALL);
+
+/// Takes room; false if there is not enough.
+fn take(room: &AtomicUsize, bytes: usize) -> bool {
+    room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes)).is_ok()
+}
 
 /// Bytes at an address that a device accepts, whole pages.
 #[derive(Debug, Default)]
@@ -94,8 +104,12 @@ pub struct Swap {
     cached: File,
     /// So many have asked for that and have not ended it.
     caching: AtomicUsize,
-    /// Bytes that may still be written by that way.
+    /// Bytes that this sleep may still write that way.
     room: AtomicUsize,
+    /// Bytes that were written that way, of those of all.
+    taken: AtomicUsize,
+    /// No slot is written while what is in the page cache is written once more.
+    writing: Mutex<()>,
     counts: Mutex<Counts>,
 }
 
@@ -120,7 +134,15 @@ impl Swap {
         let cached = open(path, false, 0)?;
         // What is needed together only the pager knows.
         let _ = fadvise(&cached, 0, None, Advice::Random);
-        Ok(Self { file, cached, caching: 0.into(), room: 0.into(), counts: Mutex::default() })
+        Ok(Self {
+            file,
+            cached,
+            caching: 0.into(),
+            room: 0.into(),
+            taken: 0.into(),
+            writing: Mutex::default(),
+            counts: Mutex::default(),
+        })
     }
 
     /// From now on what is written stays in the page cache, as long as the kernel has room for it
@@ -132,13 +154,41 @@ impl Swap {
 
     /// Ends what one call of [`Swap::cache`] began; the last one gives the room in the page cache
     /// up, once all is on the disk: a read past the page cache would wait for that.
-    pub fn end_cache(&self) {
-        if self.caching.load(Ordering::Relaxed) == 1 {
-            let _ = rustix::fs::fdatasync(&self.cached);
+    ///
+    /// # Errors
+    /// The file system's: the disk does not take what is in the page cache, which stays there and
+    /// is read from there.
+    pub fn end_cache(&self) -> io::Result<()> {
+        if self.caching.load(Ordering::Relaxed) == 1 && rustix::fs::fdatasync(&self.cached).is_err() {
+            // The kernel takes such pages for written, and would forget them.
+            self.write_past_cache()?;
         }
         if self.caching.fetch_sub(1, Ordering::Relaxed) == 1 {
             let _ = fadvise(&self.cached, 0, None, Advice::DontNeed);
+            self.give_room_back();
         }
+        Ok(())
+    }
+
+    /// Writes each slot that is in use from the page cache to the disk.
+    fn write_past_cache(&self) -> io::Result<()> {
+        const SLOTS: usize = 256;
+        let mut buffer = Aligned::new(SLOTS * PAGE);
+        let used: Vec<usize> = {
+            let counts = self.counts();
+            (0..counts.of.len()).filter(|slot| counts.of[*slot] > 0).collect()
+        };
+        for run in used.chunk_by(|a, b| a + 1 == *b).flat_map(|run| run.chunks(SLOTS)) {
+            let _writing = self.writing.lock();
+            let (at, bytes) = ((run[0] * PAGE) as u64, &mut buffer[..run.len() * PAGE]);
+            self.cached.read_exact_at(bytes, at)?;
+            self.file.write_all_at(bytes, at)?;
+        }
+        Ok(())
+    }
+
+    fn give_room_back(&self) {
+        ROOM_OF_ALL.fetch_add(self.taken.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
     fn now(&self) -> &File {
@@ -229,8 +279,11 @@ impl Swap {
     /// # Errors
     /// The file system's; EINVAL when `bytes` is not aligned.
     pub fn write(&self, slot: u32, bytes: &[u8]) -> io::Result<()> {
-        let take = |room: usize| room.checked_sub(bytes.len());
-        let fits = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        let fits = take(&self.room, bytes.len()) && take(&ROOM_OF_ALL, bytes.len());
+        if fits {
+            self.taken.fetch_add(bytes.len(), Ordering::Relaxed);
+        }
+        let _writing = self.writing.lock();
         let file = if fits { self.now() } else { &self.file };
         file.write_all_at(bytes, u64::from(slot) * PAGE as u64)
     }
@@ -241,6 +294,12 @@ impl Swap {
     /// The file system's; EINVAL when `buffer` is not aligned.
     pub fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
         self.now().read_exact_at(buffer, u64::from(slot) * PAGE as u64)
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        self.give_room_back();
     }
 }
 
@@ -285,7 +344,10 @@ mod tests {
         swap.room.store(PAGE / 2, Ordering::Relaxed);
         swap.write(5, &page[..PAGE]).unwrap();
         assert_eq!(swap.room.load(Ordering::Relaxed), PAGE / 2);
-        swap.end_cache();
+        // Should the disk not have taken what is in the page cache.
+        swap.hold(3..5);
+        swap.write_past_cache().unwrap();
+        swap.end_cache().unwrap();
         page.fill(0);
         swap.read(3, &mut page).unwrap();
         assert!(page[..PAGE].iter().all(|b| *b == 7) && page[PAGE..].iter().all(|b| *b == 8));

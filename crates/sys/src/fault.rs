@@ -104,7 +104,10 @@ pub fn reach(step: &'static str) {
     debug_assert!(STEPS.contains(&step), "{step}");
     let Some(fault) = AT.get().filter(|fault| fault.step == step) else { return };
     match fault.delay {
-        Some(delay) => std::thread::sleep(delay),
+        Some(delay) => {
+            tracing::info!(step, "fault injection: the daemon waits");
+            std::thread::sleep(delay);
+        }
         None => {
             tracing::info!(step, "fault injection: the daemon kills itself");
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);

@@ -148,8 +148,11 @@ impl Worker {
     /// # Errors
     /// It is being replaced.
     pub(crate) async fn begin_on(&self, handle: &Handle, name: &ProcName) -> Result<Begun, Refusal> {
+        let refused = || if self.replacing.lock().contains_key(name) { Err(being_replaced(name)) } else { Ok(()) };
+        // First, for a replacement has the lock until it has begun.
+        refused()?;
         let begun = Arc::clone(&handle.begun).read_owned().await;
-        if self.replacing.lock().contains_key(name) { Err(being_replaced(name)) } else { Ok(begun) }
+        refused().map(|()| begun)
     }
 
     /// The proc that a stop of that name is for. One that is being replaced is not after that; the

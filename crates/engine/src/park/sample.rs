@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 /// One that ticks is seldom awake, but where others want the processors its ticks wait for them,
 /// too.
 const QUIESCENT_WITHIN: Duration = Duration::from_millis(200);
-/// So often is looked at least, however long it takes to look at hundreds of threads.
+/// The program is looked at so often at least, however long it takes to look at hundreds of
+/// threads.
 const LEAST_LOOKS: usize = 4;
 /// Between two looks.
 const BETWEEN_SAMPLES: Duration = Duration::from_millis(2);
@@ -57,25 +58,30 @@ impl Ran {
     /// Looks again at a few threads of the program, and at what they may have changed, while they
     /// sleep; none if they do not. What waits for the others is known from before: a signal that
     /// has come since then counts as one that comes later.
-    fn look_again(&mut self, tree: &Tree, few: &Tree, before_stop: &WaitingThreads) -> Option<()> {
-        let until = Instant::now() + QUIESCENT_WITHIN;
+    fn look_again(&mut self, tree: &Tree, few: &Tree, until: Instant) -> Option<()> {
+        let mut tries = 0;
         loop {
             if let Some(asleep) = few.asleep() {
-                let (since, pending) = (dated(few.waiting(), before_stop), few.pending());
+                let pending = few.pending();
                 self.unreported = tree.unreported();
                 self.look_at_descriptors(tree);
                 if few.switches() == asleep {
-                    self.since.retain(|thread, _| !few.threads.contains_key(thread));
-                    self.since.extend(since);
                     self.pending.extend(pending);
                     return Some(());
                 }
             }
-            if Instant::now() >= until {
+            tries += 1;
+            if tries >= LEAST_LOOKS && Instant::now() >= until {
                 return None;
             }
             std::thread::sleep(BETWEEN_SAMPLES);
         }
+    }
+
+    /// Reads anew since when a few threads wait.
+    fn redate(&mut self, few: &Tree, before_stop: &WaitingThreads) {
+        self.since.retain(|thread, _| !few.threads.contains_key(thread));
+        self.since.extend(dated(few.waiting(), before_stop));
     }
 
     fn look_at_descriptors(&mut self, tree: &Tree) {
@@ -134,19 +140,26 @@ fn while_asleep(read: &dyn Fn() -> Tree, before_stop: &WaitingThreads) -> Option
     let first = tree.asleep()?;
     let mut ran = Ran::of(tree, before_stop);
     let mut few = BTreeSet::new();
+    let until = Instant::now() + QUIESCENT_WITHIN;
     loop {
         let now = tree.switches();
         let moved = first.iter().filter(|(thread, before)| now.get(thread) != Some(before)).map(|(thread, _)| *thread);
         let known = few.len();
         few.extend(moved);
         if few.len() == known {
+            let few = tree.only(&few);
+            if read().threads != tree.threads {
+                return None;
+            }
+            // Since the last look they may have begun their next waits.
+            ran.redate(&few, before_stop);
             // A wait whose beginning is not known would begin anew.
-            return (read().threads == tree.threads && !tree.has_unknown(&ran.since)).then_some(ran);
+            return (!tree.has_unknown(&ran.since)).then_some(ran);
         }
         if few.len() > FEW {
             return None;
         }
-        ran.look_again(tree, &tree.only(&few), before_stop)?;
+        ran.look_again(tree, &tree.only(&few), until)?;
     }
 }
 

@@ -60,9 +60,15 @@ impl TimerPlan {
 }
 
 /// Sets everything about time in the restored processes, which must be stopped; if they are
-/// `traced` by this thread, waits for events whose time-out has passed end by it. What cannot be
-/// set is logged.
-pub(super) fn set(proc: &Proc, clocks: &kip_clocks::Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
+/// `traced` by this thread, waits for events whose time-out has passed end by it. `waits` are the
+/// clocks as time-outs of calls are to know them. What cannot be set is logged.
+pub(super) fn set(
+    proc: &Proc,
+    clocks: &kip_clocks::Clocks,
+    waits: &kip_clocks::Clocks,
+    missed: &[Missed],
+    traced: bool,
+) -> Vec<Shortened> {
     let nothing =
         clocks.patches.is_empty() && clocks.timerfds.is_empty() && clocks.sockets.is_empty() && clocks.words.is_empty();
     if nothing && missed.is_empty() {
@@ -93,8 +99,8 @@ pub(super) fn set(proc: &Proc, clocks: &kip_clocks::Clocks, missed: &[Missed], t
     for patch in clocks.patches.iter().filter(|patch| patch.form != Form::Millis) {
         // Anew for each: what comes between makes the wait longer.
         let now = Now::read();
-        let bytes = kip_clocks::patch_bytes(patch, clocks, now);
-        let over = kip_clocks::is_over(patch, clocks, now);
+        let bytes = kip_clocks::patch_bytes(patch, waits, now);
+        let over = kip_clocks::is_over(patch, waits, now);
         let fill = |tid| {
             // A thread of a stopped process is not ours.
             if over && traced && matches!(timed::end_wait(tid), Ok(true)) {

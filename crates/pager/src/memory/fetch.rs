@@ -13,7 +13,7 @@ use std::os::fd::AsFd as _;
 /// other; see [`crate::ahead`].
 const READ_AHEAD: usize = 8;
 
-/// As many of them are at hand at most, 8 MiB, until the next tick.
+/// Pages that were read for a tick and are at hand until the next one, at most: 8 MiB.
 const MOST_FOR_TICK: usize = 2048;
 
 /// Pages of zeros that a fault in memory that was never used fetches at least.

@@ -17,7 +17,8 @@ impl Service {
     pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
         let began = Instant::now();
         let Rebuilt { name, number, directory, generation, processes, prefetch, set } = rebuilt;
-        // What an earlier sleep left. The keeper has something only of a proc that is known.
+        // What an earlier sleep left. Of another proc the keeper has nothing, unless it did not
+        // answer when that was forgotten; then a new name takes the old one's place.
         if self.known(&name).is_some() || self.broken.lock().contains_key(&name) {
             self.forget(&name);
         }
@@ -50,6 +51,8 @@ impl Service {
             Err(source) => {
                 drop(guard);
                 self.forget(&name);
+                self.procs.lock().remove(&name);
+                let _ = clear(&directory);
                 return Err(OrderError::Restore { name, source });
             }
         };

@@ -17,13 +17,13 @@ pub(super) enum OrderError {
     /// What arrived is no request of this protocol.
     #[error("not a request")]
     Request(#[source] serde_json::Error),
-    /// A client cannot be served.
+    /// There is no descriptor for the connection of a client.
     #[error("the pager has no file descriptor left for another client")]
     Accept(#[source] io::Error),
-    /// The same.
+    /// There is no thread for a client.
     #[error("the pager cannot start a thread for another client")]
     Thread(#[source] io::Error),
-    /// Its descriptors did not arrive.
+    /// The descriptors of a request did not arrive.
     #[error("the pager has no room for the descriptors of a request")]
     Receive(#[source] io::Error),
     /// A dead pager had memory of the proc out, which could not be taken up.
@@ -98,7 +98,11 @@ impl OrderError {
 
     /// As it travels.
     pub(super) fn answer(&self) -> PagerAnswer {
-        PagerAnswer::Refused { message: line(self) }
+        let message = line(self);
+        match self {
+            OrderError::Accept(_) | OrderError::Thread(_) | OrderError::Receive(_) => PagerAnswer::Busy { message },
+            _ => PagerAnswer::Refused { message },
+        }
     }
 }
 
