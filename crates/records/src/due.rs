@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 /// For how many `tick_ms` the ticks of a suspended proc are gathered at first: ten minutes, as a
 /// rule.
 const FIRST_GATHER: i64 = 10;
-/// The longest that ticks of a suspended proc are gathered, nanoseconds.
-const LONGEST_GATHER_NS: i64 = 3_600 * 1_000_000_000;
+/// The longest that ticks of a suspended proc are gathered, nanoseconds. Its own clock goes on for
+/// the moment only that a round takes, however often it has one.
+const LONGEST_GATHER_NS: i64 = 24 * 3_600 * 1_000_000_000;
 /// The longest that ticks are late where memory is short, nanoseconds.
 const LATE_NS: i64 = 10 * 1_000_000_000;
 
@@ -28,7 +29,7 @@ pub enum Ticks {
     Late,
     /// The proc is suspended: its ticks are served at wakes of their own, [`FIRST_GATHER`] times
     /// `tick_ms` after the sleep began, then twice as late each time nothing but ticks had woken
-    /// it, up to an hour.
+    /// it, up to a day.
     Gathered,
 }
 
@@ -147,7 +148,7 @@ mod tests {
         let tick = next(&[(101, Some(1))], 60_000, 0, SECOND);
         assert_eq!((tick.at_ns, tick.tick), (700 * SECOND, true));
         assert_eq!(next(&[(101, Some(1))], 60_000, 2, SECOND).at_ns, 2_500 * SECOND);
-        assert_eq!(next(&[(101, Some(1))], 60_000, 99, SECOND).at_ns, 3_700 * SECOND);
+        assert_eq!(next(&[(101, Some(1))], 60_000, 99, SECOND).at_ns, 86_500 * SECOND);
         // A slow period is on time, and a timer that is on time comes before gathered ticks.
         let slow = next(&[(150, Some(90)), (101, Some(1))], 60_000, 0, 0);
         assert_eq!((slow.at_ns, slow.tick), (150 * SECOND, false));
