@@ -162,25 +162,31 @@ def test_what_is_left_of_a_long_wait_is_no_tick(kip: Kip, call: str, before: str
     assert proc.inspect()["last_sleep"]["to"] == "parked"
 
 
-# 500 threads, of which one waits 50 ms at a time: that time-out passes in each freeze, and while
-# the threads are looked at before it, which both take longer.
+# 500 threads, of which one waits 50 ms at a time, until a time or for one: that time-out passes in
+# each freeze, and while the threads are looked at before it, which both take longer. It says so if
+# a wait was short.
 CROWD = """
-import threading
+import select, sys, threading, time
 threading.stack_size(64 << 10)
 for _ in range(498):
     threading.Thread(target=threading.Event().wait).start()
+wait = {"until": lambda: threading.Event().wait(0.05), "for": lambda: select.poll().poll(50)}[sys.argv[1]]
 def tick():
     while True:
-        threading.Event().wait(0.05)
+        began = time.monotonic()
+        wait()
+        if time.monotonic() - began < 0.0499:
+            print("short:", time.monotonic() - began, flush=True)
 threading.Thread(target=tick).start()
 print("all", flush=True)
 """
 
 
 # promise waking: a time-out that passes in the freeze is a tick: one of 500 threads waits 50 ms at
-#   a time, and the proc stays parked
-def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip) -> None:
-    proc = kip.run("crowd", ["/usr/bin/python3", "-c", CROWD], flags=["--never-sleep"])
+#   a time, and the proc stays parked; none of its waits is short for that
+@pytest.mark.parametrize("wait", ["until", "for"])
+def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip, wait: str) -> None:
+    proc = kip.run("crowd", ["/usr/bin/python3", "-c", CROWD, wait], flags=["--never-sleep"])
     wait_for("all threads are there", lambda: proc.logs() == "all\n", 30)
     for _ in range(5):
         kip.cli("sleep", proc.name)
@@ -189,6 +195,8 @@ def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip) -> None:
         view = proc.inspect()
         assert (view["state"], view["wakes"]) == ("parked", wakes), kip.account()
         proc.wake()
+        time.sleep(0.2)
+    assert proc.logs() == "all\n"
 
 
 # promise waking: by default a proc that ticks is not parked by itself, and ticks on time while it
