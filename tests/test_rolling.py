@@ -72,12 +72,13 @@ def clients(port: int, stays: bool = True) -> Iterator[Clients]:
         thread.start()
     try:
         yield all
+        # However slow the machine was, they have asked often.
+        wait_for("clients have asked", lambda: len(all.answers) > 20 or all.failed, 30)
     finally:
         all.over.set()
         for thread in threads:
             thread.join()
     assert not all.failed, f"{len(all.failed)} of {len(all.failed) + len(all.answers)} failed: {all.failed[:5]}"
-    assert len(all.answers) > 20
 
 
 class Described:
