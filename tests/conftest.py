@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("loadgroup", default=False):  # what a worker has of `--dist loadgroup`
         return
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem.removeprefix("test_")))
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem.removeprefix("test_")))
     # Those that take minutes come first, or one worker has them when the others have nothing left.
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
 
