@@ -24,7 +24,7 @@ use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, SandboxRestore};
 use kip_sandbox::rootfs::RootfsError;
 use kip_sandbox::volume::Volume;
-use kip_snapshot::pages::{Run, SETS};
+use kip_snapshot::pages::{PAGE, Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::fault;
 use kip_sys::process::{Signal, pidfd_send_signal};
@@ -171,7 +171,9 @@ pub(super) fn rebuild(
     let bytes = manifest.parts.iter().map(|p| p.size).sum();
     let came = |packet_ns: i64| Came {
         ago: Duration::from_nanos((kip_sys::ran::monotonic_ns() - packet_ns).max(1) as u64),
-        taken_within: body.clocks.taken_within(),
+        // The restorer sets timers when it has read the memory, and the program goes on when that
+        // is verified.
+        taken_within: body.clocks.taken_within() + verified_within(ready.needed(), bytes),
     };
     let came = body.clocks.packet_ns.map(came);
     let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes, came)?;
@@ -260,6 +262,16 @@ pub(super) fn rebuild(
             Err(e)
         }
     }
+}
+
+/// How long after it is read the memory of a program may be verified: all of it, of so many bytes,
+/// or these pages of it.
+fn verified_within(pages: Option<&[(u32, u32, u32)]>, bytes: u64) -> Duration {
+    /// The checksum falls behind the restorer by no more than this part of the time that it takes
+    /// on a busy machine.
+    const BYTES_A_MS: u64 = 5 << 20;
+    let some = |pages: &[(u32, u32, u32)]| pages.iter().map(|(.., pages)| u64::from(*pages) * PAGE as u64).sum();
+    Duration::from_millis(pages.map_or(bytes, some) / BYTES_A_MS)
 }
 
 /// Has the disk begin with a file that is needed in a moment; there may be none.
