@@ -156,10 +156,22 @@ fn has_no_room(directory: &File) -> bool {
 #[derive(Debug)]
 pub struct Log {
     file: File,
-    /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too
-    /// little. None before the first comparison.
-    ahead_ns: Option<i64>,
+    compared: Vec<Compared>,
 }
+
+/// The machine's clocks and the stamps of a log, which are by CLOCK_REALTIME, at one moment,
+/// nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Compared {
+    /// How far CLOCK_MONOTONIC is ahead of the stamps, or less.
+    monotonic: i64,
+    /// How far CLOCK_REALTIME is ahead of CLOCK_MONOTONIC.
+    realtime: i64,
+}
+
+/// What two readings of both clocks may differ by, nanoseconds, if neither was set: the processor
+/// may have been taken away between the two.
+const READ_WITHIN_NS: i64 = 2_000_000;
 
 impl Log {
     /// To be written by CRIU under its name in the images' directory.
@@ -167,7 +179,7 @@ impl Log {
         let file = File::from(rustix::fs::memfd_create(DUMP_LOG, MemfdFlags::CLOEXEC)?);
         let place = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         std::os::unix::fs::symlink(place, images.join(DUMP_LOG))?;
-        Ok(Log { file, ahead_ns: None })
+        Ok(Log { file, compared: Vec::new() })
     }
 
     /// Leaves it in the images' directory, as well as the disk lets.
@@ -182,10 +194,25 @@ impl Log {
     /// moment.
     fn compare_clocks(&mut self) {
         let lines = self.lines();
-        let now_ns = Now::read().realtime_ns;
-        let last = lines.lines().rev().find_map(stamp_ns);
-        let ahead = last.map(|ns| now_ns.saturating_sub(ns));
-        self.ahead_ns = [self.ahead_ns, ahead].into_iter().flatten().min();
+        let now = Now::read();
+        if let Some(last) = lines.lines().rev().find_map(stamp_ns) {
+            let monotonic = now.monotonic_ns.saturating_sub(last);
+            self.compared.push(Compared { monotonic, realtime: now.realtime_ns.saturating_sub(now.monotonic_ns) });
+        }
+    }
+
+    /// Whether CLOCK_REALTIME was set meanwhile: stamps and the times of files are by two clocks
+    /// then.
+    pub fn clock_was_set(&self) -> bool {
+        let ahead = || self.compared.iter().map(|compared| compared.realtime);
+        ahead().max().zip(ahead().min()).is_some_and(|(most, least)| most.saturating_sub(least) > READ_WITHIN_NS)
+    }
+
+    /// How far CLOCK_MONOTONIC is ahead of the stamps, rather too much than too little; none before
+    /// the first comparison.
+    fn ahead_ns(&self) -> Option<i64> {
+        let ahead = self.compared.iter().map(|compared| compared.monotonic);
+        if self.clock_was_set() { ahead.max() } else { ahead.min() }
     }
 
     fn lines(&self) -> String {
@@ -198,9 +225,9 @@ impl Log {
     }
 
     /// When CRIU had just read the timers of each process (by host pid), never before, nanoseconds
-    /// of CLOCK_REALTIME. Empty if the log does not say.
+    /// of CLOCK_MONOTONIC. Empty if the log does not say.
     pub fn timers_read(&self) -> BTreeMap<u32, i64> {
-        let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
+        let Some(ahead_ns) = self.ahead_ns() else { return BTreeMap::new() };
         let read = |line: &str| {
             let pid = line.split_once(TIMERS_ARE_READ)?.1.split_once(')')?.0.parse().ok()?;
             Some((pid, stamp_ns(line)?.saturating_add(ahead_ns)))
@@ -208,10 +235,10 @@ impl Log {
         self.lines().lines().filter_map(read).collect()
     }
 
-    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_REALTIME.
+    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_MONOTONIC.
     /// Empty if the log does not say.
     pub fn still(&self) -> BTreeMap<u32, i64> {
-        let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
+        let Some(ahead_ns) = self.ahead_ns() else { return BTreeMap::new() };
         still(&self.lines()).into_iter().map(|(tid, ns)| (tid, ns.saturating_add(ahead_ns))).collect()
     }
 }
@@ -325,10 +352,10 @@ mod tests {
         let mut log = Log::new(scratch.path()).unwrap();
         let path = scratch.path().join(DUMP_LOG);
         assert_eq!(log.timers_read(), BTreeMap::new());
-        let before = Now::read().realtime_ns;
+        let before = Now::read().monotonic_ns;
         std::fs::write(&path, "(00.000000) begun\nno stamp\n").unwrap();
         log.compare_clocks();
-        let after = Now::read().realtime_ns;
+        let after = Now::read().monotonic_ns;
         std::thread::sleep(Duration::from_millis(30));
         let lines = "(00.000000) begun\n(00.010000) Dumping core (pid: 12)\n(00.020000) Dumping core (pid: 345)\n";
         std::fs::write(&path, lines).unwrap();
@@ -340,8 +367,27 @@ mod tests {
             (before..=after).contains(&(read[&12] - 10_000_000)),
             "the comparison that was nearer to a line counts"
         );
+        assert!(!log.clock_was_set());
         std::fs::remove_file(&path).unwrap();
         log.keep(&File::open(scratch.path()).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), lines);
+    }
+
+    // promise waking: a machine whose clock is set while a snapshot is taken ends no wait early
+    #[test]
+    fn a_clock_that_is_set_meanwhile_makes_nothing_look_older() {
+        const SET_BY: i64 = 350_000_000;
+        let scratch = tempfile::tempdir().unwrap();
+        for set_by in [-SET_BY, SET_BY] {
+            // By the stamps of before and by those of after: of a line it is not known which it has.
+            let compared = [(1_000_000_000, 0), (1_000_000_000 - set_by, set_by)];
+            let mut log = Log::new(scratch.path()).unwrap();
+            log.file.write_all(b"(00.010000) Seized task 7, state 1\n").unwrap();
+            log.compared = compared.map(|(monotonic, realtime)| Compared { monotonic, realtime }).to_vec();
+            assert!(log.clock_was_set());
+            let latest = compared[0].0.max(compared[1].0);
+            assert_eq!(log.still(), BTreeMap::from([(7, latest + 10_000_000)]));
+            std::fs::remove_file(scratch.path().join(DUMP_LOG)).unwrap();
+        }
     }
 }

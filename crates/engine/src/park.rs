@@ -247,7 +247,9 @@ fn finalize(
     let now = Now::read();
     let init = seen.init;
     let mut images = Images::read(growing)?;
-    let interrupted_ns = kip_clocks::interrupted_at(&images, now);
+    // The times of files tell nothing where the clock that they are by was set.
+    let was_set = log.clock_was_set();
+    let interrupted_ns = if was_set { now.monotonic_ns } else { kip_clocks::interrupted_at(&images, now) };
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     lifted::note(&seen.lifted, &tree, &mut images)?;
     sockets::order_unix_pairs(&mut images)?;
@@ -274,10 +276,10 @@ fn finalize(
     let waiting = |thread: u32| waiting.get(&thread).copied().unwrap_or_default();
     let (read_at, still_at) = (log.timers_read(), log.still());
     let when = |known: &BTreeMap<u32, i64>, thread: u32| {
-        let realtime_ns = known.get(tree.threads.get(&thread)?)?;
-        Some(now.monotonic_ns - (now.realtime_ns - realtime_ns).max(0))
+        let at_ns = known.get(tree.threads.get(&thread)?)?;
+        Some(now.monotonic_ns.min(*at_ns))
     };
-    let timers_read_ns = |thread: u32| when(&read_at, thread);
+    let timers_read_ns = |thread: u32| when(&read_at, thread).or(was_set.then_some(now.monotonic_ns));
     let still_ns = |thread: u32| when(&still_at, thread);
     let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
     let quiescent = seen.ran.quiescent;

@@ -91,8 +91,9 @@ pub struct Stopped {
     halted: HashSet<u32>,
     /// Threads that were asked to stop, of which it is not known yet that they have.
     asked: HashSet<u32>,
-    /// When all of them had stopped: what is reckoned from here is never early.
-    at: Instant,
+    /// When all of them had stopped: what is reckoned from here is never early. None while some may
+    /// run.
+    at: Option<Instant>,
     /// When the packet came for which they are let go, nanoseconds of CLOCK_MONOTONIC.
     packet_ns: Option<i64>,
     /// Threads that give sockets their own time-outs back.
@@ -134,7 +135,7 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
         }
         if fresh.is_empty() {
             stopped.processes.retain(|_, process| !process.threads.is_empty());
-            stopped.at = Instant::now();
+            stopped.at = Some(Instant::now());
             return Ok(stopped);
         }
         if Instant::now() > until {
@@ -269,7 +270,7 @@ impl Stopped {
             slept: HashMap::new(),
             halted: HashSet::new(),
             asked: HashSet::new(),
-            at: now,
+            at: None,
             packet_ns: None,
             giving: Vec::new(),
             _here: PhantomData,
@@ -363,7 +364,8 @@ impl Stopped {
             None if mended => {}
             None => {
                 let _ = timeouts::make_again(tid);
-                let _ = timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64);
+                let ns = self.at.map_or(0, |at| at.elapsed().as_nanos() as i64);
+                let _ = timeouts::stood_still(process.pid, tid, ns);
             }
         }
         let _ = restart::leave_to_kernel(tid, mended);
@@ -493,6 +495,7 @@ mod tests {
             "select.epoll().poll(2)",
             "signal.sigtimedwait([signal.SIGUSR1], 2)",
             "time.sleep(2)",
+            "select.select([], [], [], 2)",
         ];
         let start = |wait: &str| {
             let script = format!(
@@ -520,9 +523,30 @@ mod tests {
         }
     }
 
-    /// poll, rt_sigtimedwait, clock_nanosleep, epoll_wait, epoll_pwait.
+    // promise waking: a stop that is given up because the machine is busy ends no wait early
+    #[test]
+    fn a_stop_that_is_given_up_takes_nothing_off_a_wait() {
+        const LOOK: Duration = Duration::from_millis(300);
+        let script = "import select, time\nbegan = time.monotonic()\nselect.select([], [], [], 2)\nprint(time.monotonic() - began)";
+        let program = Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !waits_in_one(program.id()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Its time is over by the second look.
+        let list = || {
+            std::thread::sleep(LOOK);
+            Ok(vec![program.id()])
+        };
+        assert!(matches!(stop(list, Instant::now() + LOOK), Err(StopError::Unstable)));
+        let said = program.wait_with_output().unwrap().stdout;
+        let took: f64 = String::from_utf8(said).unwrap().trim().parse().unwrap();
+        assert!((2.0..2.4).contains(&took), "2 s take {took} s");
+    }
+
+    /// select, poll, rt_sigtimedwait, clock_nanosleep, epoll_wait, pselect6, epoll_pwait.
     fn waits_in_one(pid: u32) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-        ["7 ", "128 ", "230 ", "232 ", "281 "].iter().any(|call| text.starts_with(call))
+        ["23 ", "7 ", "128 ", "230 ", "232 ", "270 ", "281 "].iter().any(|call| text.starts_with(call))
     }
 }
