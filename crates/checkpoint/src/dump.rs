@@ -235,8 +235,8 @@ impl Log {
         self.lines().lines().filter_map(read).collect()
     }
 
-    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_MONOTONIC.
-    /// Empty if the log does not say.
+    /// When each thread (by host id) stood still, or a little later, nanoseconds of
+    /// CLOCK_MONOTONIC. Empty if the log does not say.
     pub fn still(&self) -> BTreeMap<u32, i64> {
         let Some(ahead_ns) = self.ahead_ns() else { return BTreeMap::new() };
         still(&self.lines()).into_iter().map(|(tid, ns)| (tid, ns.saturating_add(ahead_ns))).collect()
@@ -379,7 +379,7 @@ mod tests {
         const SET_BY: i64 = 350_000_000;
         let scratch = tempfile::tempdir().unwrap();
         for set_by in [-SET_BY, SET_BY] {
-            // By the stamps of before and by those of after: of a line it is not known which it has.
+            // By the stamps of before and of after: it is not known which of them a line has.
             let compared = [(1_000_000_000, 0), (1_000_000_000 - set_by, set_by)];
             let mut log = Log::new(scratch.path()).unwrap();
             log.file.write_all(b"(00.010000) Seized task 7, state 1\n").unwrap();
