@@ -11,6 +11,13 @@ from harness.clients import Lines
 from harness.kip import Kip
 from harness.programs import SOURCES
 
+# An array of bytes that is a mapping of a file: flags and protection as mmap(2) has them.
+MAPPED = (
+    "import ctypes; libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p; "
+    "mapped = lambda fd, flags, protection: (ctypes.c_ubyte * 8192).from_address("
+    "libc.mmap(None, ctypes.c_size_t(8192), protection, flags, fd, ctypes.c_long(0))); "
+)
+
 # Each: how it is made, and an expression that uses all of it, leaves something for the next time
 # and is always `True`.
 KINDS = {
@@ -62,6 +69,31 @@ KINDS = {
         "os.mkdir('/tmp/n'); a = os.open('/tmp/n', os.O_RDONLY); os.rmdir('/tmp/n')",
         "(os.listdir(a), os.path.exists('/tmp/n')) == ([], False)",
     ),
+    "file that is only mapped, by two": (
+        MAPPED + "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); os.ftruncate(a, 9000); os.pwrite(a, b'left', 5000); "
+        "m, w = mapped(a, 1, 3), mapped(a, 1, 3); os.close(a); os.unlink('/tmp/n')",
+        "(m[5000:5004], w.__setitem__(5004, m[5004] + 1), m[5004] == w[5004]) == ([108, 101, 102, 116], None, True)",
+    ),
+    "file that is only mapped, and changed for itself": (
+        MAPPED + "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); os.ftruncate(a, 9000); os.pwrite(a, b'left', 5000); "
+        "m = mapped(a, 2, 3); m[1] = 7; os.close(a); os.unlink('/tmp/n')",
+        "(m[5000:5004], m[0:3], m.__setitem__(5, m[5] + 1)) == ([108, 101, 102, 116], [0, 7, 0], None)",
+    ),
+    "file that is only mapped, in memory": (
+        MAPPED + "a = os.open('/dev/shm/n', os.O_RDWR | os.O_CREAT); os.ftruncate(a, 33); os.pwrite(a, b'left', 29); "
+        "m = mapped(a, 1, 1); w = mapped(a, 1, 3); os.close(a); os.unlink('/dev/shm/n')",
+        "(m[29:33], w.__setitem__(0, m[0] + 1), m[0] == w[0]) == ([108, 101, 102, 116], None, True)",
+    ),
+    "semaphore of two processes": (
+        "import multiprocessing, threading; fork = multiprocessing.get_context('fork'); there, back = fork.Semaphore(0), fork.Semaphore(0); "
+        "p = fork.Process(target=lambda: [back.release() for _ in iter(there.acquire, None)], daemon=True); p.start()",
+        "(there.release(), back.acquire(timeout=5), back.acquire(False)) == (None, True, False)",
+    ),
+    "library": (
+        "import ctypes, ctypes.util, shutil; z = shutil.copy('/usr/lib/x86_64-linux-gnu/' + ctypes.util.find_library('z'), '/tmp/n'); "
+        "z = ctypes.CDLL(z); os.unlink('/tmp/n')",
+        "z.crc32(0, b'left', 4) & 0xffffffff == __import__('zlib').crc32(b'left')",
+    ),
     "listening socket": (
         "l = socket.socket(socket.AF_UNIX); l.bind('/tmp/n'); l.listen(); c = socket.socket(socket.AF_UNIX); c.connect('/tmp/n'); "
         "s, _ = l.accept(); os.unlink('/tmp/n'); c.sendall(b'left')",
@@ -76,8 +108,8 @@ BY_CRIU = {"directory", "file of two names, one deleted"}
 
 
 # promise waking: what has no name any more, opened once and several times, shared or not, in an
-#   epoll set, locked: files, FIFOs, directories, sockets; over several sleeps, by each engine and
-#   in turns
+#   epoll set, locked: files, FIFOs, directories, sockets, what is only mapped; over several
+#   sleeps, by each engine and in turns
 # held by: this, `kip_engine::wake::reopen::tests::both_ends_of_a_fifo_with_what_is_in_it`,
 #   `kip_engine::wake::reopen::tests::a_reader_knows_of_the_end_or_does_not`
 @pytest.mark.parametrize("engine", ["plan", "criu", "turns"])

@@ -157,6 +157,11 @@ impl<'a> Mixed<'a> {
         Ok(found)
     }
 
+    /// Where the next byte is, and how many there are from there.
+    pub(crate) fn rest(&self) -> (u64, u64) {
+        (self.at as u64, (self.bytes.len() - self.at) as u64)
+    }
+
     fn word(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_le_bytes(self.contents(4)?.try_into().expect("4 bytes")))
     }

@@ -176,6 +176,11 @@ impl Images {
         &self.directory
     }
 
+    /// Notes where those are now that stay files.
+    pub fn set_directory(&mut self, directory: PathBuf) {
+        self.directory = directory;
+    }
+
     /// Names of all images.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.files.keys().chain(&self.apart).map(String::as_str)

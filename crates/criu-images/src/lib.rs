@@ -16,6 +16,7 @@ pub mod codes;
 mod comeback;
 pub mod fields;
 mod file;
+mod ghost;
 mod images;
 pub mod inspect;
 pub mod pagemap;
@@ -25,5 +26,6 @@ mod wire;
 
 pub use comeback::bars_criu;
 pub use file::{CheckpointImage, CheckpointImageError, Mixed};
+pub use ghost::GhostFile;
 pub use images::{CHECKPOINT, Images};
 pub use wire::{FieldValue, Malformed, Message};

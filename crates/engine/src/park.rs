@@ -381,6 +381,7 @@ fn finalize(
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
+    images.set_directory(kip_snapshot::path_of(&proc.dir, generation));
     Ok(Finalized { body, bytes, image_bytes, images, pages })
 }
 

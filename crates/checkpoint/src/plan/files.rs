@@ -1,7 +1,7 @@
 //! Descriptors: what is opened by path, and what was held.
 
 use super::layout::{Span, Writer};
-use super::memfd::{self, MemoryFile, Opened};
+use super::memfd::{self, MemoryFile, Opened, Piece};
 use super::{PlanError, Received, unsupported};
 use crate::inotify;
 use crate::objects::HeldObject;
@@ -11,7 +11,7 @@ use kip_criu_images::fields::{
     eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, mm_entry,
     pidfd_entry, reg_file_entry, remap_file_path_entry, unix_sk_entry,
 };
-use kip_criu_images::{Images, Message};
+use kip_criu_images::{GhostFile, Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when
@@ -24,6 +24,13 @@ const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
 /// `__O_TMPFILE`.
 const TMPFILE: u64 = 0o20_000_000;
 const O_RDWR: u64 = 2;
+/// Most of all deleted files that become memory files, bytes: their memory is not the program's
+/// own, and CRIU has the disk keep them.
+const MOST_OF_GHOSTS: u64 = 16 << 20;
+/// In the number of a memory file that is made of a deleted file.
+const GHOST: u64 = 1 << 63;
+/// Longest name of such a one, characters of up to 4 bytes: memfd_create(2) takes 249 bytes.
+const MOST_OF_NAME: usize = 60;
 /// Of a memory file.
 const BOTH_WAYS: &str = "a memory file that is mapped both shared and private";
 /// pidfd_open(2).
@@ -37,7 +44,8 @@ pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
     let mut found = Vec::new();
     for (id, file) in &files.by_id {
         // Only mapped, its descriptor closed.
-        if file.number(file_entry::TYPE) == kind::MEMFD && !places.contains_key(id) {
+        let mapped = file.number(file_entry::TYPE) == kind::MEMFD || files.is_deleted(*id);
+        if mapped && !places.contains_key(id) {
             continue;
         }
         match files.check(file) {
@@ -63,8 +71,13 @@ pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
 pub(super) struct Files<'a> {
     images: &'a Images,
     by_id: BTreeMap<u64, Message>,
-    /// How CRIU keeps files that their path does not lead to any more.
-    remapped: BTreeMap<u64, u64>,
+    /// How CRIU keeps files that their path does not lead to any more, and the number of what it
+    /// keeps.
+    remapped: BTreeMap<u64, (u64, u64)>,
+    /// The numbers of deleted files that processes have open.
+    open_ghosts: BTreeSet<u64>,
+    /// The memory files that take the place of others, by the same number.
+    ghosts: BTreeMap<u64, MemoryFile>,
     /// CRIU's numbers of the mounts of `/` and `/usr`.
     root: Option<u64>,
     usr: Option<u64>,
@@ -98,6 +111,8 @@ enum Key {
     Path(String, u64),
     /// A memory file, by the number of its inode.
     Memory(u64),
+    /// The one that is made of a deleted file, to be written to.
+    WritableGhost(u64),
 }
 
 /// A descriptor of the restorer's; [`Files::number`] says which when all are known.
@@ -112,8 +127,12 @@ impl<'a> Files<'a> {
         let by_id: BTreeMap<u64, Message> =
             images.entries("files.img")?.into_iter().map(|f| (f.number(file_entry::ID), f)).collect();
         let remapped = images.entries_if_any("remap-fpath.img")?;
-        let how = |r: Message| (r.number(remap_file_path_entry::ORIG_ID), r.number(remap_file_path_entry::REMAP_TYPE));
-        let remapped = remapped.into_iter().map(how).collect();
+        let kept =
+            |r: &Message| (r.number(remap_file_path_entry::REMAP_TYPE), r.number(remap_file_path_entry::REMAP_ID));
+        let remapped: BTreeMap<u64, (u64, u64)> =
+            remapped.into_iter().map(|r| (r.number(remap_file_path_entry::ORIG_ID), kept(&r))).collect();
+        let open = if remapped.is_empty() { BTreeMap::new() } else { kip_criu_images::processes::places(images)? };
+        let open_ghosts = open.keys().filter_map(|id| remapped.get(id)).map(|(_, number)| *number).collect();
         let memory = images.entries_if_any("memfd.img")?;
         let memory = memory.into_iter().map(|m| (m.number(memfd_inode_entry::INODE_ID), m)).collect();
         let programs = programs(images, &by_id)?;
@@ -124,6 +143,8 @@ impl<'a> Files<'a> {
             images,
             by_id,
             remapped,
+            open_ghosts,
+            ghosts: BTreeMap::new(),
             root: of("/"),
             usr: of("/usr"),
             proc: inotify::proc_device(images)?,
@@ -226,7 +247,7 @@ impl<'a> Files<'a> {
 
     /// Whether it is a file whose last name is gone.
     fn is_deleted(&self, id: u64) -> bool {
-        self.remapped.get(&id) == Some(&remap::GHOST)
+        self.remapped.get(&id).is_some_and(|(how, _)| *how == remap::GHOST)
     }
 
     /// Whether it is handed over as another open file than the one that was held: a deleted FIFO,
@@ -301,6 +322,45 @@ impl<'a> Files<'a> {
         let flags = if writable { O_RDWR } else { 0 };
         let size = reg.varint(reg_file_entry::SIZE).unwrap_or(u64::MAX);
         Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
+    }
+
+    /// What is mapped from a file.
+    pub(super) fn mapped(&mut self, id: u64, writable: bool) -> Result<Ref, PlanError> {
+        match self.remapped.get(&id) {
+            Some(&(remap::GHOST, number)) if !self.open_ghosts.contains(&number) => {
+                self.mapped_ghost(id, number, writable)
+            }
+            _ => self.open_path(id, writable),
+        }
+    }
+
+    /// A deleted file that no process has open: its mappings get a memory file with what it has.
+    fn mapped_ghost(&mut self, id: u64, number: u64, writable: bool) -> Result<Ref, PlanError> {
+        let made = match self.ghosts.get(&number) {
+            Some(made) => made.clone(),
+            None => self.memory_of_ghost(id, number)?,
+        };
+        self.ghosts.insert(number, made.clone());
+        Ok(if writable {
+            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
+            self.receive(Key::WritableGhost(number), Received::OpenMemory(made, opened))
+        } else {
+            self.receive(Key::Memory(made.inode), Received::Memory(made))
+        })
+    }
+
+    /// What the wake makes that memory file with.
+    fn memory_of_ghost(&self, id: u64, number: u64) -> Result<MemoryFile, PlanError> {
+        let path = self.path_of(id)?;
+        let taken: u64 = self.ghosts.values().flat_map(|made| &made.contents).map(|piece| piece.length).sum();
+        let ghost = self.images.ghost(number, MOST_OF_GHOSTS.saturating_sub(taken))?;
+        let Some(GhostFile { owner, mode, size, image, pieces }) = ghost else {
+            return unsupported(format!("{path}, which is deleted and long, or one of many such files, is mapped"));
+        };
+        let piece = |(position, offset, length)| Piece { pages: image.clone(), position, offset, length };
+        let contents = pieces.into_iter().map(piece).collect();
+        let name = path.rsplit('/').next().unwrap_or_default().chars().take(MOST_OF_NAME).collect();
+        Ok(MemoryFile { inode: GHOST | number, name, size, mode, owner, seals: 0, contents })
     }
 
     /// A memory file that is only mapped, and shared: CRIU's number for its contents, and its size.

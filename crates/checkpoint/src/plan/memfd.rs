@@ -1,9 +1,10 @@
 //! Memory files that are made again from the images: those that a program runs from or has mapped
-//! for itself alone.
+//! for itself alone, and those that take the place of deleted files that are only mapped (a
+//! semaphore of sem_open(3), a library that was replaced).
 //!
 //! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). A tree
-//! that shares one that is made here gets no plan, nor one that has others open by a descriptor
-//! than those that it runs from.
+//! gets no plan that shares a memory file of its own which is made here, or has others open by a
+//! descriptor than those that it runs from.
 
 use super::PlanError;
 use kip_criu_images::Images;

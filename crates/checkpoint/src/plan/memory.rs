@@ -415,7 +415,7 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
     } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         // A process that mapped the file to write to it had it open for that.
         let opened_for_writing = vma.number(vma_entry::FDFLAGS) & 3 != 0 || protection & PROT_WRITE != 0;
-        m.file = Some(files.open_path(id, status & status::FILE_SHARED != 0 && opened_for_writing)?);
+        m.file = Some(files.mapped(id, status & status::FILE_SHARED != 0 && opened_for_writing)?);
         m.flags &= !MAP_ANONYMOUS;
     } else {
         m.flags |= MAP_ANONYMOUS;

@@ -122,6 +122,16 @@ pub mod ghost_file_entry {
     pub const UID: u32 = 1;
     pub const GID: u32 = 2;
     pub const MODE: u32 = 3;
+    /// The contents are in chunks.
+    pub const CHUNKS: u32 = 9;
+    /// Bytes, where they are.
+    pub const SIZE: u32 = 10;
+}
+
+/// `ghost_chunk_entry` of ghost-file.proto.
+pub mod ghost_chunk_entry {
+    pub const LENGTH: u32 = 1;
+    pub const OFFSET: u32 = 2;
 }
 
 /// `memfd_file_entry` of memfd.proto.
@@ -209,6 +219,8 @@ pub mod reg_file_entry {
 /// `remap_file_path_entry` of remap-file-path.proto.
 pub mod remap_file_path_entry {
     pub const ORIG_ID: u32 = 1;
+    /// The number of the image of a deleted file.
+    pub const REMAP_ID: u32 = 2;
     /// See [`crate::codes::remap`].
     pub const REMAP_TYPE: u32 = 3;
 }
