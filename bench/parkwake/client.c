@@ -10,8 +10,8 @@
  *   load PROTO HOST PORT REQUEST EXPECT CONNECTIONS KEEP MS
  *       That many closed loops for that long; KEEP 0: a new connection for each request.
  *       "ok REPLIES ERRORS NS".
- * PROTO is tcp or udp. EXPECT: exact:BYTES; http:BODY (status 200 and a Content-Length); dns:BYTES (a good answer to our
- * query that ends so); line:BYTES (a line that begins so; the server speaks first if REQUEST is "-").
+ * PROTO is tcp or udp. EXPECT: exact:BYTES; http:BODY (status 200 and a Content-Length); page:BYTES (the same with a body
+ * that begins so); dns:BYTES (a good answer to our query that ends so); line:BYTES (a line that begins so; the server speaks first if REQUEST is "-").
  * A wrong reply is "error WHY". */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 enum { MOST = 512, BUFFER = 1 << 16, PENDING_TCP = 64, PENDING_UDP = 256, ANSWER_WAIT_NS = 1000000000 };
-enum kind { EXACT, HTTP, DNS, LINE };
+enum kind { EXACT, HTTP, PAGE, DNS, LINE };
 enum verdict { MORE, GOOD, BAD };
 
 struct target {
@@ -84,7 +84,8 @@ static int parse(struct target *t, const char *proto, const char *host, int port
 	if (inet_pton(AF_INET, host, &t->address.sin_addr) != 1 || !colon)
 		return -1;
 	*colon = 0;
-	t->kind = !strcmp(expect, "http") ? HTTP : !strcmp(expect, "dns") ? DNS : !strcmp(expect, "line") ? LINE : EXACT;
+	t->kind = !strcmp(expect, "http") ? HTTP : !strcmp(expect, "page") ? PAGE : !strcmp(expect, "dns") ? DNS :
+		  !strcmp(expect, "line") ? LINE : EXACT;
 	t->request_length = from_hex(request, t->request, sizeof t->request);
 	t->expect_length = from_hex(colon + 1, t->expect, sizeof t->expect);
 	return t->request_length < 0 || t->expect_length < 0 ? -1 : 0;
@@ -116,7 +117,9 @@ static enum verdict judge_http(const struct target *t, const char *b, int length
 	end += 4;
 	if (length - (end - b) < body)
 		return MORE;
-	if (body != t->expect_length || memcmp(end, t->expect, body))
+	if (t->kind == PAGE ? body < t->expect_length : body != t->expect_length)
+		return bad("not as long as the page", b, length);
+	if (memcmp(end, t->expect, t->expect_length))
 		return bad("not the page", b, length);
 	return GOOD;
 }
@@ -133,6 +136,7 @@ static enum verdict judge(const struct target *t, const struct connection *c)
 	int n = c->length, e = t->expect_length;
 	switch (t->kind) {
 	case HTTP:
+	case PAGE:
 		return judge_http(t, b, n);
 	case DNS:
 		if (n < 12 || memcmp(b, t->request, 2) || !(b[2] & 0x80) || (b[3] & 15) || n < e || memcmp(b + n - e, t->expect, e))

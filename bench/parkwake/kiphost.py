@@ -10,12 +10,15 @@ from typing import Any
 
 from harness.clients import Redis
 from harness.kip import Kip, Proc
+from harness.wait import wait_for
 from parkwake.client import Client, Reply
 from parkwake.setups import KEYS, Setup, value
 from parkwake.workspace import Failed, Workspace
 
 # They sleep when they are told to, not when they are idle.
 AWAKE = ["--idle", "24h"]
+# A browser with a cold disk.
+STARTED_WITHIN_S = 60
 
 
 def up(program: Path, data: Path, *flags: str) -> Kip:
@@ -54,9 +57,30 @@ class Hosted:
         self.host_port = self.proc.port(setup.port, setup.first.proto)
         if setup.name == "redis":
             fill(self.host_port)
+        if setup.larger:
+            wait_for(f"{name} answers", self.answers, STARTED_WITHIN_S)
+        self.sessions = setup.sessions(self.proc)
 
     def ask(self) -> Reply:
         return self.client.first(self.setup.first, "127.0.0.1", self.host_port)
+
+    def answers(self) -> bool:
+        try:
+            self.ask()
+        except Failed:
+            return False
+        return True
+
+    def read_us(self) -> float:
+        """How long the files of a parked one take to read, from the page cache where they are in it, microseconds."""
+        files = sorted((self.kip.data / "procs" / self.proc.name / f"gen-{self.proc.inspect()['generation']}").iterdir())
+        buffer = bytearray(1 << 20)
+        begun = time.perf_counter()
+        for path in files:
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+        return (time.perf_counter() - begun) * 1e6
 
     def sleep(self) -> dict[str, Any]:
         """Parks it; it is seen to have no process. The figures of that sleep."""

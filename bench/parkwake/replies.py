@@ -17,6 +17,8 @@ from parkwake.setups import Setup
 from parkwake.workspace import Failed, Workspace
 
 METHODS = ("hot", "parked", "criu", "cold", "runc")
+# Of a larger server.
+UNDER_KIP = METHODS[:2]
 # Failures in a row after which a way to run a server is given up, with the reason in the table.
 GIVE_UP = 3
 
@@ -27,6 +29,9 @@ class Contest:
     def __init__(self, work: Workspace, tools: dict[str, Path], kip: Kip, client: Client, setup: Setup, number: int):
         self.setup, self.client = setup, client
         self.hosted = Hosted(work, kip, client, setup, setup.name)
+        self.failures: dict[str, list[str]] = {m: [] for m in (UNDER_KIP if setup.larger else METHODS)}
+        if setup.larger:
+            return
         extra = saved_state(work, kip, setup)
         base = skeleton(kip)
 
@@ -36,7 +41,6 @@ class Contest:
         self.native = byhand.Native(work, tools, root("native"), 3 * number, setup)
         self.runc = byhand.Runc(work, root("runc"), 3 * number + 1, setup)
         self.criu = byhand.Criu(work, tools, root("criu", byhand.for_criu(setup)), 3 * number + 2, setup, byhand.find_criu())
-        self.failures: dict[str, list[str]] = {m: [] for m in METHODS}
 
     def hot(self) -> dict[str, Any]:
         self.hosted.ask()
@@ -45,8 +49,9 @@ class Contest:
     def parked(self) -> dict[str, Any]:
         self.hosted.ask()
         sleep = self.hosted.sleep()
+        read_us = self.hosted.read_us()
         reply, wake = self.hosted.wake_by_client()
-        return {"us": reply.us, "sleep": sleep, "wake": wake}
+        return {"us": reply.us, "sleep": sleep, "wake": wake, "read_us": read_us}
 
     def criu_by_hand(self) -> dict[str, Any]:
         if self.criu.pid is None:
@@ -69,8 +74,9 @@ class Contest:
 
     def close(self) -> None:
         """Ends what runs."""
-        self.criu.end()
-        self.native.client.close()
+        if not self.setup.larger:
+            self.criu.end()
+            self.native.client.close()
         self.hosted.proc.remove()
 
     WAYS = {"hot": hot, "parked": parked, "criu": criu_by_hand, "cold": cold, "runc": by_runc}
@@ -97,7 +103,7 @@ def run(contests: list[Contest], rounds: int, say: Callable[[str], None]) -> lis
     rows: list[dict[str, Any]] = []
     order = random.Random(1)
     for number in range(-1, rounds):  # the first is to warm up caches and is not kept
-        pairs = [(c, m) for c in contests for m in METHODS]
+        pairs = [(c, m) for c in contests for m in c.failures]
         order.shuffle(pairs)
         for contest, method in pairs:
             if len(contest.failures[method]) >= GIVE_UP:
