@@ -74,6 +74,12 @@ KINDS = {
         "m, w = mapped(a, 1, 3), mapped(a, 1, 3); os.close(a); os.unlink('/tmp/n')",
         "(m[5000:5004], w.__setitem__(5004, m[5004] + 1), m[5004] == w[5004]) == ([108, 101, 102, 116], None, True)",
     ),
+    "file that is mapped and open": (
+        MAPPED + "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); os.ftruncate(a, 9000); os.pwrite(a, b'left', 5000); "
+        "b = os.open('/tmp/n', os.O_RDONLY); m = mapped(a, 1, 3); own = mapped(b, 2, 3); own[1] = 7; os.unlink('/tmp/n')",
+        "(m[5000:5004], m.__setitem__(0, m[0] + 1), os.pread(b, 1, 0)[0] == m[0], own[0:2], os.lseek(a, 0, 1)) "
+        "== ([108, 101, 102, 116], None, True, [0, 7], 0)",
+    ),
     "file that is only mapped, and changed for itself": (
         MAPPED + "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); os.ftruncate(a, 9000); os.pwrite(a, b'left', 5000); "
         "m = mapped(a, 2, 3); m[1] = 7; os.close(a); os.unlink('/tmp/n')",
@@ -94,6 +100,34 @@ KINDS = {
         "z = ctypes.CDLL(z); os.unlink('/tmp/n')",
         "z.crc32(0, b'left', 4) & 0xffffffff == __import__('zlib').crc32(b'left')",
     ),
+    "memory file": (
+        "a = os.memfd_create('n'); os.write(a, b'left')",
+        "(os.pread(a, 9, 0), os.lseek(a, 0, 1), os.readlink(f'/proc/self/fd/{a}')) == (b'left', 4, '/memfd:n (deleted)')",
+    ),
+    "memory file opened twice, copied and mapped": (
+        MAPPED + "a = os.memfd_create('n'); os.ftruncate(a, 20000); b = os.open(f'/proc/self/fd/{a}', os.O_RDONLY); c = os.dup(a); "
+        "os.pwrite(a, b'left', 5000); m = mapped(a, 1, 3)",
+        "(m[5000:5004], m.__setitem__(0, m[0] + 1), os.pread(b, 1, 0)[0] == m[0], os.lseek(a, 7, 0), os.lseek(c, 0, 1), "
+        "os.lseek(b, 0, 1), os.fstat(b).st_size) == ([108, 101, 102, 116], None, True, 7, 7, 0, 20000)",
+    ),
+    "memory file of two processes": (
+        MAPPED + "a = os.memfd_create('n'); os.ftruncate(a, 8192); m = mapped(a, 1, 3); r, w = os.pipe(); back, there = os.pipe(); "
+        "other = lambda: [os.write(there, os.pwrite(a, bytes([(m[0] + 1) % 256]), 0) * b'x') for _ in iter(lambda: os.read(r, 1), b'')]; "
+        "os.fork() or other(); step = lambda before: (os.write(w, b'x'), os.read(back, 1), m[0] == (before + 1) % 256)",
+        "step(m[0]) == (1, b'x', True)",
+    ),
+    "memory file that is mapped for itself, too": (
+        MAPPED + "a = os.memfd_create('n'); os.ftruncate(a, 9000); os.pwrite(a, b'left', 5000); m = mapped(a, 2, 3); m[1] = 7; w = mapped(a, 1, 3)",
+        "(m[5000:5004], m[0:3], w[0:3], w.__setitem__(6000, w[6000] + 1), os.pread(a, 1, 6000)[0] == w[6000]) "
+        "== ([108, 101, 102, 116], [0, 7, 0], [0, 0, 0], None, True)",
+    ),
+    "sealed memory file": (
+        MAPPED + "import fcntl; a = os.memfd_create('n', os.MFD_ALLOW_SEALING); os.write(a, b'left'); "
+        "fcntl.fcntl(a, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK); m = mapped(a, 2, 1)",
+        "(os.pread(a, 9, 0), fcntl.fcntl(a, fcntl.F_GET_SEALS), m[0:4]) "
+        "== (b'left', fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK, [108, 101, 102, 116])",
+    ),
+    "empty memory file": ("a = os.memfd_create('n')", "os.fstat(a).st_size == 0"),
     "listening socket": (
         "l = socket.socket(socket.AF_UNIX); l.bind('/tmp/n'); l.listen(); c = socket.socket(socket.AF_UNIX); c.connect('/tmp/n'); "
         "s, _ = l.accept(); os.unlink('/tmp/n'); c.sendall(b'left')",
@@ -108,7 +142,7 @@ BY_CRIU = {"directory", "file of two names, one deleted"}
 
 
 # promise waking: what has no name any more, opened once and several times, shared or not, in an
-#   epoll set, locked: files, FIFOs, directories, sockets, what is only mapped; over several
+#   epoll set, locked, mapped: files, FIFOs, directories, sockets, memory files; over several
 #   sleeps, by each engine and in turns
 # held by: this, `kip_engine::wake::reopen::tests::both_ends_of_a_fifo_with_what_is_in_it`,
 #   `kip_engine::wake::reopen::tests::a_reader_knows_of_the_end_or_does_not`

@@ -11,6 +11,7 @@
 //! own checksum, and can be thrown away at any time. Its layout is that of the structures in
 //! crates/sandbox/restorer/restorer.c.
 
+mod deleted;
 mod family;
 mod files;
 mod layout;
@@ -39,7 +40,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN9");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLANA");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 

@@ -45,6 +45,7 @@ struct shared {
     word size, prefilled; /* page runs */
     struct span pages;
     word segment, how;    /* segment: of shmget(2); ~0: none */
+    word file;            /* a descriptor of ours of a memory file; ~0: none */
 };
 
 /* What is written to a file. */

@@ -189,22 +189,7 @@ static void read_pages(struct span list)
 
 #include "system_v.h"
 
-static void make_shared(void)
-{
-    struct shared *shared = at(plan()->shared.at);
-    word address = SHARED;
-    for (word i = 0; i < plan()->shared.count; i++, shared++) {
-        if (~shared->segment)
-            attach(shared, address);
-        else
-            must(call6(SYS_mmap, address, shared->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-                 AT_SHARED, i);
-        read_pages(shared->pages);
-        shared->prefilled = address;
-        address += (shared->size + PAGE - 1) & -PAGE;
-    }
-}
-
+#include "shared_memory.h"
 #include "children.h"
 
 /* Its leader may be on its way. */

@@ -1,7 +1,7 @@
 //! Descriptors: what is opened by path, and what was held.
 
 use super::layout::{Span, Writer};
-use super::memfd::{self, MemoryFile, Opened, Piece};
+use super::memfd::{self, MemoryFile, Opened};
 use super::{PlanError, Received, unsupported};
 use crate::inotify;
 use crate::objects::HeldObject;
@@ -11,7 +11,7 @@ use kip_criu_images::fields::{
     eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, mm_entry,
     pidfd_entry, reg_file_entry, remap_file_path_entry, unix_sk_entry,
 };
-use kip_criu_images::{GhostFile, Images, Message};
+use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when
@@ -23,14 +23,9 @@ const LEAST_BASE: u64 = 320;
 const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
 /// `__O_TMPFILE`.
 const TMPFILE: u64 = 0o20_000_000;
-const O_RDWR: u64 = 2;
-/// Most of all deleted files that become memory files, bytes: their memory is not the program's
-/// own, and CRIU has the disk keep them.
-const MOST_OF_GHOSTS: u64 = 16 << 20;
-/// In the number of a memory file that is made of a deleted file.
-const GHOST: u64 = 1 << 63;
-/// Longest name of such a one, characters of up to 4 bytes: memfd_create(2) takes 249 bytes.
-const MOST_OF_NAME: usize = 60;
+pub(super) const O_RDWR: u64 = 2;
+/// `F_SEAL_WRITE` and `F_SEAL_FUTURE_WRITE` of fcntl(2).
+const SEALS_CONTENTS: u32 = 8 | 16;
 /// Of a memory file.
 const BOTH_WAYS: &str = "a memory file that is mapped both shared and private";
 /// pidfd_open(2).
@@ -69,15 +64,15 @@ pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
 /// The files of a tree.
 #[derive(Debug)]
 pub(super) struct Files<'a> {
-    images: &'a Images,
+    pub(super) images: &'a Images,
     by_id: BTreeMap<u64, Message>,
     /// How CRIU keeps files that their path does not lead to any more, and the number of what it
     /// keeps.
-    remapped: BTreeMap<u64, (u64, u64)>,
-    /// The numbers of deleted files that processes have open.
-    open_ghosts: BTreeSet<u64>,
+    pub(super) remapped: BTreeMap<u64, (u64, u64)>,
+    /// The open files of deleted files, by the number of those.
+    pub(super) open_ghosts: BTreeMap<u64, Vec<u64>>,
     /// The memory files that take the place of others, by the same number.
-    ghosts: BTreeMap<u64, MemoryFile>,
+    pub(super) ghosts: BTreeMap<u64, MemoryFile>,
     /// CRIU's numbers of the mounts of `/` and `/usr`.
     root: Option<u64>,
     usr: Option<u64>,
@@ -87,6 +82,8 @@ pub(super) struct Files<'a> {
     memory: BTreeMap<u64, Message>,
     /// Those that processes run from.
     programs: BTreeSet<u64>,
+    /// Those that processes have open and do not run from.
+    open_memory: BTreeSet<u64>,
     /// Those that processes share.
     shared: BTreeSet<u64>,
     /// Those that are open for writing.
@@ -102,7 +99,7 @@ pub(super) struct Files<'a> {
 
 /// Something that gets one descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+pub(super) enum Key {
     /// An open file of the program's.
     File(u64),
     /// What a process watches its memory with.
@@ -113,6 +110,18 @@ enum Key {
     Memory(u64),
     /// The one that is made of a deleted file, to be written to.
     WritableGhost(u64),
+}
+
+/// A memory file that the restorer fills.
+#[derive(Debug)]
+pub(super) struct OpenMemory {
+    pub inode: u64,
+    /// Bytes.
+    pub size: u64,
+    /// CRIU's number for what it contains.
+    pub contents: u64,
+    /// To be written to.
+    pub file: Ref,
 }
 
 /// A descriptor of the restorer's; [`Files::number`] says which when all are known.
@@ -126,16 +135,27 @@ impl<'a> Files<'a> {
     pub(super) fn read(images: &'a Images) -> Result<Files<'a>, PlanError> {
         let by_id: BTreeMap<u64, Message> =
             images.entries("files.img")?.into_iter().map(|f| (f.number(file_entry::ID), f)).collect();
+        let memory = images.entries_if_any("memfd.img")?;
+        let memory: BTreeMap<u64, Message> =
+            memory.into_iter().map(|m| (m.number(memfd_inode_entry::INODE_ID), m)).collect();
         let remapped = images.entries_if_any("remap-fpath.img")?;
         let kept =
             |r: &Message| (r.number(remap_file_path_entry::REMAP_TYPE), r.number(remap_file_path_entry::REMAP_ID));
         let remapped: BTreeMap<u64, (u64, u64)> =
             remapped.into_iter().map(|r| (r.number(remap_file_path_entry::ORIG_ID), kept(&r))).collect();
-        let open = if remapped.is_empty() { BTreeMap::new() } else { kip_criu_images::processes::places(images)? };
-        let open_ghosts = open.keys().filter_map(|id| remapped.get(id)).map(|(_, number)| *number).collect();
-        let memory = images.entries_if_any("memfd.img")?;
-        let memory = memory.into_iter().map(|m| (m.number(memfd_inode_entry::INODE_ID), m)).collect();
+        let open = if remapped.is_empty() && memory.is_empty() {
+            BTreeMap::new()
+        } else {
+            kip_criu_images::processes::places(images)?
+        };
+        let mut open_ghosts: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for id in open.keys() {
+            if let Some((remap::GHOST, number)) = remapped.get(id) {
+                open_ghosts.entry(*number).or_default().push(*id);
+            }
+        }
         let programs = programs(images, &by_id)?;
+        let open_memory = open_memory(&by_id, &open)?.into_iter().filter(|inode| !programs.contains(inode)).collect();
         let mounts = sockets::mounts(images)?;
         let of = |place: &str| mounts.iter().find(|(_, at)| at.as_str() == place).map(|(id, _)| *id);
         let (received, opened, places) = (vec![Received::Plan], Vec::new(), BTreeMap::new());
@@ -150,6 +170,7 @@ impl<'a> Files<'a> {
             proc: inotify::proc_device(images)?,
             memory,
             programs,
+            open_memory,
             shared: BTreeSet::new(),
             written: BTreeSet::new(),
             same_files: false,
@@ -159,7 +180,7 @@ impl<'a> Files<'a> {
         })
     }
 
-    fn file(&self, id: u64) -> Result<&Message, PlanError> {
+    pub(super) fn file(&self, id: u64) -> Result<&Message, PlanError> {
         match self.by_id.get(&id) {
             Some(file) => Ok(file),
             None => unsupported(format!("file {id} is in no image")),
@@ -287,6 +308,10 @@ impl<'a> Files<'a> {
         }
         if file.number(file_entry::TYPE) == kind::MEMFD {
             let (inode, opened) = self.opened_memory(&file)?;
+            if self.open_memory.contains(&inode) {
+                let memory = self.made_memory_file(id)?;
+                return Ok(self.receive(key, Received::OpenMemory(memory, opened)));
+            }
             if self.shared.contains(&inode) || opened.is_writable() && !self.written.insert(inode) {
                 return unsupported("how a memory file is open");
             }
@@ -324,45 +349,6 @@ impl<'a> Files<'a> {
         Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
     }
 
-    /// What is mapped from a file.
-    pub(super) fn mapped(&mut self, id: u64, writable: bool) -> Result<Ref, PlanError> {
-        match self.remapped.get(&id) {
-            Some(&(remap::GHOST, number)) if !self.open_ghosts.contains(&number) => {
-                self.mapped_ghost(id, number, writable)
-            }
-            _ => self.open_path(id, writable),
-        }
-    }
-
-    /// A deleted file that no process has open: its mappings get a memory file with what it has.
-    fn mapped_ghost(&mut self, id: u64, number: u64, writable: bool) -> Result<Ref, PlanError> {
-        let made = match self.ghosts.get(&number) {
-            Some(made) => made.clone(),
-            None => self.memory_of_ghost(id, number)?,
-        };
-        self.ghosts.insert(number, made.clone());
-        Ok(if writable {
-            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
-            self.receive(Key::WritableGhost(number), Received::OpenMemory(made, opened))
-        } else {
-            self.receive(Key::Memory(made.inode), Received::Memory(made))
-        })
-    }
-
-    /// What the wake makes that memory file with.
-    fn memory_of_ghost(&self, id: u64, number: u64) -> Result<MemoryFile, PlanError> {
-        let path = self.path_of(id)?;
-        let taken: u64 = self.ghosts.values().flat_map(|made| &made.contents).map(|piece| piece.length).sum();
-        let ghost = self.images.ghost(number, MOST_OF_GHOSTS.saturating_sub(taken))?;
-        let Some(GhostFile { owner, mode, size, image, pieces }) = ghost else {
-            return unsupported(format!("{path}, which is deleted and long, or one of many such files, is mapped"));
-        };
-        let piece = |(position, offset, length)| Piece { pages: image.clone(), position, offset, length };
-        let contents = pieces.into_iter().map(piece).collect();
-        let name = path.rsplit('/').next().unwrap_or_default().chars().take(MOST_OF_NAME).collect();
-        Ok(MemoryFile { inode: GHOST | number, name, size, mode, owner, seals: 0, contents })
-    }
-
     /// A memory file that is only mapped, and shared: CRIU's number for its contents, and its size.
     pub(super) fn shared_memory_file(&mut self, id: u64) -> Result<(u64, u64), PlanError> {
         let (inode, memory) = self.memory_file(id)?;
@@ -372,6 +358,46 @@ impl<'a> Files<'a> {
         }
         self.shared.insert(inode);
         Ok(found)
+    }
+
+    /// The memory files that processes have open and the restorer fills: a file that is sealed
+    /// against changes is filled before.
+    pub(super) fn open_memory(&mut self) -> Result<Vec<OpenMemory>, PlanError> {
+        let mut all = Vec::new();
+        let ids: Vec<u64> = self
+            .by_id
+            .values()
+            .filter(|f| f.number(file_entry::TYPE) == kind::MEMFD)
+            .map(|f| f.number(file_entry::ID))
+            .collect();
+        for id in ids {
+            let Some(inode) = self.filled_inside(id)? else { continue };
+            if self.places.contains_key(&Key::Memory(inode)) {
+                continue;
+            }
+            let made = self.made_memory_file(id)?;
+            let contents = self.memory_file(id)?.1.number(memfd_inode_entry::SHMID);
+            // An empty one has nothing to fill.
+            let size = made.size;
+            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
+            let file = self.receive(Key::Memory(inode), Received::OpenMemory(made, opened));
+            if size > 0 {
+                all.push(OpenMemory { inode, size, contents, file });
+            }
+        }
+        Ok(all)
+    }
+
+    /// The inode of a memory file that the restorer fills; none for others.
+    pub(super) fn filled_inside(&self, id: u64) -> Result<Option<u64>, PlanError> {
+        let (inode, memory) = self.memory_file(id)?;
+        let sealed = memory.number(memfd_inode_entry::SEALS) as u32 & SEALS_CONTENTS != 0;
+        Ok((self.open_memory.contains(&inode) && !sealed).then_some(inode))
+    }
+
+    /// Whether a memory file is made again, not what CRIU makes of anonymous shared memory.
+    pub(super) fn is_made(&self, id: u64) -> Result<bool, PlanError> {
+        Ok(self.open_memory.contains(&self.memory_file(id)?.0))
     }
 
     /// A memory file that a process runs from, or has mapped for itself alone.
@@ -393,18 +419,22 @@ impl<'a> Files<'a> {
             mode: memory.number(memfd_inode_entry::MODE) as u32,
             owner: (memory.number(memfd_inode_entry::UID) as u32, memory.number(memfd_inode_entry::GID) as u32),
             seals: memory.number(memfd_inode_entry::SEALS) as u32,
-            contents: memfd::contents(self.images, memory.number(memfd_inode_entry::SHMID))?,
+            contents: match self.filled_inside(id)? {
+                Some(_) => Vec::new(),
+                None => memfd::contents(self.images, memory.number(memfd_inode_entry::SHMID))?,
+            },
+            is_program: self.programs.contains(&inode),
         })
     }
 
-    /// How one is open that a process runs from, and its inode. CRIU brings back all others.
+    /// How one is open, and its inode.
     fn opened_memory(&self, file: &Message) -> Result<(u64, Opened), PlanError> {
         let id = file.number(file_entry::ID);
         let (inode, _) = self.memory_file(id)?;
         let open = file.message(file_entry::MEMFD)?.unwrap_or_default();
         let has_owner = open.message(memfd_file_entry::FOWN)?.unwrap_or_default().number(fown_entry::PID) != 0;
-        if !self.programs.contains(&inode) || has_owner {
-            return unsupported("an open memory file");
+        if has_owner {
+            return unsupported("how a memory file is open");
         }
         let (flags, position) = (open.number(memfd_file_entry::FLAGS) as u32, open.number(memfd_file_entry::POS));
         Ok((inode, Opened { id, flags, position }))
@@ -440,7 +470,7 @@ impl<'a> Files<'a> {
         self.receive(Key::Device, Received::Device)
     }
 
-    fn receive(&mut self, key: Key, what: Received) -> Ref {
+    pub(super) fn receive(&mut self, key: Key, what: Received) -> Ref {
         let next = self.received.len();
         let place = *self.places.entry(key).or_insert(next);
         if place == next {
@@ -474,6 +504,17 @@ impl<'a> Files<'a> {
             .collect();
         writer.list(&items)
     }
+}
+
+/// The inodes of memory files that have places in tables of descriptors.
+fn open_memory(files: &BTreeMap<u64, Message>, open: &BTreeMap<u64, (u32, i32)>) -> Result<BTreeSet<u64>, PlanError> {
+    let mut found = BTreeSet::new();
+    for file in open.keys().filter_map(|id| files.get(id)) {
+        if file.number(file_entry::TYPE) == kind::MEMFD {
+            found.extend(file.message(file_entry::MEMFD)?.map(|file| file.number(memfd_file_entry::INODE_ID)));
+        }
+    }
+    Ok(found)
 }
 
 /// The inodes of memory files that processes run from.

@@ -39,8 +39,11 @@ pub struct MemoryFile {
     pub owner: (u32, u32),
     /// `F_SEAL_*` of fcntl(2).
     pub seals: u32,
-    /// Where its contents are in the images' files of pages.
+    /// Where its contents are in the images' files of pages; none of one that the restorer fills.
     pub contents: Vec<Piece>,
+    /// A process runs from it.
+    #[serde(default)]
+    pub is_program: bool,
 }
 
 /// Contents that follow each other; what no piece has is a hole.
@@ -133,18 +136,18 @@ impl MemoryFiles {
         self.made(memory, images, first_id)?.readable.try_clone()
     }
 
-    /// One, as the program had it open. Once for each that can be written to.
+    /// One, as the program had it open. Once to be written to, if a process runs from it.
     ///
     /// # Errors
     /// As [`MemoryFiles::readable`].
     pub fn opened(&mut self, memory: &MemoryFile, opened: Opened, images: &Path, first_id: u32) -> io::Result<OwnedFd> {
         let made = self.made(memory, images, first_id)?;
         let flags = OFlags::from_bits_retain(opened.flags);
-        let file = if opened.is_writable() {
+        let file = if opened.is_writable() && memory.is_program {
             made.writable.take().ok_or(io::ErrorKind::ResourceBusy)?
         } else {
             let path = format!("/proc/self/fd/{}", made.readable.as_raw_fd());
-            open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?
+            open(path, flags & OFlags::ACCMODE | OFlags::CLOEXEC, Mode::empty())?
         };
         fcntl_setfl(&file, flags & (OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOATIME))?;
         seek(&file, SeekFrom::Start(opened.position))?;
@@ -182,6 +185,7 @@ mod tests {
             seals: SealFlags::SHRINK.bits(),
             // A hole between them, and the last page is not whole.
             contents: vec![piece(0, 4096, 4096), piece(4096, 4 * 4096, 8192)],
+            is_program: true,
         };
         let mut files = MemoryFiles::default();
         let made = File::from(files.readable(&memory, images.path(), 1000).unwrap());

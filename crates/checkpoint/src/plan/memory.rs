@@ -1,6 +1,6 @@
 //! Mappings and their contents.
 
-use super::files::{Files, Ref};
+use super::files::{Files, OpenMemory, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
 use crate::pages::part;
@@ -91,13 +91,17 @@ enum SharedId {
     Segment(u64),
     /// The same for those that have attached it to read only.
     ReadOnly(u64),
+    /// A memory file that processes have open, by the number of its inode.
+    Open(u64),
 }
 
-/// What is shared: its size, and whether it is a segment that goes with its last attachment.
+/// What is shared: its size, whether it is a segment that goes with its last attachment, and of a
+/// memory file that is open its descriptor and CRIU's number for its contents.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shared {
     size: u64,
     removed: bool,
+    file: Option<(Ref, u64)>,
 }
 
 /// Memory shared among processes or mappings; its place among all is its number in the plan.
@@ -105,10 +109,15 @@ struct Shared {
 pub(super) struct SharedMemory(BTreeMap<SharedId, Shared>);
 
 impl SharedMemory {
-    /// With the segments of a namespace, whether they are mapped or not.
-    pub(super) fn of(system_v: &SystemV) -> SharedMemory {
-        let one = |Segment { id, size, removed, .. }| (SharedId::Segment(id), Shared { size, removed });
-        SharedMemory(system_v.segments().map(one).collect())
+    /// With the segments of a namespace and the memory files that are open, whether they are mapped
+    /// or not.
+    pub(super) fn of(system_v: &SystemV, files: &mut Files<'_>) -> Result<SharedMemory, PlanError> {
+        let segment = |Segment { id, size, removed, .. }| (SharedId::Segment(id), Shared { size, removed, file: None });
+        let mut all: BTreeMap<SharedId, Shared> = system_v.segments().map(segment).collect();
+        for OpenMemory { inode, size, contents, file } in files.open_memory()? {
+            all.insert(SharedId::Open(inode), Shared { size, removed: false, file: Some((file, contents)) });
+        }
+        Ok(SharedMemory(all))
     }
 
     fn note(&mut self, id: u64, size: u64) -> SharedId {
@@ -142,7 +151,7 @@ impl SharedMemory {
     ) -> Result<Vec<(SharedItem, Vec<Pages>)>, PlanError> {
         let mut address = SHARED;
         let mut all = Vec::new();
-        for (id, Shared { size, removed }) in &self.0 {
+        for (id, Shared { size, removed, file }) in &self.0 {
             let room = |at: &u64| *at <= AREA_END;
             let end =
                 size.checked_next_multiple_of(PAGE as u64).and_then(|size| address.checked_add(size)).filter(room);
@@ -156,13 +165,15 @@ impl SharedMemory {
                 SharedId::Anonymous(id) => (NO_SEGMENT, Some(id)),
                 SharedId::Segment(id) => (*id, Some(id)),
                 SharedId::ReadOnly(id) => (*id, None),
+                SharedId::Open(_) => (NO_SEGMENT, file.as_ref().map(|(_, contents)| contents)),
             };
             let entries = match contents {
                 Some(id) => images.entries_if_any(&format!("pagemap-shmem-{id}.img"))?,
                 None => Vec::new(),
             };
             let how = u64::from(contents.is_none()) | u64::from(*removed) << 1;
-            all.push((SharedItem { size: *size, segment, how }, read_pages(&entries, files, address, *size)?));
+            let file = file.map(|(file, _)| file);
+            all.push((SharedItem { size: *size, segment, how, file }, read_pages(&entries, files, address, *size)?));
             address = end;
         }
         Ok(all)
@@ -180,6 +191,8 @@ pub(super) struct SharedItem {
     pub segment: u64,
     /// `SHARED_*` in plan.h.
     pub how: u64,
+    /// A memory file.
+    pub file: Option<Ref>,
 }
 
 impl Memory {
@@ -404,7 +417,11 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
     } else if status & status::ANON_SHARED != 0 {
         m.shared = Some(shared.note(id, m.offset.saturating_add(end.saturating_sub(start))));
     } else if status & status::MEMFD != 0 {
-        if status & status::FILE_SHARED == 0 {
+        if let Some(inode) = files.filled_inside(id)?
+            && status & status::FILE_SHARED != 0
+        {
+            m.shared = Some(SharedId::Open(inode));
+        } else if status & status::FILE_SHARED == 0 || files.is_made(id)? {
             m.file = Some(files.own_memory_file(id)?);
             m.flags &= !MAP_ANONYMOUS;
         } else {

@@ -181,7 +181,7 @@ pub(super) fn write(
 ) -> Result<Written, PlanError> {
     let filters = Filters::read(images)?;
     let namespace = system_v::read(images)?;
-    let mut shared = SharedMemory::of(&namespace);
+    let mut shared = SharedMemory::of(&namespace, files)?;
     let mut found = Vec::new();
     let mut highest = 0;
     let mut watched = BTreeSet::new();
@@ -220,9 +220,9 @@ pub(super) fn write(
     let file_list = files.write(writer);
     let shared_items: Vec<Vec<u64>> = shared_pages
         .iter()
-        .map(|(SharedItem { size, segment, how }, pages)| {
+        .map(|(SharedItem { size, segment, how, file }, pages)| {
             let Span(at, count) = write_pages(writer, files, pages);
-            vec![*size, 0, at, count, *segment, *how]
+            vec![*size, 0, at, count, *segment, *how, file.map_or(u64::MAX, |file| files.number(file))]
         })
         .collect();
     let shared_list = writer.list(&shared_items);

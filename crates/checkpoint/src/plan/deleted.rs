@@ -1,0 +1,67 @@
+//! Mappings of files whose last name is gone.
+//!
+//! One that a process has open is held, and mapped from its descriptor. One that is only mapped is
+//! made again as a memory file, with what its image has.
+
+use super::files::{Files, Key, O_RDWR, Ref};
+use super::memfd::{MemoryFile, Opened, Piece};
+use super::{PlanError, Received, unsupported};
+use kip_criu_images::GhostFile;
+use kip_criu_images::codes::remap;
+use kip_criu_images::fields::{file_entry, reg_file_entry};
+
+/// Most of all deleted files that become memory files, bytes: their memory is not the program's
+/// own, and CRIU has the disk keep them.
+const MOST_OF_GHOSTS: u64 = 16 << 20;
+/// In the number of a memory file that is made of a deleted file.
+const GHOST: u64 = 1 << 63;
+/// Longest name of such a one, characters of up to 4 bytes: memfd_create(2) takes 249 bytes.
+const MOST_OF_NAME: usize = 60;
+
+impl Files<'_> {
+    /// What is mapped from a file.
+    pub(super) fn mapped(&mut self, id: u64, writable: bool) -> Result<Ref, PlanError> {
+        let Some(&(remap::GHOST, number)) = self.remapped.get(&id) else { return self.open_path(id, writable) };
+        let Some(open) = self.open_ghosts.get(&number) else { return self.mapped_ghost(id, number, writable) };
+        // Held, its descriptor is what is mapped.
+        let flags = |id: &u64| -> Result<u64, PlanError> {
+            Ok(self.file(*id)?.message(file_entry::REG)?.map_or(0, |reg| reg.number(reg_file_entry::FLAGS)))
+        };
+        for id in open.clone() {
+            let mode = flags(&id)? & 3;
+            if mode == O_RDWR || mode == 0 && !writable {
+                return self.open_file(id);
+            }
+        }
+        unsupported(format!("{}, which is deleted, is mapped and open in another way", self.path_of(id)?))
+    }
+
+    /// A deleted file that no process has open: its mappings get a memory file with what it has.
+    fn mapped_ghost(&mut self, id: u64, number: u64, writable: bool) -> Result<Ref, PlanError> {
+        let made = match self.ghosts.get(&number) {
+            Some(made) => made.clone(),
+            None => self.memory_of_ghost(id, number)?,
+        };
+        self.ghosts.insert(number, made.clone());
+        Ok(if writable {
+            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
+            self.receive(Key::WritableGhost(number), Received::OpenMemory(made, opened))
+        } else {
+            self.receive(Key::Memory(made.inode), Received::Memory(made))
+        })
+    }
+
+    /// What the wake makes that memory file with.
+    fn memory_of_ghost(&self, id: u64, number: u64) -> Result<MemoryFile, PlanError> {
+        let path = self.path_of(id)?;
+        let taken: u64 = self.ghosts.values().flat_map(|made| &made.contents).map(|piece| piece.length).sum();
+        let ghost = self.images.ghost(number, MOST_OF_GHOSTS.saturating_sub(taken))?;
+        let Some(GhostFile { owner, mode, size, image, pieces }) = ghost else {
+            return unsupported(format!("{path}, which is deleted and long, or one of many such files, is mapped"));
+        };
+        let piece = |(position, offset, length)| Piece { pages: image.clone(), position, offset, length };
+        let contents = pieces.into_iter().map(piece).collect();
+        let name = path.rsplit('/').next().unwrap_or_default().chars().take(MOST_OF_NAME).collect();
+        Ok(MemoryFile { inode: GHOST | number, name, size, mode, owner, seals: 0, contents, is_program: false })
+    }
+}
