@@ -127,6 +127,11 @@ KINDS = {
         "(os.pread(a, 9, 0), fcntl.fcntl(a, fcntl.F_GET_SEALS), m[0:4]) "
         "== (b'left', fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK, [108, 101, 102, 116])",
     ),
+    "memory file that can be no program": (
+        "import fcntl; a = os.memfd_create('n', 8); os.write(a, b'left')",
+        "(os.pread(a, 9, 0), fcntl.fcntl(a, fcntl.F_GET_SEALS), os.pwrite(a, b'L', 0) and os.pwrite(a, b'l', 0), os.fstat(a).st_mode & 0o777) "
+        "== (b'left', 0x20, 1, 0o666)",
+    ),
     "empty memory file": ("a = os.memfd_create('n')", "os.fstat(a).st_size == 0"),
     "listening socket": (
         "l = socket.socket(socket.AF_UNIX); l.bind('/tmp/n'); l.listen(); c = socket.socket(socket.AF_UNIX); c.connect('/tmp/n'); "

@@ -78,13 +78,15 @@ impl MemoryFile {
                 done += part.len() as u64;
             }
         }
+        let outside = |id: u32| first_id.checked_add(id).ok_or(io::ErrorKind::InvalidData);
+        let (user, group) = (Uid::from_raw(outside(self.owner.0)?), Gid::from_raw(outside(self.owner.1)?));
+        fchown(&file, Some(user), Some(group))?;
+        // A file that is sealed against being a program keeps its mode, and would be sealed against
+        // all else were it one now.
+        fchmod(&file, Mode::from_raw_mode(self.mode & 0o7777))?;
         fcntl_add_seals(&file, SealFlags::from_bits_retain(self.seals))?;
         let readable =
             open(format!("/proc/self/fd/{}", file.as_raw_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let outside = |id: u32| first_id.checked_add(id).ok_or(io::ErrorKind::InvalidData);
-        let (user, group) = (Uid::from_raw(outside(self.owner.0)?), Gid::from_raw(outside(self.owner.1)?));
-        fchown(&readable, Some(user), Some(group))?;
-        fchmod(&readable, Mode::from_raw_mode(self.mode & 0o7777))?;
         Ok(Made { writable: Some(file.into()), readable })
     }
 }
