@@ -132,7 +132,17 @@ KINDS = {
         "(os.pread(a, 9, 0), fcntl.fcntl(a, fcntl.F_GET_SEALS), os.pwrite(a, b'L', 0) and os.pwrite(a, b'l', 0), os.fstat(a).st_mode & 0o777) "
         "== (b'left', 0x20, 1, 0o666)",
     ),
-    "empty memory file": ("a = os.memfd_create('n')", "os.fstat(a).st_size == 0"),
+    "empty memory file": (MAPPED + "a = os.memfd_create('n'); m = mapped(a, 1, 3)", "os.fstat(a).st_size == 0"),
+    "memory file that is mapped beyond its end": (
+        MAPPED + "a, b = os.memfd_create('n'), os.memfd_create('n'); os.ftruncate(a, 4096); os.ftruncate(b, 8192); m, w = mapped(a, 1, 3), mapped(b, 1, 3)",
+        "(os.ftruncate(a, 8192), m.__setitem__(5000, m[5000] + 1), os.pread(a, 1, 5000)[0] == m[5000], w[5000], os.ftruncate(a, 4096)) "
+        "== (None, None, True, 0, None)",
+    ),
+    "memory file that may only be read": (
+        MAPPED + "a = os.memfd_create('n'); os.write(a, b'left'); b = os.open(f'/proc/self/fd/{a}', os.O_RDONLY); m = mapped(b, 1, 1); "
+        "libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]",
+        "(m[0:4], libc.mprotect(ctypes.addressof(m), 4096, 3)) == ([108, 101, 102, 116], -1)",
+    ),
     "listening socket": (
         "l = socket.socket(socket.AF_UNIX); l.bind('/tmp/n'); l.listen(); c = socket.socket(socket.AF_UNIX); c.connect('/tmp/n'); "
         "s, _ = l.accept(); os.unlink('/tmp/n'); c.sendall(b'left')",

@@ -61,7 +61,8 @@ def target_ms(data: Row, server: str) -> float:
     setup = ALL[server]()
     if not setup.larger:
         return setup.target_ms
-    return setup.target_ms + percentile([r["read_us"] for r in data["replies"] if r["server"] == server and "read_us" in r], 50) / 1000
+    read = [r["read_us"] for r in data["replies"] if r["server"] == server and "read_us" in r]
+    return setup.target_ms + (percentile(read, 50) / 1000 if read else 0)
 
 
 def reply_table(data: Row) -> str:

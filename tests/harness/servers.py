@@ -254,7 +254,7 @@ exec mariadbd --defaults-file=/etc/mysql/my.cnf
 
 # What torture has that only CRIU restores: with this in its environment the wakes of torture are
 # native.
-ONLY_CRIU = "TORTURE_SKIP=memfd"
+ONLY_CRIU = "TORTURE_SKIP=proc"
 
 
 def torture(static: bool = False) -> Server:

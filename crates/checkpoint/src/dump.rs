@@ -169,8 +169,10 @@ struct Compared {
     realtime: i64,
 }
 
-/// What two readings of both clocks may differ by, nanoseconds, if neither was set: the processor
-/// may have been taken away between the two.
+/// How often both clocks are read.
+const READINGS: usize = 3;
+/// What CLOCK_REALTIME may be ahead differently, nanoseconds, though it was not set: the processor
+/// may have been taken away between two clocks.
 const READ_WITHIN_NS: i64 = 2_000_000;
 
 impl Log {
@@ -194,7 +196,10 @@ impl Log {
     /// moment.
     fn compare_clocks(&mut self) {
         let lines = self.lines();
-        let now = Now::read();
+        // Of a few readings the one in which the processor was not taken away between two clocks.
+        let read = || (Now::read(), Now::read());
+        let gap = |(one, two): &(Now, Now)| two.monotonic_ns - one.monotonic_ns;
+        let (now, _) = (0..READINGS).map(|_| read()).min_by_key(gap).expect("some");
         if let Some(last) = lines.lines().rev().find_map(stamp_ns) {
             let monotonic = now.monotonic_ns.saturating_sub(last);
             self.compared.push(Compared { monotonic, realtime: now.realtime_ns.saturating_sub(now.monotonic_ns) });

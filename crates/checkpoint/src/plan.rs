@@ -17,6 +17,7 @@ mod files;
 mod layout;
 mod memfd;
 pub(crate) mod memory;
+mod memory_files;
 mod settings;
 mod system_v;
 mod tasks;

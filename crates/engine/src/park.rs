@@ -249,7 +249,9 @@ fn finalize(
     let mut images = Images::read(growing)?;
     // The times of files tell nothing where the clock that they are by was set.
     let was_set = log.clock_was_set();
-    let interrupted_ns = if was_set { now.monotonic_ns } else { kip_clocks::interrupted_at(&images, now) };
+    let (read_at, still_at) = (log.timers_read(), log.still());
+    let last_still = || still_at.values().max().map_or(now.monotonic_ns, |at_ns| now.monotonic_ns.min(*at_ns));
+    let interrupted_ns = if was_set { last_still() } else { kip_clocks::interrupted_at(&images, now) };
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     lifted::note(&seen.lifted, &tree, &mut images)?;
     sockets::order_unix_pairs(&mut images)?;
@@ -274,7 +276,6 @@ fn finalize(
         |(thread, now): (&u32, &Pending)| all(*now) & !all(seen.ran.pending.get(thread).copied().unwrap_or_default());
     let arrived = waiting.iter().map(new).fold(0, |a, b| a | b);
     let waiting = |thread: u32| waiting.get(&thread).copied().unwrap_or_default();
-    let (read_at, still_at) = (log.timers_read(), log.still());
     let when = |known: &BTreeMap<u32, i64>, thread: u32| {
         let at_ns = known.get(tree.threads.get(&thread)?)?;
         Some(now.monotonic_ns.min(*at_ns))

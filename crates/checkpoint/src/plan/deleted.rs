@@ -5,14 +5,12 @@
 
 use super::files::{Files, Key, O_RDWR, Ref};
 use super::memfd::{MemoryFile, Opened, Piece};
+use super::memory_files::MOST_COPIED;
 use super::{PlanError, Received, unsupported};
 use kip_criu_images::GhostFile;
 use kip_criu_images::codes::remap;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 
-/// Most of all deleted files that become memory files, bytes: their memory is not the program's
-/// own, and CRIU has the disk keep them.
-const MOST_OF_GHOSTS: u64 = 16 << 20;
 /// In the number of a memory file that is made of a deleted file.
 const GHOST: u64 = 1 << 63;
 /// Longest name of such a one, characters of up to 4 bytes: memfd_create(2) takes 249 bytes.
@@ -42,6 +40,7 @@ impl Files<'_> {
             Some(made) => made.clone(),
             None => self.memory_of_ghost(id, number)?,
         };
+        self.note_copied(made.inode, made.contents.iter().map(|piece| piece.length).sum())?;
         self.ghosts.insert(number, made.clone());
         Ok(if writable {
             let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
@@ -54,10 +53,9 @@ impl Files<'_> {
     /// What the wake makes that memory file with.
     fn memory_of_ghost(&self, id: u64, number: u64) -> Result<MemoryFile, PlanError> {
         let path = self.path_of(id)?;
-        let taken: u64 = self.ghosts.values().flat_map(|made| &made.contents).map(|piece| piece.length).sum();
-        let ghost = self.images.ghost(number, MOST_OF_GHOSTS.saturating_sub(taken))?;
+        let ghost = self.images.ghost(number, MOST_COPIED)?;
         let Some(GhostFile { owner, mode, size, image, pieces }) = ghost else {
-            return unsupported(format!("{path}, which is deleted and long, or one of many such files, is mapped"));
+            return unsupported(format!("{path}, which is deleted and has more than 16 MiB, is mapped"));
         };
         let piece = |(position, offset, length)| Piece { pages: image.clone(), position, offset, length };
         let contents = pieces.into_iter().map(piece).collect();

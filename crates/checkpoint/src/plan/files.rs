@@ -1,7 +1,7 @@
 //! Descriptors: what is opened by path, and what was held.
 
 use super::layout::{Span, Writer};
-use super::memfd::{self, MemoryFile, Opened};
+use super::memfd::MemoryFile;
 use super::{PlanError, Received, unsupported};
 use crate::inotify;
 use crate::objects::HeldObject;
@@ -11,6 +11,7 @@ use kip_criu_images::fields::{
     eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, mm_entry,
     pidfd_entry, reg_file_entry, remap_file_path_entry, unix_sk_entry,
 };
+use kip_criu_images::inspect::carry_descriptors;
 use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,10 +25,6 @@ const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
 /// `__O_TMPFILE`.
 const TMPFILE: u64 = 0o20_000_000;
 pub(super) const O_RDWR: u64 = 2;
-/// `F_SEAL_WRITE` and `F_SEAL_FUTURE_WRITE` of fcntl(2).
-const SEALS_CONTENTS: u32 = 8 | 16;
-/// Of a memory file.
-const BOTH_WAYS: &str = "a memory file that is mapped both shared and private";
 /// pidfd_open(2).
 const PIDFD_NONBLOCK: u64 = 0o4000;
 
@@ -65,12 +62,17 @@ pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
 #[derive(Debug)]
 pub(super) struct Files<'a> {
     pub(super) images: &'a Images,
-    by_id: BTreeMap<u64, Message>,
+    pub(super) by_id: BTreeMap<u64, Message>,
     /// How CRIU keeps files that their path does not lead to any more, and the number of what it
     /// keeps.
     pub(super) remapped: BTreeMap<u64, (u64, u64)>,
     /// The open files of deleted files, by the number of those.
     pub(super) open_ghosts: BTreeMap<u64, Vec<u64>>,
+    /// A descriptor is in a packet between two sockets: that of a file which is made again would be
+    /// another one's.
+    pub(super) in_flight: bool,
+    /// Bytes of the files that the daemon makes with what they had, by the number of their inode.
+    pub(super) copied: BTreeMap<u64, u64>,
     /// The memory files that take the place of others, by the same number.
     pub(super) ghosts: BTreeMap<u64, MemoryFile>,
     /// CRIU's numbers of the mounts of `/` and `/usr`.
@@ -79,13 +81,13 @@ pub(super) struct Files<'a> {
     /// The device of /proc.
     proc: Option<u64>,
     /// Memory files by the number of their inode.
-    memory: BTreeMap<u64, Message>,
+    pub(super) memory: BTreeMap<u64, Message>,
     /// Those that processes run from.
-    programs: BTreeSet<u64>,
+    pub(super) programs: BTreeSet<u64>,
     /// Those that processes have open and do not run from.
-    open_memory: BTreeSet<u64>,
+    pub(super) open_memory: BTreeSet<u64>,
     /// Those that processes share.
-    shared: BTreeSet<u64>,
+    pub(super) shared: BTreeSet<u64>,
     /// Those that are open for writing.
     written: BTreeSet<u64>,
     /// Something that is handed over is bound to a place in the file system.
@@ -94,7 +96,7 @@ pub(super) struct Files<'a> {
     pub received: Vec<Received>,
     /// (path, flags, position, size or !0) of what is opened, by its place after those.
     opened: Vec<(String, u64, u64, u64)>,
-    places: BTreeMap<Key, usize>,
+    pub(super) places: BTreeMap<Key, usize>,
 }
 
 /// Something that gets one descriptor.
@@ -108,20 +110,10 @@ pub(super) enum Key {
     Path(String, u64),
     /// A memory file, by the number of its inode.
     Memory(u64),
+    /// The same, to be read only.
+    ReadOnlyMemory(u64),
     /// The one that is made of a deleted file, to be written to.
     WritableGhost(u64),
-}
-
-/// A memory file that the restorer fills.
-#[derive(Debug)]
-pub(super) struct OpenMemory {
-    pub inode: u64,
-    /// Bytes.
-    pub size: u64,
-    /// CRIU's number for what it contains.
-    pub contents: u64,
-    /// To be written to.
-    pub file: Ref,
 }
 
 /// A descriptor of the restorer's; [`Files::number`] says which when all are known.
@@ -164,6 +156,8 @@ impl<'a> Files<'a> {
             by_id,
             remapped,
             open_ghosts,
+            in_flight: carry_descriptors(images)?,
+            copied: BTreeMap::new(),
             ghosts: BTreeMap::new(),
             root: of("/"),
             usr: of("/usr"),
@@ -347,106 +341,6 @@ impl<'a> Files<'a> {
         let flags = if writable { O_RDWR } else { 0 };
         let size = reg.varint(reg_file_entry::SIZE).unwrap_or(u64::MAX);
         Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
-    }
-
-    /// A memory file that is only mapped, and shared: CRIU's number for its contents, and its size.
-    pub(super) fn shared_memory_file(&mut self, id: u64) -> Result<(u64, u64), PlanError> {
-        let (inode, memory) = self.memory_file(id)?;
-        let found = (memory.number(memfd_inode_entry::SHMID), memory.number(memfd_inode_entry::SIZE));
-        if self.places.contains_key(&Key::Memory(inode)) || self.programs.contains(&inode) {
-            return unsupported(BOTH_WAYS);
-        }
-        self.shared.insert(inode);
-        Ok(found)
-    }
-
-    /// The memory files that processes have open and the restorer fills: a file that is sealed
-    /// against changes is filled before.
-    pub(super) fn open_memory(&mut self) -> Result<Vec<OpenMemory>, PlanError> {
-        let mut all = Vec::new();
-        let ids: Vec<u64> = self
-            .by_id
-            .values()
-            .filter(|f| f.number(file_entry::TYPE) == kind::MEMFD)
-            .map(|f| f.number(file_entry::ID))
-            .collect();
-        for id in ids {
-            let Some(inode) = self.filled_inside(id)? else { continue };
-            if self.places.contains_key(&Key::Memory(inode)) {
-                continue;
-            }
-            let made = self.made_memory_file(id)?;
-            let contents = self.memory_file(id)?.1.number(memfd_inode_entry::SHMID);
-            // An empty one has nothing to fill.
-            let size = made.size;
-            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
-            let file = self.receive(Key::Memory(inode), Received::OpenMemory(made, opened));
-            if size > 0 {
-                all.push(OpenMemory { inode, size, contents, file });
-            }
-        }
-        Ok(all)
-    }
-
-    /// The inode of a memory file that the restorer fills; none for others.
-    pub(super) fn filled_inside(&self, id: u64) -> Result<Option<u64>, PlanError> {
-        let (inode, memory) = self.memory_file(id)?;
-        let sealed = memory.number(memfd_inode_entry::SEALS) as u32 & SEALS_CONTENTS != 0;
-        Ok((self.open_memory.contains(&inode) && !sealed).then_some(inode))
-    }
-
-    /// Whether a memory file is made again, not what CRIU makes of anonymous shared memory.
-    pub(super) fn is_made(&self, id: u64) -> Result<bool, PlanError> {
-        Ok(self.open_memory.contains(&self.memory_file(id)?.0))
-    }
-
-    /// A memory file that a process runs from, or has mapped for itself alone.
-    pub(super) fn own_memory_file(&mut self, id: u64) -> Result<Ref, PlanError> {
-        let made = self.made_memory_file(id)?;
-        if self.shared.contains(&made.inode) {
-            return unsupported(BOTH_WAYS);
-        }
-        Ok(self.receive(Key::Memory(made.inode), Received::Memory(made)))
-    }
-
-    /// What the wake makes it with.
-    fn made_memory_file(&self, id: u64) -> Result<MemoryFile, PlanError> {
-        let (inode, memory) = self.memory_file(id)?;
-        Ok(MemoryFile {
-            inode,
-            name: memory.string(memfd_inode_entry::NAME).unwrap_or_default(),
-            size: memory.number(memfd_inode_entry::SIZE),
-            mode: memory.number(memfd_inode_entry::MODE) as u32,
-            owner: (memory.number(memfd_inode_entry::UID) as u32, memory.number(memfd_inode_entry::GID) as u32),
-            seals: memory.number(memfd_inode_entry::SEALS) as u32,
-            contents: match self.filled_inside(id)? {
-                Some(_) => Vec::new(),
-                None => memfd::contents(self.images, memory.number(memfd_inode_entry::SHMID))?,
-            },
-            is_program: self.programs.contains(&inode),
-        })
-    }
-
-    /// How one is open, and its inode.
-    fn opened_memory(&self, file: &Message) -> Result<(u64, Opened), PlanError> {
-        let id = file.number(file_entry::ID);
-        let (inode, _) = self.memory_file(id)?;
-        let open = file.message(file_entry::MEMFD)?.unwrap_or_default();
-        let has_owner = open.message(memfd_file_entry::FOWN)?.unwrap_or_default().number(fown_entry::PID) != 0;
-        if has_owner {
-            return unsupported("how a memory file is open");
-        }
-        let (flags, position) = (open.number(memfd_file_entry::FLAGS) as u32, open.number(memfd_file_entry::POS));
-        Ok((inode, Opened { id, flags, position }))
-    }
-
-    /// The inode of a memory file, and what images have of it.
-    fn memory_file(&self, id: u64) -> Result<(u64, &Message), PlanError> {
-        let inode = self.file(id)?.message(file_entry::MEMFD)?.map_or(0, |f| f.number(memfd_file_entry::INODE_ID));
-        match self.memory.get(&inode) {
-            Some(memory) if memory.number(memfd_inode_entry::HUGETLB_FLAG) == 0 => Ok((inode, memory)),
-            _ => unsupported("a memory file of huge pages"),
-        }
     }
 
     /// What a process runs.

@@ -2,9 +2,8 @@
 //! for itself alone, and those that take the place of deleted files that are only mapped (a
 //! semaphore of sem_open(3), a library that was replaced).
 //!
-//! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). A tree
-//! gets no plan that shares a memory file of its own which is made here, or has others open by a
-//! descriptor than those that it runs from.
+//! Owns what such a file has: name, size, mode, owner, seals and contents (memfd_create(2)). One
+//! that is open and not sealed is made empty: the restorer fills it.
 
 use super::PlanError;
 use kip_criu_images::Images;

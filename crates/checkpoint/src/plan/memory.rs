@@ -1,7 +1,8 @@
 //! Mappings and their contents.
 
-use super::files::{Files, OpenMemory, Ref};
+use super::files::{Files, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
+use super::memory_files::OpenMemory;
 use super::{PlanError, unsupported};
 use crate::pages::part;
 use kip_criu_images::codes::status;
@@ -417,12 +418,10 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
     } else if status & status::ANON_SHARED != 0 {
         m.shared = Some(shared.note(id, m.offset.saturating_add(end.saturating_sub(start))));
     } else if status & status::MEMFD != 0 {
-        if let Some(inode) = files.filled_inside(id)?
-            && status & status::FILE_SHARED != 0
-        {
-            m.shared = Some(SharedId::Open(inode));
-        } else if status & status::FILE_SHARED == 0 || files.is_made(id)? {
-            m.file = Some(files.own_memory_file(id)?);
+        let is_shared = status & status::FILE_SHARED != 0;
+        if !is_shared || files.is_made(id)? {
+            let opened_for_writing = vma.number(vma_entry::FDFLAGS) & 3 != 0 || protection & PROT_WRITE != 0;
+            m.file = Some(files.mapped_memory_file(id, is_shared && opened_for_writing)?);
             m.flags &= !MAP_ANONYMOUS;
         } else {
             // What CRIU makes of anonymous shared memory, or a memory file that has been closed.

@@ -24,7 +24,7 @@ use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, SandboxRestore};
 use kip_sandbox::rootfs::RootfsError;
 use kip_sandbox::volume::Volume;
-use kip_snapshot::pages::{PAGE, Run, SETS};
+use kip_snapshot::pages::{PAGE, PageMap, Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::fault;
 use kip_sys::process::{Signal, pidfd_send_signal};
@@ -169,11 +169,12 @@ pub(super) fn rebuild(
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
     let bytes = manifest.parts.iter().map(|p| p.size).sum();
+    // The restorer sets timers when it has read the memory, and the program goes on when that is
+    // verified.
+    let within = body.clocks.taken_within() + verified_within(images, manifest, ready.needed());
     let came = |packet_ns: i64| Came {
         ago: Duration::from_nanos((kip_sys::ran::monotonic_ns() - packet_ns).max(1) as u64),
-        // The restorer sets timers when it has read the memory, and the program goes on when that
-        // is verified.
-        taken_within: body.clocks.taken_within() + verified_within(ready.needed(), bytes),
+        taken_within: within,
     };
     let came = body.clocks.packet_ns.map(came);
     let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes, came)?;
@@ -238,7 +239,7 @@ pub(super) fn rebuild(
         if let Err(e) = stopped.go() {
             tracing::warn!(proc = %proc.name, error = %e, "a rebuilt thread was not let go");
         }
-        timers::send_later(proc, rebuild.later(), body.clocks.taken_within());
+        timers::send_later(proc, rebuild.later(), within);
         timers::give_back(shortened);
         Ok(())
     });
@@ -264,14 +265,16 @@ pub(super) fn rebuild(
     }
 }
 
-/// How long after it is read the memory of a program may be verified: all of it, of so many bytes,
-/// or these pages of it.
-fn verified_within(pages: Option<&[(u32, u32, u32)]>, bytes: u64) -> Duration {
-    /// The checksum falls behind the restorer by no more than this part of the time that it takes
-    /// on a busy machine.
+/// How long after it is read the memory of a program may be verified: all of it, or these pages and
+/// the files in which no process has pages of its own.
+fn verified_within(images: &Path, manifest: &Manifest<Body>, needed: Option<&[(u32, u32, u32)]>) -> Duration {
+    /// On a busy machine the checksum ends at most a millisecond later for each so many bytes.
     const BYTES_A_MS: u64 = 5 << 20;
-    let some = |pages: &[(u32, u32, u32)]| pages.iter().map(|(.., pages)| u64::from(*pages) * PAGE as u64).sum();
-    Duration::from_millis(pages.map_or(bytes, some) / BYTES_A_MS)
+    let map = needed.and_then(|_| PageMap::load(images).ok());
+    let in_map = |name: &str| map.as_ref().is_some_and(|map| map.files.iter().any(|file| file.name == name));
+    let whole: u64 = manifest.parts.iter().filter(|part| !in_map(&part.name)).map(|part| part.size).sum();
+    let pages: u64 = needed.unwrap_or_default().iter().map(|(.., pages)| u64::from(*pages)).sum();
+    Duration::from_millis((whole + pages * PAGE as u64) / BYTES_A_MS)
 }
 
 /// Has the disk begin with a file that is needed in a moment; there may be none.
