@@ -33,6 +33,7 @@ ONLY_HERE = {
 }
 AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
+    "passing_memory": r"a descriptor is on its way between two sockets, SCM_RIGHTS of unix\(7\)",
     "waiting": r"a connection to a listening unix socket that waits to be accepted",
 }
 NATIVE = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
