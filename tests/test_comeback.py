@@ -16,6 +16,7 @@ import pytest
 
 from harness import programs, logged
 from harness.broken import BrittleCriu, break_plan, plan_of, files_of
+from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -33,7 +34,6 @@ ONLY_HERE = {
 }
 AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
-    "passing_memory": r"a descriptor is on its way between two sockets, SCM_RIGHTS of unix\(7\)",
     "waiting": r"a connection to a listening unix socket that waits to be accepted",
 }
 NATIVE = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
@@ -110,6 +110,19 @@ def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path
             proc.archive()
         assert said(proc) == "ok"
     assert cold_starts(kip, proc) == []
+
+
+def test_a_memory_file_in_flight(kip: Kip) -> None:
+    """Made again it would be another one than what is on its way."""
+    flags = ["-v", f"{programs.SOURCES / 'lines.py'}:/srv/lines.py:ro"]
+    proc = kip.run("passed-memory", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=flags)
+    client = Lines(proc.port())
+    make = "import mmap; ours, theirs = socket.socketpair(); a = os.memfd_create('n'); os.ftruncate(a, 4096); m = mmap.mmap(a, 4096)"
+    assert client.ask(f"{make}; socket.send_fds(ours, [b'x'], [a])") == "None"
+    refused(kip, proc, "parked", ONLY_HERE["passing"])
+    assert client.ask("(m.__setitem__(0, 7), os.pread(socket.recv_fds(theirs, 1, 1)[1][0], 1, 0))") == "(None, b'\\x07')"
+    proc.sleep()
+    assert client.ask("(m[0], os.pread(a, 1, 0))") == "(7, b'\\x07')" and proc.rebuilt()
 
 
 @pytest.mark.parametrize("kind", ["pidfds", "group", "seccomp", "proc"])

@@ -4,7 +4,6 @@ not as it was: an oddity must not only be there after a wake, it must still do w
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import select
 import signal
@@ -529,24 +528,6 @@ def corked() -> Callable[[], None]:
         sender.send(b"last")
         assert receiver.recv(100) == b"first last"
         sender.send(b"first ", socket.MSG_MORE)
-
-    return check
-
-
-def passing_memory() -> Callable[[], None]:
-    """A memory file on its way over a socket, which is open and mapped as well."""
-    ours, theirs = socket.socketpair()
-    file = os.memfd_create("passed")
-    os.ftruncate(file, 4096)
-    memory = mmap.mmap(file, 4096)
-    socket.send_fds(ours, [b"x"], [file])
-
-    def check() -> None:
-        _, fds, _, _ = socket.recv_fds(theirs, 1, 1)
-        memory[0] = (memory[0] + 1) % 256
-        assert os.pread(fds[0], 1, 0)[0] == memory[0], "they are two files"
-        socket.send_fds(ours, [b"x"], fds)
-        os.close(fds[0])
 
     return check
 

@@ -3,10 +3,10 @@
 //! One that a process has open is held, and mapped from its descriptor. One that is only mapped is
 //! made again as a memory file, with what its image has.
 
-use super::files::{Files, Key, O_RDWR, Ref};
-use super::memfd::{MemoryFile, Opened, Piece};
+use super::files::{Files, O_RDWR, Ref};
+use super::memfd::{MemoryFile, Piece};
 use super::memory_files::MOST_COPIED;
-use super::{PlanError, Received, unsupported};
+use super::{PlanError, unsupported};
 use kip_criu_images::GhostFile;
 use kip_criu_images::codes::remap;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
@@ -22,11 +22,9 @@ impl Files<'_> {
         let Some(&(remap::GHOST, number)) = self.remapped.get(&id) else { return self.open_path(id, writable) };
         let Some(open) = self.open_ghosts.get(&number) else { return self.mapped_ghost(id, number, writable) };
         // Held, its descriptor is what is mapped.
-        let flags = |id: &u64| -> Result<u64, PlanError> {
-            Ok(self.file(*id)?.message(file_entry::REG)?.map_or(0, |reg| reg.number(reg_file_entry::FLAGS)))
-        };
         for id in open.clone() {
-            let mode = flags(&id)? & 3;
+            let reg = self.file(id)?.message(file_entry::REG)?.unwrap_or_default();
+            let mode = reg.number(reg_file_entry::FLAGS) & 3;
             if mode == O_RDWR || mode == 0 && !writable {
                 return self.open_file(id);
             }
@@ -40,14 +38,9 @@ impl Files<'_> {
             Some(made) => made.clone(),
             None => self.memory_of_ghost(id, number)?,
         };
-        self.note_copied(made.inode, made.contents.iter().map(|piece| piece.length).sum())?;
+        self.note_copied(&made)?;
         self.ghosts.insert(number, made.clone());
-        Ok(if writable {
-            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
-            self.receive(Key::WritableGhost(number), Received::OpenMemory(made, opened))
-        } else {
-            self.receive(Key::Memory(made.inode), Received::Memory(made))
-        })
+        Ok(self.receive_memory(id, made, writable))
     }
 
     /// What the wake makes that memory file with.

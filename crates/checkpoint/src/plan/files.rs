@@ -112,8 +112,6 @@ pub(super) enum Key {
     Memory(u64),
     /// The same, to be read only.
     ReadOnlyMemory(u64),
-    /// The one that is made of a deleted file, to be written to.
-    WritableGhost(u64),
 }
 
 /// A descriptor of the restorer's; [`Files::number`] says which when all are known.

@@ -60,10 +60,9 @@ impl Files<'_> {
             }
             let made = self.made_memory_file(id)?;
             let contents = self.memory_file(id)?.1.number(memfd_inode_entry::SHMID);
-            // An empty one has nothing to fill.
             let size = made.size;
-            let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
-            let file = self.receive(Key::Memory(inode), Received::OpenMemory(made, opened));
+            let file = self.receive_memory(id, made, true);
+            // An empty one has nothing to fill.
             if size > 0 {
                 all.push(OpenMemory { inode, size, contents, file });
             }
@@ -88,17 +87,21 @@ impl Files<'_> {
         if !self.is_made(id)? {
             return self.own_memory_file(id);
         }
-        if !writable {
-            let made = self.made_memory_file(id)?;
-            return Ok(self.receive(Key::ReadOnlyMemory(made.inode), Received::Memory(made)));
-        }
         // The kernel allows it only if the mapping was there before the seal.
-        let Some(inode) = self.filled_inside(id)? else {
+        if writable && self.filled_inside(id)?.is_none() {
             return unsupported("a sealed memory file that is mapped to be written to");
-        };
+        }
         let made = self.made_memory_file(id)?;
+        Ok(self.receive_memory(id, made, writable))
+    }
+
+    /// The descriptor from which a memory file is mapped that `id` is an open file of.
+    pub(super) fn receive_memory(&mut self, id: u64, made: MemoryFile, writable: bool) -> Ref {
+        if !writable {
+            return self.receive(Key::ReadOnlyMemory(made.inode), Received::Memory(made));
+        }
         let opened = Opened { id, flags: O_RDWR as u32, position: 0 };
-        Ok(self.receive(Key::Memory(inode), Received::OpenMemory(made, opened)))
+        self.receive(Key::Memory(made.inode), Received::OpenMemory(made, opened))
     }
 
     /// A memory file that a process runs from, or has mapped for itself alone.
@@ -114,18 +117,17 @@ impl Files<'_> {
     pub(super) fn made_memory_file(&mut self, id: u64) -> Result<MemoryFile, PlanError> {
         let made = self.describe_memory_file(id)?;
         if !made.is_program {
-            let bytes = made.contents.iter().map(|piece| piece.length).sum();
-            self.note_copied(made.inode, bytes)?;
+            self.note_copied(&made)?;
         }
         Ok(made)
     }
 
     /// Notes a file that the daemon makes with what it had.
-    pub(super) fn note_copied(&mut self, inode: u64, bytes: u64) -> Result<(), PlanError> {
+    pub(super) fn note_copied(&mut self, made: &MemoryFile) -> Result<(), PlanError> {
         if self.in_flight {
             return unsupported("a memory file or a deleted one, and a descriptor that is on its way between sockets");
         }
-        self.copied.insert(inode, bytes);
+        self.copied.insert(made.inode, made.contents.iter().map(|piece| piece.length).sum());
         if self.copied.values().sum::<u64>() > MOST_COPIED {
             return unsupported("sealed memory files or deleted files of more than 16 MiB that are mapped");
         }
