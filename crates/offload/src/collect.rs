@@ -27,13 +27,17 @@ use kip_types::api::{CollectRequest, CollectView, UnusedView};
 use kip_types::chain;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Objects that are deleted at once.
 const AT_ONCE: usize = 8;
 /// Nothing is begun to be deleted when so little of the lease is left, milliseconds: a deletion
 /// takes up to two minutes.
 const MARGIN_MS: u64 = 3 * 60 * 1000;
+/// Another data directory that collects or stores is waited for as long.
+const LEASED_WITHIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// It is looked for that often whether another data directory has ended.
+const LOOKS_AGAIN: Duration = Duration::from_millis(20);
 /// How often a daemon collects by itself, milliseconds; a quarter more or less, so that not all
 /// come at once.
 pub const EVERY_MS: u64 = 3600 * 1000;
@@ -102,7 +106,7 @@ impl Archive {
         let (noted, leased) = match request.dry_run {
             true => (self.collection().await?.0, None),
             false => {
-                let (begun, version) = self.lease(request.grace_ms, now_ms).await?;
+                let (begun, version) = self.lease_within(LEASED_WITHIN, request.grace_ms, now_ms).await?;
                 (begun.clone(), Some((begun, version)))
             }
         };
@@ -146,6 +150,24 @@ impl Archive {
         let begun = noted.begin(self.owner, now_ms(), grace_ms)?;
         let version = self.note(&begun, version.as_ref()).await?;
         Ok((begun, version))
+    }
+
+    /// The same, waiting for a data directory that collects or stores now.
+    pub(crate) async fn lease_within(
+        &self,
+        within: Duration,
+        grace_ms: u64,
+        now_ms: fn() -> u64,
+    ) -> Result<(Collection, Version), CollectError> {
+        let until = Instant::now() + within;
+        loop {
+            match self.lease(grace_ms, now_ms).await {
+                Err(CollectError::Busy(_) | CollectError::Overtaken) if Instant::now() < until => {
+                    tokio::time::sleep(LOOKS_AGAIN).await;
+                }
+                done => return done,
+            }
+        }
     }
 
     pub(crate) async fn note(

@@ -199,7 +199,7 @@ pub struct Archive {
     /// Held for reading by an upload, for writing by a backup, and by a collection that waits less
     /// than is usual.
     storing: tokio::sync::RwLock<()>,
-    /// Held by a collection, and by an import.
+    /// Held by a collection, an import, and the second try to store a generation.
     collecting: tokio::sync::Mutex<()>,
 }
 

@@ -35,10 +35,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// A process with as many pages, 8 MiB, is small.
 const SMALL: u32 = 2048;
+/// A collection of another data directory is waited for as long before a generation is stored a
+/// second time.
+const LEASED_WITHIN: Duration = Duration::from_secs(30);
 
 /// What an upload was.
 #[derive(Debug, Clone)]
@@ -113,6 +117,12 @@ pub(crate) struct Begun {
 }
 
 impl UploadError {
+    /// A collection has taken what was stored, or could have.
+    fn is_by_a_collection(&self) -> bool {
+        use UploadError::{Collected, Head, Hurried, ReadBack};
+        matches!(self, Collected { .. } | Hurried | Head(HeadFailure::TooLate(_)) | ReadBack(GetError::Missing { .. }))
+    }
+
     /// What the proc has in the store was sealed by a key that is destroyed, and nothing can follow
     /// it.
     pub fn is_of_destroyed_key(&self) -> bool {
@@ -146,13 +156,36 @@ struct PackedGeneration {
 
 impl Archive {
     /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the
-    /// runtime.
+    /// runtime. If another data directory's collection has undone that, no data directory collects
+    /// while this one stores the generation once more.
     pub fn store(
         &self,
         proc: ProcId,
         name: &ProcName,
         directory: &Path,
         spec: serde_json::Value,
+        own: &Own,
+    ) -> Result<Uploaded, UploadError> {
+        let store = || self.store_beside_collections(proc, name, directory, &spec, own);
+        let first = store();
+        if !first.as_ref().is_err_and(UploadError::is_by_a_collection) {
+            return first;
+        }
+        // Before the lock that each try takes: a collection here takes both in this order.
+        let _no_collection_here = self.runtime.block_on(self.collecting.lock());
+        let (leased, version) = self.runtime.block_on(self.lease_within(LEASED_WITHIN, GRACE_MS, now_ms))?;
+        let second = store();
+        // If that fails the lease ends by itself.
+        let _ = self.runtime.block_on(self.note(&leased.end(now_ms()), Some(&version)));
+        second
+    }
+
+    fn store_beside_collections(
+        &self,
+        proc: ProcId,
+        name: &ProcName,
+        directory: &Path,
+        spec: &serde_json::Value,
         own: &Own,
     ) -> Result<Uploaded, UploadError> {
         self.runtime.block_on(self.fit.get_or_try_init(|| self.store.check_swaps()))?;
@@ -175,7 +208,7 @@ impl Archive {
             directory,
             local: &local,
             map: &map,
-            spec: &spec,
+            spec,
             parent: newest.map(|front| front.generation),
         };
         let packed = match self.pack(&sealed, &begun.writing, own, &ring) {

@@ -186,9 +186,12 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
+    /// One that waits in its nanosleep: before that, its loader opens and closes files.
     fn sleeper(limits: &str) -> Child {
         let child = Command::new("sh").args(["-c", &format!("{limits}; exec sleep 100")]).spawn().unwrap();
-        while std::fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap() != "sleep\n" {
+        let call = || std::fs::read_to_string(format!("/proc/{}/syscall", child.id())).unwrap();
+        // clock_nanosleep
+        while !call().starts_with("230 ") {
             std::thread::yield_now();
         }
         child

@@ -92,7 +92,8 @@ impl ProcService for Worker {
     }
 
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
-        let handle = self.handle(&name)?;
+        let mut handle = self.handle(&name)?;
+        handle.wait_until_stable().await;
         Ok(why::why(&handle).await)
     }
 

@@ -1,5 +1,6 @@
 //! What collectors and writers of a realm tell each other, as the value of one reference: the
-//! candidates, which data directory collects now, and how short the wait is.
+//! candidates, which data directory has the lease, and how short the wait is. A collector has it,
+//! an import, and a writer whose first try a collection has undone.
 //!
 //! Owns the value and which data directory may replace it; the store compares and swaps. The value
 //! is not sealed: it says nothing that a listing of the store does not say, a program that could
@@ -45,7 +46,7 @@ impl Default for Collection {
 
 /// Another data directory collects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("data directory {owner} collects now: try again in {left_s} s at the latest")]
+#[error("data directory {owner} collects or stores now: try again in {left_s} s at the latest")]
 pub struct Busy {
     /// Which.
     pub owner: OwnerId,
