@@ -14,10 +14,11 @@ import pytest
 from harness import archives, images
 from harness.clients import Redis, free_port, http_get
 from harness.kip import Kip, Proc
+from harness.wait import wait_for
 from test_apply import actions, told
 
 # Says what it has in memory when it is told to end.
-SAVES = """trap 'echo "$said" >/kept/state; exit' TERM; said=unsaved; while :; do sleep 1000 & wait; done"""
+SAVES = """trap 'echo "$said" >/kept/state; exit' TERM; said=unsaved; >/kept/set; while :; do sleep 1000 & wait; done"""
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def test_who_goes_is_stopped_in_order(kip: Kip, file: Path, asleep: bool, how: s
     writer = f"[proc.writer]\ncommand = ['sh', '-c', '''{SAVES}''']\nvolume = ['./kept:/kept']\n"
     file.write_text(writer)
     kip.cli("apply", "-f", file)
+    wait_for("its trap is set", (file.parent / "kept/set").exists, 30)
     if asleep:
         Proc(kip, "writer").sleep()
     file.write_text(writer + "workdir = '/tmp'\n" if how == "--replace" else "[proc.other]\ncommand = 'sleep 1000'\n")

@@ -331,6 +331,7 @@ class Reader:
 #   gets 1.8 times their blocks at most; faults of several threads are served at once
 # held by: this,
 #   `kip_offload::ahead::tests::what_was_of_no_use_is_given_up_and_for_the_next_wake_too`
+@pytest.mark.measures
 def test_reading_ahead_pays(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """A program that reads through much waits for few requests; one that reads here and there gets little that it does not
     need, also if reading ahead was of use before; faults of several threads are served at once."""

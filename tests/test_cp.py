@@ -248,7 +248,7 @@ def test_a_client_that_takes_nothing(kip: Kip, tier: str) -> None:
         assert ask(proc, "1 + 1") == "2"
         proc.stop()
     proc.start()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     wait_for("it listens", lambda: ":1F90 " in proc.exec("cat", "/proc/net/tcp").stdout, 20)
     assert ask(proc, "2 + 2") == "4"
     rest = client.stdout.read()

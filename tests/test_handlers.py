@@ -13,6 +13,9 @@ from harness.clients import read_to_end
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
+# How late a wait ends is judged.
+pytestmark = pytest.mark.measures
+
 # Parked, hibernated and parked.
 SLEEPS = 6
 # How late a wait may end, microseconds: CRIU starts and makes the processes meanwhile, where they
@@ -53,7 +56,7 @@ def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], 
             # Blocked, or found at work: it stays so, for its processes are too small to be taken
             # out, and its timers go on.
             proc.wake()
-        wait_for("a timer brings it back", lambda: proc.state == "running", 5)
+        wait_for("a timer brings it back", lambda: proc.state == "running", 30)
     before = told(proc)
     wait_for("every timer expires", lambda: all(t[0] > before[name][0] for name, t in told(proc).items()), 20)
     wrong = {}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness import images, logged
-from harness.clients import Redis, http_get
+from harness.clients import Redis, http_get, listens
 from harness.images import Image, archive, digest, entry, layers_here, layout, link, nothing_half, run, saved, tar_of
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
@@ -548,4 +548,5 @@ def test_layers_are_shared_and_kept_as_long_as_needed(here: tuple[Kip, str], tmp
     assert "there is no image b:1 here" in kip.refused("image", "rm", "b:1")
     assert kip.json("image", "rm", "a:1")["kept_for"] == ["first"] and len(layers_here(kip)) == 3
     first.start()
-    assert wait_for("it serves", lambda: http_get(first.port())) == b"first\n"
+    wait_for("it serves", lambda: listens(first.port()), 30)
+    assert http_get(first.port()) == b"first\n"

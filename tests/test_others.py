@@ -20,8 +20,8 @@ ANSWERED_S = 6
 # A question about a proc that nothing holds up is answered within so many seconds, one about a proc
 # that does not answer within so many.
 ONE_S, TOUCHED_S = 6, 20
-# A program of 1,700 threads is hibernated within so many seconds.
-ASLEEP_S = 15
+# A program of 1,700 threads is hibernated within so many seconds: not in ten minutes.
+ASLEEP_S = 45
 
 
 def rows(kip: Kip) -> dict[str, str]:
@@ -83,6 +83,7 @@ def a_second(proc: Proc, seconds: float = 2) -> float:
     return (after - before) / (ended - began) * 1e6
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize(("makers", "idle"), [(2, 0), (32, 1700)])
 def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, makers: int, idle: int) -> None:
     """Its mappings change thousands of times a second while its memory comes back; it goes on at half its speed at least, and the others
@@ -91,9 +92,10 @@ def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, maker
     fighter = kip.run("fighter", ["/threads", str(makers), str(idle)], ports=["7000"], tar=tar, flags=["--idle", "1h", "--pids", "4096"])
     server = servers.lighttpd()
     other = kip.run("other", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
-    native = a_second(fighter)
     ratios = []
     for _ in range(3):
+        # Anew: what else this machine does changes within seconds.
+        native = a_second(fighter)
         began = time.monotonic()
         fighter.hibernate_once()
         assert time.monotonic() - began < ASLEEP_S

@@ -271,9 +271,10 @@ def keeper_pid(kip: Kip) -> int:
 
 
 def new_keeper(kip: Kip, old: int) -> int | None:
-    """The pid of a keeper that is another one and alive."""
+    """The pid of a keeper that is another one, alive, and holds all: the event comes after that."""
     pid = keeper_pid(kip)
-    return pid if pid != old and leftovers.is_alive(pid) else None
+    holds = any(event["kind"] == "keeper" and event["detail"].endswith(f" {pid}") for event in kip.events())
+    return pid if pid != old and holds and leftovers.is_alive(pid) else None
 
 
 # promise K7: the same: the keeper

@@ -165,7 +165,7 @@ def test_one_that_does_not_get_ready_takes_nothing(kip: Kip, tmp_path: Path, vol
         assert page(web.port) == shown
 
     with clients(web.port, stays=False) if not volume else threading.Lock():
-        web.write("ready = 'http:8080/none'\nready-timeout = '1s'\n")
+        web.write("ready = 'http:8080/none'\nready-timeout = '6s'\n")
         tried("was not ready", "404")
         web.write()
         web.file.write_text(web.file.read_text().replace("/etc/nginx/kip.conf", "/etc/nginx/none.conf"))

@@ -24,10 +24,10 @@ from harness.typist import SHELL_COMMAND, TIERS, Typist, wait_runs
 from harness.wait import wait_for
 
 # A shell on a terminal that the server has made: each line of the client is typed, and what the
-# terminal shows within 300 ms is the answer.
+# terminal shows until it has shown a text so often, and then nothing for 300 ms, is the answer.
 SHELL = textwrap.dedent(
     """
-    import os, pty, select, socket, sys
+    import os, pty, select, socket, sys, time
     pid, master = pty.fork()
     if pid == 0:
         os.environ["PS1"] = "ready$ "
@@ -37,10 +37,12 @@ SHELL = textwrap.dedent(
         client, _ = server.accept()
         lines = client.makefile("rb")
         for line in lines:
-            os.write(master, eval(line))
-            shown = b""
-            while select.select([master], [], [], 0.3)[0]:
-                shown += os.read(master, 4096)
+            text, until, count = eval(line)
+            os.write(master, text)
+            shown, given_up = b"", time.monotonic() + 20
+            while shown.count(until) < count and time.monotonic() < given_up or select.select([master], [], [], 0.3)[0]:
+                if select.select([master], [], [], 0.3)[0]:
+                    shown += os.read(master, 4096)
             client.sendall(repr(shown).encode() + b"\\n")
     """
 )
@@ -52,8 +54,9 @@ def shell(fresh_kip: Callable[..., Kip]) -> Proc:
     return kip.run("shell", ["python3", "-c", SHELL], ports=["7400/tcp"])
 
 
-def typed(client: Lines, text: str) -> str:
-    return eval(client.ask(repr(text.encode()))).decode().replace("\r\n", "\n")
+def typed(client: Lines, text: str, until: str, count: int = 1) -> str:
+    """What the terminal has shown since the text was typed, which `until` is in so often, or 20 s are over."""
+    return eval(client.ask(repr((text.encode(), until.encode(), count)))).decode().replace("\r\n", "\n")
 
 
 # promise K14: a shell on a terminal of its own goes on after each tier: its variables, job control,
@@ -61,25 +64,25 @@ def typed(client: Lines, text: str) -> str:
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_shell_goes_on(shell: Proc, tier: str) -> None:
     client = Lines(shell.port())
-    assert "ready$" in typed(client, "x=kept; stty rows 33 columns 77; tty\n")
-    typed(client, "sleep 1000 & cat\n")
-    assert typed(client, "echoed\n").count("echoed") == 2, "by the terminal and by cat"
+    assert "ready$" in typed(client, "x=kept; stty rows 33 columns 77; tty\n", "ready$", 2)
+    typed(client, "sleep 1000 & cat\n", "[1] ")
+    assert typed(client, "echoed\n", "echoed", 2).count("echoed") == 2, "by the terminal and by cat"
     for _ in range(2):
         TIERS[tier](shell)
-        assert typed(client, "again\n").count("again") == 2
+        assert typed(client, "again\n", "again", 2).count("again") == 2
     if tier == "parked":
         assert shell.rebuilt()
     # Ctrl-C goes to the group in the foreground, which is cat's; the shell goes on.
-    assert "ready$" in typed(client, "\x03")
-    assert "kept 33 77" in typed(client, "echo $x $(stty size)\n")
-    assert "Running" in typed(client, "jobs\n")
+    assert "ready$" in typed(client, "\x03", "ready$")
+    assert "kept 33 77" in typed(client, "echo $x $(stty size)\n", "kept 33 77")
+    assert "Running" in typed(client, "jobs\n", "Running")
     TIERS[tier](shell)
-    assert "/dev/pts/0" in typed(client, "tty\n")
-    assert "sleep 1000" in typed(client, "fg\n")
+    assert "/dev/pts/0" in typed(client, "tty\n", "/dev/pts/0")
+    assert "sleep 1000" in typed(client, "fg\n", "sleep 1000")
     TIERS[tier](shell)
-    assert "Stopped" in typed(client, "\x1a")
+    assert "Stopped" in typed(client, "\x1a", "Stopped")
     TIERS[tier](shell)
-    assert "Stopped" in typed(client, "jobs\n")
+    assert "Stopped" in typed(client, "jobs\n", "Stopped")
 
 
 @pytest.fixture

@@ -99,19 +99,28 @@ while True:
 
 def test_a_long_tick_is_known_as_one_whatever_its_clients_send_later(kip: Kip) -> None:
     """The wake that it is taken for at first is the last one by itself."""
-    proc = kip.run("ticks-long", ["python3", "-c", TICKS_LONG], ports=[7000], flags=["--idle", "1h"])
-    client = Lines(proc.port())
-    woke = []
-    for _ in range(4):
-        assert client.ask("hello") == "hello"
-        # That the client has the answer is said within 40 ms, by a packet that could be what a tick
-        # is for.
-        time.sleep(0.3)
-        proc.hibernate()
-        time.sleep(2.5)
-        woke.append(proc.inspect()["state"] != "hibernated")
-    # If there was no long tick within the first sleep, there was one in the second.
-    assert any(woke) and not any(woke[2:]), (woke, kip.account())
+    seen = []
+    # On a busy machine a program can be so slow that none of its ticks is taken for a wake: then
+    # another one is tried.
+    for number in range(4):
+        proc = kip.run(f"ticks-long-{number}", ["python3", "-c", TICKS_LONG], ports=[7000], flags=["--idle", "1h"])
+        client = Lines(proc.port())
+        woke = []
+        for _ in range(4):
+            assert client.ask("hello") == "hello"
+            # That the client has the answer is said within 40 ms, by a packet that could be what a
+            # tick is for.
+            time.sleep(0.3)
+            proc.hibernate()
+            time.sleep(2.5)
+            woke.append(proc.inspect()["state"] != "hibernated")
+        seen.append(woke)
+        # If there was no long tick within the first sleep, there was one in the second.
+        assert not any(woke[2:]), (seen, kip.account())
+        proc.remove()
+        if any(woke):
+            return
+    raise AssertionError(f"no tick was taken for a wake: {seen}\n{kip.account()}")
 
 
 # Waits 8 s, until an absolute time, and says how late that ended.
@@ -188,12 +197,18 @@ print("all", flush=True)
 def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip, wait: str) -> None:
     proc = kip.run("crowd", ["/usr/bin/python3", "-c", CROWD, wait], flags=["--never-sleep"])
     wait_for("all threads are there", lambda: proc.logs() == "all\n", 30)
-    for _ in range(5):
+    stayed, rounds = 0, 0
+    while stayed < 5:
         kip.cli("sleep", proc.name)
         wakes = proc.inspect()["wakes"]
         time.sleep(2)
         view = proc.inspect()
-        assert (view["state"], view["wakes"]) == ("parked", wakes), kip.account()
+        if (view["state"], view["wakes"]) == ("parked", wakes):
+            stayed += 1
+        else:
+            # Its thread had not come to its wait again, for want of a processor: then it is at work.
+            assert "at work" in view["last_wake"]["trigger"], kip.account()
+        assert (rounds := rounds + 1) <= 8, kip.account()
         proc.wake()
         time.sleep(0.2)
     assert proc.logs() == "all\n"

@@ -220,11 +220,13 @@ def test_two_hundred_at_once(kip: Kip, tmp_path: Path) -> None:
             os.kill(daemon, signal.SIGCONT)
         assert bodies == [servers.PAGE] * 200
         assert again == 0, f"{again} of 200 handshakes took a second packet"
-        awake = many_gets(port, 200, "/page.html", 60)[1] if took >= 1.0 else None
-        times.append((took, awake))
-        if sum(took < (awake or 1.0) for took, awake in times) >= 2:
+        # Of a slower machine: what it takes awake, and its wake.
+        woken = proc.inspect()["last_wake"]["total_us"] / 1e6
+        most = many_gets(port, 200, "/page.html", 60)[1] + woken if took >= 1.0 else 1.0
+        times.append((took, most))
+        if sum(took < most for took, most in times) >= 2:
             return
-    raise AssertionError(f"the last of 200 clients was served after so many s, and so many when it was awake: {times}")
+    raise AssertionError(f"the last of 200 clients was served after so many s, and so many would do: {times}")
 
 
 # promise parking: parks by itself after `--idle` and `--park-after`

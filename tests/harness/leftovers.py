@@ -143,7 +143,10 @@ def left(before: Machine, data: Path, instance: int | None) -> list[str]:
     lock = re.compile(r"/instance-\d+$|\.lock$")
     for name in run_files():
         if name == str(RUN / "forwarding"):  # one for all instances of the machine
-            users = json.loads(Path(name).read_text() or "{}").get("users", [])
+            try:
+                users = json.loads(Path(name).read_text() or "{}").get("users", [])
+            except FileNotFoundError:  # another worker's last daemon has just ended
+                continue
             if instance in users or not users:
                 found.append(f"file {name} with users {users}")
         elif name not in before.run_files and not lock.search(name):

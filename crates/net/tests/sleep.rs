@@ -96,6 +96,8 @@ fn a_listener_takes_two_hundred_at_once() {
         println!("200 connects in custody: {took:?}");
 
         let diag = Diag::open_in(ns.fd.as_fd()).unwrap();
+        // A client is connected at the second of three packets.
+        eventually("200 in the queue", || diag.listeners().unwrap()[0].receive_queue == 200);
         let listed = diag.listeners().unwrap();
         assert_eq!((listed.len(), listed[0].receive_queue, listed[0].send_queue), (1, 200, 4096));
         eventually("200 with bytes", || diag.unaccepted(listed[0].local).unwrap().with_bytes == 200);

@@ -80,7 +80,7 @@ impl Archive {
         Ok(open.get(&(found.dev(), found.ino())).cloned())
     }
 
-    fn filling(&self, directory: &Path, file: &PageFile) -> Result<Arc<Filling>, DemandError> {
+    pub(crate) fn filling(&self, directory: &Path, file: &PageFile) -> Result<Arc<Filling>, DemandError> {
         let path = directory.join(&file.name);
         if let Some(known) = self.known_filling(&path)? {
             return Ok(known);

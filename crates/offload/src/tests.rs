@@ -60,6 +60,14 @@ pub(crate) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, Stri
     (pages, beside, sets)
 }
 
+/// Waits for what the front brings beside a wake: pages, and its copy in the cache.
+fn front_came(archive: &Archive, path: &Path) {
+    let map = PageMap::load(path).unwrap();
+    for file in map.files.iter().filter(|file| file.remote.is_some()) {
+        archive.runtime.block_on(archive.filling(path, file).unwrap().front_came());
+    }
+}
+
 /// Of a proc with that directory.
 pub(crate) fn own(dir: &Path) -> Own {
     Own {
@@ -208,6 +216,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
     let map = PageMap::load(&path).unwrap();
     let (number, remote) = (0..).zip(&map.files).find(|(_, file)| file.remote.is_some()).unwrap();
+    front_came(&archive, &path);
     let all = lacking(&path);
     // One process waits for a page; a block of pages comes.
     let first = map.processes[&2].runs.iter().find(|run| run.file == number).unwrap().first;
@@ -276,6 +285,7 @@ fn what_the_cache_has_is_not_fetched() {
         fs::remove_dir_all(&path).unwrap();
         path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
         archive.fetch_pages(&path, None).unwrap();
+        front_came(&archive, &path);
         assert!(contents(&path) == before);
         let came = archive.fetched(&data).unwrap();
         (came.requests, came.store_bytes > 0, came.cache_bytes > 0)

@@ -6,6 +6,7 @@ use harness::{Place, wait_for};
 use kip_sandbox::cgroup::{CgroupError, Cgroups};
 use kip_types::Limits;
 use kip_types::lifecycle::Exit;
+use rustix::process::{Pid, Signal, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -52,8 +53,10 @@ fn what_a_group_holds_is_not_behind() {
     let place = Place::new();
     let group = place.group();
     let program = format!(
-        "import mmap, time\nfor _ in range({ROUNDS}):\n  m = mmap.mmap(-1, 30 << 20, flags=mmap.MAP_PRIVATE)\n  \
-         for i in range(0, len(m), 4096): m[i] = 1\n  print('up', flush=True)\n  time.sleep(0.05)\n  m.close()\ntime.sleep(1000)"
+        "import mmap, signal, time\ngo = {{signal.SIGUSR1}}\nsignal.pthread_sigmask(signal.SIG_BLOCK, go)\n\
+         for _ in range({ROUNDS}):\n  m = mmap.mmap(-1, 30 << 20, flags=mmap.MAP_PRIVATE)\n  \
+         for i in range(0, len(m), 4096): m[i] = 1\n  print('up', flush=True)\n  signal.sigwait(go)\n  m.close()\n\
+         time.sleep(1000)"
     );
     let mut running = place.start(&["/usr/bin/python3", "-c", &program]);
     let came = AtomicBool::new(false);
@@ -73,6 +76,11 @@ fn what_a_group_holds_is_not_behind() {
         let below = place.cgroup.held_bytes();
         worst = worst.max(below.saturating_sub(held));
         most = most.max(below);
+        // Only now it may give its memory back.
+        let pids = place.cgroup.pids().unwrap();
+        let comm = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let python = pids.into_iter().find(|pid| comm(pid).starts_with("python")).unwrap();
+        kill_process(Pid::from_raw(python as i32).unwrap(), Signal::USR1).unwrap();
     }
     running.kill();
     assert!(most > 30 << 20, "{most}");

@@ -304,7 +304,7 @@ fn what_fails_is_told_and_leaves_no_process() {
         check(restore(other), step, Errno::NOTDIR);
     }
     Restored::start(&place, &program).end();
-    assert_eq!(open_files(), before, "the launcher keeps nothing");
+    wait_for("the launcher keeps nothing", || (open_files() == before).then_some(()));
     assert_eq!(place.sh("exit 5").1, Exit::Code(5), "the launcher goes on");
 }
 

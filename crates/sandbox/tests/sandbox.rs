@@ -186,8 +186,9 @@ fn setuid_programs_work_only_where_wanted() {
 #[test]
 fn orphans_are_reaped_and_the_program_s_end_is_told() {
     let place = Place::new();
-    let script =
-        "for i in 1 2 3 4 5; do (sleep 0.01 & ) ; done; sleep 0.3; cat /proc/[0-9]*/stat | grep -c ' Z '; exit 7";
+    let script = "for i in 1 2 3 4 5; do (sleep 0.01 & ) ; done; n=0; \
+                  while [ $n -lt 100 ] && cat /proc/[0-9]*/stat 2>/dev/null | grep -q '(sleep)'; do \
+                  n=$((n+1)); sleep 0.1; done; cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z '; exit 7";
     let (out, exit) = place.sh(script);
     assert_eq!((out.as_str(), exit), ("0\n", Exit::Code(7)));
     assert_eq!(place.sh("kill -9 $$").1, Exit::Signal(9));

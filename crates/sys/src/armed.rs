@@ -4,6 +4,10 @@
 //! The list names no threads, but a thread that is broken off in its sleep takes its timer with it:
 //! what the list has before that and not after it is the thread's, or belongs to one of the few
 //! others on the machine that woke early at the same moment.
+//!
+//! The list is no snapshot: the kernel counts from a queue's beginning for each timer that it
+//! shows, and skips one when another before it expires meanwhile. So it is read twice, and a timer
+//! is there that one of the two shows.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,7 +20,10 @@ pub struct Armed(HashSet<(String, i64)>);
 impl Armed {
     /// Those that there are now; none where the kernel does not show them.
     pub fn now() -> Armed {
-        Armed(parse(&fs::read_to_string("/proc/timer_list").unwrap_or_default()))
+        let read = || parse(&fs::read_to_string("/proc/timer_list").unwrap_or_default());
+        let mut found = read();
+        found.extend(read());
+        Armed(found)
     }
 
     /// When those would have expired that are not there any more, nanoseconds of CLOCK_MONOTONIC.

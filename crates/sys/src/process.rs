@@ -464,6 +464,11 @@ mod tests {
     #[test]
     fn memory_of_another_process_is_read_and_written() {
         let child = Waiter::start();
+        // Until it reads, its exec may still be moving the stack.
+        let call = || std::fs::read_to_string(format!("/proc/{}/syscall", child.pid())).unwrap_or_default();
+        while !call().starts_with("0 0x0 ") {
+            std::thread::yield_now();
+        }
         // The stack holds the arguments: "cat" is at the end of /proc/PID/cmdline's range.
         let find_stack = || {
             let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.pid())).unwrap();

@@ -183,11 +183,16 @@ mod tests {
         let value = TimerSetting::Absolute { at_ns: begin, cancel_on_set: false };
         set_timerfd(fd.as_fd(), value, every).unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        let state = timerfd_state(fd.as_fd()).unwrap();
-        let passed = (now() - begin) / every + 1;
+        // Read within a millisecond, so that the time of the reading is known.
+        let (state, read_at) = (0..1000)
+            .map(|_| (now(), timerfd_state(fd.as_fd()).unwrap(), now()))
+            .find(|(before, _, after)| after - before < 1_000_000)
+            .map(|(_, state, after)| (state, after))
+            .expect("one of a thousand is not interrupted");
+        let passed = (read_at - begin) / every + 1;
         assert!(passed - 1 <= state.unread as i64 && state.unread as i64 <= passed, "{state:?} {passed}");
         assert!(state.absolute && !state.cancel_on_set && state.every_ns == every);
-        let off = (now() + state.left_ns - begin) % every;
+        let off = (read_at + state.left_ns - begin) % every;
         assert!(off < 5_000_000 || every - off < 5_000_000, "off phase by {off} ns");
         // Looking consumes nothing; setting the count is what a read gives.
         set_timerfd(fd.as_fd(), TimerSetting::Relative(60 * SECOND), 0).unwrap();

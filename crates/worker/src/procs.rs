@@ -98,7 +98,8 @@ impl ProcService for Worker {
     }
 
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
-        let handle = self.handle(&name)?;
+        let mut handle = self.handle(&name)?;
+        handle.wait_until_stable().await;
         Ok(blocking(move || view::meter_view(&handle, since_ms)).await)
     }
 

@@ -3,7 +3,6 @@
 use kip_keeper::Keeper;
 use kip_sys::process::{Signal, pidfd_send_signal, wait_for_end};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,11 +28,14 @@ impl Home {
     }
 
     /// A program that lowers a limit, or does something else as a shell can, and becomes the
-    /// keeper.
+    /// keeper. Another process writes it: a file this one has open for writing, and a thread's
+    /// child inherits for a moment, cannot be executed.
     pub fn wrapped(&self, shell: &str) -> PathBuf {
         let path = self.path().join("wrapper");
-        std::fs::write(&path, format!("#!/bin/sh\n{shell}\nexec {BINARY} \"$@\"\n")).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+        let write = "printf '%s\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        let body = format!("#!/bin/sh\n{shell}\nexec {BINARY} \"$@\"");
+        let written = std::process::Command::new("sh").args(["-c", write]).arg(&path).arg(body).status();
+        assert!(written.unwrap().success());
         path
     }
 }

@@ -300,15 +300,18 @@ impl Task {
         .await;
         kept.map_err(stays)?;
         fault::reach("archive-kept");
-        self.advance(Input::Archived, record::Durability::Fsync)?;
+        // With the state, so that no client sees an archived proc whose last sleep ended parked.
+        let parked = self.record.last_sleep.clone();
+        self.record.last_sleep = parked.clone().map(|sleep| {
+            let total_us = sleep.total_us + since.elapsed().as_micros() as u64;
+            SleepView { to: Tier::Archived, total_us, cause: cause.or(sleep.cause.clone()), ..sleep }
+        });
+        if let Err(refusal) = self.advance(Input::Archived, record::Durability::Fsync) {
+            self.record.last_sleep = parked;
+            return Err(refusal);
+        }
         self.proc.meter.level(uploaded.held_bytes);
         fault::reach("archive-recorded");
-        if let Some(sleep) = self.record.last_sleep.clone() {
-            let total_us = sleep.total_us + since.elapsed().as_micros() as u64;
-            let last_sleep =
-                Some(SleepView { to: Tier::Archived, total_us, cause: cause.or(sleep.cause.clone()), ..sleep });
-            self.keep(Record { last_sleep, ..self.record.clone() });
-        }
         self.proc.shared.metrics.slept(Tier::Archived, since.elapsed().as_micros() as u64);
         let (proc, uploads) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let swept = blocking(move || {

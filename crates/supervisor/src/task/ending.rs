@@ -2,6 +2,7 @@
 
 use super::*;
 use kip_engine::cause::{WakeCause, WakeCommand};
+use kip_types::chain;
 
 /// A start again for which there is no room is tried again after this.
 const ROOM_AGAIN_MS: u64 = 5_000;
@@ -32,9 +33,11 @@ impl Task {
         let next = Record { out_of_memory, ..next };
         let network = NetworkFate::after(&next.state);
         // With a policy before anything of it is gone: the next daemon could not tell any more how
-        // it ended.
-        if !restart.is_no() {
-            self.keep(next.clone());
+        // it ended. Clients see it when all that the program wrote is in its log.
+        if !restart.is_no()
+            && let Err(e) = self.proc.write_record(&next, record::Durability::Rename)
+        {
+            tracing::warn!(proc = %self.proc.name, error = chain(&e), "how a program ended is not on disk yet");
         }
         stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
