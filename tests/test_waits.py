@@ -154,6 +154,10 @@ LONG = [
 ]
 
 
+class TooSlow(Exception):
+    """This machine is: a sequence is not over before its waits are."""
+
+
 def run(kip: Kip, sequences: list[str], seconds: float) -> None:
     """Each sequence blocked and held, all side by side. The sequence is over before the waits are: a daemon that is killed when a
     wait ends wakes its program when the next one is up."""
@@ -180,7 +184,8 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
             proc = procs[name]
             tiers(proc, name.split(" (")[0])
             left = due[proc.name] - time.monotonic()
-            assert left > BEFORE_DUE_S, f"{name}: the waits end in {left:.1f} s, too soon after its sequence"
+            if left <= BEFORE_DUE_S:
+                raise TooSlow(f"{name}: the waits end in {left:.1f} s, too soon after its sequence")
 
         # What Kip does by itself takes seconds, in which nothing else is to be done.
         by_itself = [name for name in procs if "itself" in name]
@@ -206,7 +211,12 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
 #   `kip_clocks::calls::tests::absolute_time_outs_are_due_on_their_clocks`
 def test_every_wait_ends_on_time(kip: Kip) -> None:
     """Never early, and no later than 50 ms after a wait of the same kind without Kip at the same time."""
-    run(kip, SHORT, 30)
+    try:
+        run(kip, SHORT, 30)
+    except TooSlow:
+        for name in kip.names():
+            Proc(kip, name).remove()
+        run(kip, SHORT, 75)
 
 
 # Much memory, which takes longer to put away than a wait may be late.
