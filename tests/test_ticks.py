@@ -206,7 +206,7 @@ def test_a_tick_of_one_of_many_threads_does_not_wake_it(kip: Kip, wait: str) -> 
         if (view["state"], view["wakes"]) == ("parked", wakes):
             stayed += 1
         else:
-            # Its thread had not come to its wait again, for want of a processor: then it is at work.
+            # Its thread had not come to its wait again, for want of a processor: at work.
             assert "at work" in view["last_wake"]["trigger"], kip.account()
         assert (rounds := rounds + 1) <= 8, kip.account()
         proc.wake()
