@@ -453,7 +453,7 @@ impl Task {
             }
             TaskCommand::StandStill { over, reply } => self.stand_still(over, reply).await,
             TaskCommand::HoldFiles { change, over, reply } => self.hold_files(change, over, reply).await,
-            TaskCommand::InspectPager => self.inspect_pager().await,
+            TaskCommand::InspectPager => self.inspect_pager(WakeCause::PagerReplaced).await,
             TaskCommand::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);
             }

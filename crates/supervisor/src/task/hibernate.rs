@@ -89,7 +89,7 @@ pub(super) struct Hibernating {
 impl Task {
     pub(super) async fn hibernate_on_request(&mut self) -> Result<bool, Refusal> {
         // It may have woken a moment ago, of which we are still to hear.
-        self.inspect_pager().await;
+        self.inspect_pager(WakeCause::Touch).await;
         if matches!(self.record.state, State::Hibernated { .. }) {
             return Ok(true);
         }
@@ -362,14 +362,15 @@ impl Task {
     /// parked at once, which does not wake it, and then its sockets and timers are.
     pub(super) async fn resume_hibernated(&mut self, init: u32) {
         self.begin_hibernated(init);
-        self.inspect_pager().await;
+        self.inspect_pager(WakeCause::PagerReplaced).await;
         if let Some(hibernating) = self.phase.hibernated_mut().filter(|hibernating| hibernating.held) {
             hibernating.parks_at = Some(Instant::now());
         }
     }
 
-    /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
-    pub(super) async fn inspect_pager(&mut self) {
+    /// The pager was replaced, or has not been heard for a while: is the proc still asleep? If not,
+    /// and no part of the daemon has roused it, `cause` did.
+    pub(super) async fn inspect_pager(&mut self, cause: WakeCause) {
         if !matches!(self.record.state, State::Hibernated { .. }) {
             return;
         }
@@ -385,7 +386,7 @@ impl Task {
             self.proc.meter.level(hibernating.there_bytes.saturating_add(status.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(cause, _)| cause);
-            self.awake(roused.unwrap_or(WakeCause::PagerReplaced), 0, Vec::new(), Woke::Called);
+            self.awake(roused.unwrap_or(cause), 0, Vec::new(), Woke::Called);
         }
     }
 

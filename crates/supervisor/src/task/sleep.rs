@@ -65,7 +65,7 @@ impl From<Unwoken> for Refusal {
 impl Task {
     pub(super) async fn park_on_request(&mut self, by: By) -> Result<bool, Refusal> {
         // A client may have woken it a moment ago: that wake is counted and reported before.
-        self.inspect_pager().await;
+        self.inspect_pager(WakeCause::Touch).await;
         if matches!(self.record.state, State::Parked { .. }) {
             return Ok(true);
         }
