@@ -312,6 +312,8 @@ impl Task {
         }
         self.proc.meter.level(uploaded.held_bytes);
         fault::reach("archive-recorded");
+        // With what it takes from now on: a daemon that comes after this one counts by that.
+        self.keep(self.record.clone());
         self.proc.shared.metrics.slept(Tier::Archived, since.elapsed().as_micros() as u64);
         let (proc, uploads) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let swept = blocking(move || {
