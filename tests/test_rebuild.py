@@ -222,12 +222,6 @@ def test_what_has_a_path_by_both_ways_in_turn(places: Proc) -> None:
         assert places.exec("python3", "-c", HELLO).stdout.strip() == "hello"
 
 
-def another_keeper(kip: Kip, old: int) -> bool:
-    """It holds all by the time that its event comes."""
-    pid = kip.info()["keeper_pid"]
-    return pid != old and any(event["detail"] == f"replaced, pid {pid}" for event in kip.events())
-
-
 # promise waking: daemon or keeper killed, both killed, a mapped base file upgraded: it wakes with
 #   what has a path, natively where the mounts are still held, else by CRIU
 # held by: this, `tests/test_rebuild.py::test_a_path_when_all_that_was_held_is_lost`,
@@ -246,7 +240,7 @@ def test_what_has_a_path_outlives(places: Proc, who: str) -> None:
             kip.expected += logged.KEEPER_KILLED
             old = kip.info()["keeper_pid"]
             os.kill(old, signal.SIGKILL)
-            wait_for("there is another keeper", lambda old=old: another_keeper(kip, old), 30)
+            wait_for("there is another keeper", lambda old=old: kip.new_keeper(old), 30)
         use(client)
         assert places.rebuilt()
 

@@ -270,13 +270,6 @@ def keeper_pid(kip: Kip) -> int:
     return kip.info()["keeper_pid"]
 
 
-def new_keeper(kip: Kip, old: int) -> int | None:
-    """The pid of a keeper that is another one, alive, and holds all: the event comes after that."""
-    pid = keeper_pid(kip)
-    holds = any(event["kind"] == "keeper" and event["detail"].endswith(f" {pid}") for event in kip.events())
-    return pid if pid != old and holds and leftovers.is_alive(pid) else None
-
-
 # promise K7: the same: the keeper
 # held by: this, `tests/test_recovery.py::test_keeper_is_killed_in_the_middle`
 # promise recovery: a killed keeper is replaced and given everything
@@ -295,7 +288,7 @@ def test_keeper_is_killed(fresh_kip: Callable[..., Kip], torture_tar: Path, asle
             proc.sleep()
         old = keeper_pid(kip)
         os.kill(old, signal.SIGKILL)
-        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 30)
+        wait_for("another keeper is there", lambda old=old: kip.new_keeper(old), 30)
         client.check()
         if asleep:
             proc.sleep()
@@ -320,7 +313,7 @@ def test_keeper_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_t
         kip.cli("sleep", "worker", "--to", "parked", "--clock", "auto", check=False)
         killer.join()
         assert client.ask("echo there") == "there"
-        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 30)
+        wait_for("another keeper is there", lambda old=old: kip.new_keeper(old), 30)
         client.check()
     proc.sleep()
     client.check()

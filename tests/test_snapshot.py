@@ -276,6 +276,9 @@ def test_beside_wakes_and_uploads(where: tuple[str, Path], fresh_kip: Callable[.
     assert [place for _, place in generations(kip, "redis")] == ["current", "kept", "kept"]
 
 
+# promise snapshots: collections without any wait of another data directory, one after the other,
+#   keep no generation out of the store
+# held by: this
 def test_one_collects_while_another_wakes(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -> None:
     """Two data directories with one store, one collects without any wait, again and again: the other stores and wakes all that it has."""
     kip = fresh_kip("--store", where[0])

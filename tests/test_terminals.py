@@ -40,9 +40,11 @@ SHELL = textwrap.dedent(
             text, until, count = eval(line)
             os.write(master, text)
             shown, given_up = b"", time.monotonic() + 20
-            while shown.count(until) < count and time.monotonic() < given_up or select.select([master], [], [], 0.3)[0]:
+            while True:
                 if select.select([master], [], [], 0.3)[0]:
                     shown += os.read(master, 4096)
+                elif shown.count(until) >= count or time.monotonic() > given_up:
+                    break
             client.sendall(repr(shown).encode() + b"\\n")
     """
 )

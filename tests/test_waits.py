@@ -209,6 +209,7 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
 #   `kip_sys::ends::tests::what_a_handler_has_written_over_is_no_record`,
 #   `kip_clocks::calls::tests::what_the_kernel_says_is_left_of_a_sleep_is_left`,
 #   `kip_clocks::calls::tests::absolute_time_outs_are_due_on_their_clocks`
+@pytest.mark.timeout(300)
 def test_every_wait_ends_on_time(kip: Kip) -> None:
     """Never early, and no later than 50 ms after a wait of the same kind without Kip at the same time."""
     try:

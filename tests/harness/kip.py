@@ -407,6 +407,12 @@ class Kip:
             if name not in but:
                 self.cli("rm", name, "--force")
 
+    def new_keeper(self, old: int) -> int | None:
+        """The pid of a keeper that is another one, alive, and holds all: its event comes after that."""
+        pid = self.info()["keeper_pid"]
+        holds = any(event["kind"] == "keeper" and event["detail"].endswith(f" {pid}") for event in self.events())
+        return pid if pid != old and holds and leftovers.is_alive(pid) else None
+
     def events(self) -> list[dict[str, Any]]:
         """Those of this daemon: what earlier ones of the data directory said is kept, too."""
         events = (json.loads(line) for line in self.cli("events", "--json").stdout.splitlines())

@@ -46,7 +46,7 @@ pub const EVERY_MS: u64 = 3600 * 1000;
 #[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
-    #[error("a collection is under way here: wait until it has ended")]
+    #[error("a collection is under way here, or an upload that none may undo: wait until it has ended")]
     UnderWay,
     #[error(transparent)]
     Busy(#[from] Busy),

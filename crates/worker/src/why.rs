@@ -1,7 +1,7 @@
 //! `kip why`: what keeps a proc awake now, or what will wake it.
 //!
-//! Reads, and wakes and touches no proc. It never waits for the program either:
-//! [`crate::beside`].
+//! Reads, and wakes and touches no proc. It waits for a park or wake under way, two seconds at
+//! most, and never for the program: [`crate::beside`].
 
 mod flows;
 mod inspect;
