@@ -4,6 +4,7 @@ the program nor its clients notice. Real servers, and the torture program that n
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from harness import servers, logged
 from harness.clients import Http, Lines, Redis, http_get, talking, tcp_states
 from harness.kip import Kip, Proc
 from harness.wait import TimedOut, wait_for
+from test_api import local
 
 CYCLES = 20
 WAYS = ["blocked", "held"]
@@ -279,6 +281,23 @@ def test_inspect_and_why(kip: Kip, tmp_path: Path) -> None:
     assert memory["working_set_hit_percent"] > 80, memory
     wake = kip.json("why", proc.name)["last_wake"]
     assert wake["from"] == "hibernated" and {"install"} <= {step["name"] for step in wake["steps"]}
+
+
+# promise hibernation: a client that has its answer finds the wake in `kip inspect`, `kip why` and
+#   `kip meter`, although the daemon learns of it after the client
+@pytest.mark.parametrize("published", ["6379", "6379,wake=data"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wake_is_shown_to_the_client_that_caused_it(kip: Kip, way: str, published: str) -> None:
+    """Asked over the local socket, within a millisecond of the answer."""
+    command = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
+    proc = kip.run("shown", command, ports=[published], flags=["--hibernate", way, "--idle", "1h"])
+    client = Redis(proc.port())
+    for number in range(10):
+        before = proc.hibernate()["wakes"]
+        assert client.ask("INCR", "n") == number + 1
+        view = json.loads(local(kip, "GET", "/v1/procs/shown")[2])
+        assert (view["state"], view["wakes"] > before) == ("running", True), view["last_wake"]
+    client.close()
 
 
 @pytest.mark.smoke

@@ -248,8 +248,8 @@ def test_as_the_text_format_has_it(kip: Kip, tmp_path: Path) -> None:
 #   for a sleeper: this
 @pytest.mark.measures
 def test_many_sleepers_cost_little(fresh_kip: Callable[..., Kip]) -> None:
-    """The issue's targets, of 500 hibernated and 500 parked, scaled to 30 and 30 and generous: what grows by a factor fails, a busy
-    machine or a build without optimisation does not. `bench/sleepers` measures the real ones."""
+    """A sleeper adds little to what `kip ps` and a scrape cost where there is none: what grows by a factor fails, a slow machine or
+    a build without optimisation does not. `bench/sleepers` measures the targets, with 500 hibernated and 500 parked."""
     kip, flags, many = fresh_kip(), ["--idle", "1h", "--park-after", "1h"], 30
 
     def best_ms(*words: str) -> float:
@@ -279,7 +279,8 @@ def test_many_sleepers_cost_little(fresh_kip: Callable[..., Kip]) -> None:
     full = best_ms("ps"), best_ms("metrics"), idle_share(4)
     wakes = [view["wakes"] for view in kip.json("ps")]
     each = [(now - then) / (2 * many) for now, then in zip(full, empty, strict=True)]
-    assert each[0] < 0.5 and each[1] < 0.5, f"ms of CPU for each sleeper, of ps and of a scrape: {each}"
+    shares = [each[n] / empty[n] for n in (0, 1)]
+    assert max(shares) < 0.03, f"each sleeper adds {shares} to {empty[:2]} ms of CPU of ps and of a scrape"
     assert each[2] < 0.00005, f"{each[2]:.4%} of a core for each sleeper"
     assert empty[2] < 0.02, f"{empty[2]:.2%} of a core without any"
     assert wakes == [0] * (2 * many), "a look wakes no proc"

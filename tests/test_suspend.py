@@ -225,8 +225,7 @@ def test_a_request_to_sleep_is_a_word_for_that_one_sleep(kip: Kip, tmp_path: Pat
     proc = run(kip, f"once-{'-'.join([*own, '', *asked]).replace('--', '')}"[:40].strip("-"), tmp_path, "3600", flags=tuple(own))
     wait_for("all have begun", lambda: "all begun" in proc.logs())
     _, behind = clocks(proc)
-    kip.cli("sleep", proc.name, *asked)
-    assert proc.state == "parked" and proc.inspect()["last_sleep"]["suspended"] == word
+    assert proc.sleep(clock=asked)["last_sleep"]["suspended"] == word
     time.sleep(PARKED)
     proc.wake()
     _, stood = clocks(proc)

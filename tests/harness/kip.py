@@ -82,9 +82,9 @@ class Proc:
         """The address that other procs dial."""
         return next(p["addr"] for p in self.inspect()["ports"] if p["proto"] == proto and inside in (None, p["port"]))
 
-    def sleep(self, timeout: float = 60) -> dict[str, Any]:
+    def sleep(self, timeout: float = 60, clock: Sequence[str] = BY_ITSELF_CLOCK) -> dict[str, Any]:
         """Parks it and makes sure that it is: no process is left of those it had."""
-        before, after = self._put_to_sleep("parked", timeout)
+        before, after = self._put_to_sleep("parked", timeout, clock)
         assert after["pids"] == [], "a parked proc has no process"
         if before["state"] == "running":
             assert after["generation"] > before["generation"], "each sleep makes a generation"
@@ -123,12 +123,12 @@ class Proc:
             time.sleep(0.05)
         raise AssertionError(f"{self.name} is at work whenever it is to be held: {view['last_sleep']}")
 
-    def _put_to_sleep(self, tier: str, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _put_to_sleep(self, tier: str, timeout: float, clock: Sequence[str] = BY_ITSELF_CLOCK) -> tuple[dict[str, Any], dict[str, Any]]:
         """What it was and what it is in that tier. One that was frozen in the middle of work goes on with it at once, and one
         whose own timer was due meanwhile (the disk may take seconds) has woken for it: again."""
         for _ in range(10):
             before = self.inspect()
-            self.kip.cli("sleep", self.name, "--to", tier, *BY_ITSELF_CLOCK, timeout=timeout)
+            self.kip.cli("sleep", self.name, "--to", tier, *clock, timeout=timeout)
             after = self.quiescent()
             woken = after["last_wake"]
             if after["state"] == tier or not woken or not BY_ITSELF.search(woken["trigger"]):

@@ -47,6 +47,7 @@ pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Sample};
 use kip_clocks::Now;
+use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::prepared::PreparedNetwork;
@@ -198,11 +199,25 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A client may have its reply before the wake is recorded: what is under way is waited for,
-    /// but not long.
+    /// Waits, [`STABLE_WITHIN`] at most, for a transition that is under way. A client may have its
+    /// reply before the wake is recorded: of a proc that is recorded as hibernated the pager is
+    /// asked whether it still is.
     pub async fn wait_until_stable(&mut self) {
-        let stable = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
-        let _ = tokio::time::timeout(STABLE_WITHIN, stable).await;
+        let _ = tokio::time::timeout(STABLE_WITHIN, self.stable()).await;
+    }
+
+    async fn stable(&mut self) {
+        let between = |state: &State| matches!(state, State::Waking { .. } | State::Parking { .. });
+        let asleep = |state: &State| matches!(state, State::Hibernated { .. });
+        let stable = self.status.wait_for(|s| !between(&s.record.state)).await;
+        let Some(wakes) = stable.ok().filter(|s| asleep(&s.record.state)).map(|s| s.record.wakes) else { return };
+        let proc = Arc::clone(&self.proc);
+        let seen = blocking(move || proc.shared.pager.inspect(proc.key.as_str())).await;
+        if seen.is_ok_and(|seen| !seen.asleep) {
+            // Its task finds that out too, and records it.
+            let recorded = |s: &ProcStatus| s.record.wakes != wakes || !asleep(&s.record.state);
+            let _ = self.status.wait_for(|s| recorded(s) && !between(&s.record.state)).await;
+        }
     }
 
     /// Sends a command and waits for its answer.
