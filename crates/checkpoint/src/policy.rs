@@ -343,20 +343,26 @@ fn check_mount(mount: &MountFact, policy: &Policy) -> Result<(), Refused> {
     let is_ours = match (&mount.external, mount.kind) {
         (Some(key), _) if point == "/usr" => key == "usr",
         (Some(key), _) if point == "/dev/pts" => key == "terminals",
+        (Some(key), _) if point == "/sys" || point.starts_with("/sys/") => {
+            let wanted = NOSUID | NODEV | RDONLY;
+            mount.flags & wanted == wanted && *key == mount_key(point)
+        }
         (Some(key), _) if policy.volumes.contains_key(key) => {
             let (at, read_only) = &policy.volumes[key];
             let wanted = NOSUID | NODEV | if *read_only { RDONLY } else { 0 };
             at == point && mount.flags & wanted == wanted
         }
-        (Some(key), _) => {
-            let is_mask = policy.masks.contains(point);
-            is_mask && *key == point.trim_start_matches('/').replace('/', "-")
-        }
+        (Some(key), _) => policy.masks.contains(point) && *key == mount_key(point),
         (None, PROC) => point == "/proc" && mount.is_plain,
         (None, OVERLAY) => point == "/" && mount.is_plain,
         (None, _) => false,
     };
     if is_ours { Ok(()) } else { Err(Refused::Mount { point: mount.point.clone() }) }
+}
+
+/// CRIU's key of a mount of the kernel's, by its mount point.
+pub fn mount_key(point: &str) -> String {
+    point.trim_start_matches('/').replace('/', "-")
 }
 
 /// The inode of a socket that stands among the files, if it is named like one.

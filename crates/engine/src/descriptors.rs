@@ -55,11 +55,6 @@ pub fn take(tid: u32, number: i32) -> io::Result<OwnedFd> {
     pidfd_getfd(pidfd_open(process)?.as_fd(), number)
 }
 
-/// The key CRIU names a mask by.
-pub fn mask_key(mask: &str) -> String {
-    mask.trim_start_matches('/').replace('/', "-")
-}
-
 /// The same pipe opened once more.
 pub fn reopen(pipe: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());

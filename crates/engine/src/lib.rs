@@ -51,6 +51,7 @@ pub mod start;
 pub mod stop;
 mod survey;
 pub mod suspend;
+pub mod sysfs;
 mod system_v;
 mod terminals;
 pub mod tickets;

@@ -18,7 +18,7 @@ mod sample;
 pub use error::ParkError;
 use sample::{Ran, sample_before_freeze};
 
-use crate::descriptors::{duplicate, mask_key, pipe_key, places, seen, take};
+use crate::descriptors::{duplicate, pipe_key, places, seen, take};
 use crate::fd_store::key;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::host::proc::{Proc, namespaces_of, user_of};
@@ -28,11 +28,13 @@ use crate::pins;
 use crate::plans::plan_of;
 use crate::survey;
 use crate::suspend::{self, is_connection};
+use crate::sysfs;
 use crate::system_v;
 use crate::terminals;
 use crate::tmpfs;
 use crate::volumes;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
+use kip_checkpoint::policy::mount_key;
 use kip_checkpoint::{is_below, mend_proc_paths, page_map, plan, sockets, take_owners};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Boot, Frozen, Now, Pending};
@@ -73,6 +75,8 @@ struct Terminals {
 struct Seen {
     ran: Ran,
     masks: Vec<String>,
+    /// Mount points at and below `/sys`.
+    sys: Vec<String>,
     volumes: Vec<Slept>,
     own_ipc: bool,
     /// Some memory of the proc may be paged out: the pager knows it.
@@ -138,7 +142,8 @@ pub fn park(
     }
     let growing = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
-    let masks = masks_of(init).map_err(ParkError::Tree)?;
+    let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(ParkError::Tree)?;
+    let (masks, sys) = (masks_in(&mountinfo), sysfs::points_in(&mountinfo));
     let volumes = volumes::sleep::read(proc, init)?;
     let own_ipc = system_v::is_in_snapshot(&tree, init).map_err(ParkError::Tree)?;
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
@@ -153,8 +158,9 @@ pub fn park(
     let time = timens::other_time_of(init).map_err(ParkError::Tree)?;
     let mut borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
     borrowed.extend(time.iter().map(|fd| (timens::NEWTIME, fd.as_fd())));
-    let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
+    let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mount_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
+    external.extend(sys.iter().map(|point| (point.clone(), mount_key(point))));
     external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
     external.extend(in_memory.into_iter().enumerate().map(|(n, point)| (point, tmpfs::key_of(n))));
     let has_terminals = terminals::are_there(init);
@@ -177,8 +183,21 @@ pub fn park(
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
     let open = Terminals { there: has_terminals, open: terminals.clone() };
-    let mut seen =
-        Seen { tmpfs, ran, masks, volumes, own_ipc, paged_out, once, mounts, place, terminals: open, init, lifted };
+    let mut seen = Seen {
+        tmpfs,
+        ran,
+        masks,
+        sys,
+        volumes,
+        own_ipc,
+        paged_out,
+        once,
+        mounts,
+        place,
+        terminals: open,
+        init,
+        lifted,
+    };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
@@ -307,7 +326,7 @@ fn finalize(
     let mut paths = sockets::file_paths(&images)?;
     let outside = |path: &str| {
         let points = volumes.iter().map(|v| &v.point).chain(seen.tmpfs.iter().map(|one| &one.point));
-        points.into_iter().any(|point| is_below(path, point))
+        points.chain(&seen.sys).any(|point| is_below(path, point))
     };
     paths.retain(|path| !outside(path));
     if matches!(proc.spec().image, Image::Oci(_)) {
@@ -343,6 +362,7 @@ fn finalize(
         clocks,
         sockets,
         masks,
+        sys: seen.sys.clone(),
         pins,
         own_ipc,
         home,
@@ -494,10 +514,9 @@ fn take_namespaces(init: u32, own_ipc: bool) -> io::Result<Vec<(String, OwnedFd)
 }
 
 /// Mount points in the sandbox's /proc: masks.
-fn masks_of(init: u32) -> io::Result<Vec<String>> {
-    let text = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
-    let points = text.lines().filter_map(|l| l.split(' ').nth(4));
-    Ok(points.filter(|p| p.starts_with("/proc/")).map(str::to_owned).collect())
+fn masks_in(mountinfo: &str) -> Vec<String> {
+    let points = mountinfo.lines().filter_map(|l| l.split(' ').nth(4));
+    points.filter(|p| p.starts_with("/proc/")).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

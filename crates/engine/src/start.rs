@@ -11,6 +11,7 @@ use crate::input;
 pub use crate::ports::refuse;
 use crate::ports::{self, Earlier};
 use crate::prepared::PreparedNetwork;
+use crate::sysfs;
 use crate::tmpfs;
 use crate::volumes;
 use kip_clocks::AbsoluteWaits;
@@ -101,6 +102,8 @@ pub fn build(
     let input = input::make(proc, terminals.fd.as_fd(), proc.first_id() + owner.0);
     let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input cannot be made", &e))?;
     mounts.volumes.push(terminals);
+    let sys = sysfs::mounts(proc, prepared.net.fd.as_fd());
+    mounts.volumes.extend(sys.map_err(|e| refuse(Code::Failed, proc, "its /sys cannot be mounted", &e))?);
     fault::reach("start-mounts");
     if let Some(user) = &user {
         give_output(proc, user, &[&out, &err])

@@ -11,17 +11,18 @@ mod reopen;
 mod timers;
 
 use crate::cause::WakeCause;
-use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
 use crate::descriptors::reopen;
 use crate::fd_store::key;
 use crate::host::Proc;
 use crate::owners;
 use crate::pins;
+use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs::{self, TmpfsLost};
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::inotify;
+use kip_checkpoint::policy::mount_key;
 use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume::{self, Thread, WaitingProcess};
 use kip_checkpoint::sockets::inherit_key;
@@ -77,6 +78,8 @@ pub enum WakeError {
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("the file system of the proc cannot be mounted")]
     Mounts(#[source] kip_sandbox::rootfs::RootfsError),
+    #[error("/sys of the proc cannot be mounted")]
+    Sys(#[source] io::Error),
     #[error("the terminals of the proc cannot be mounted")]
     Terminals(#[source] io::Error),
     #[error(transparent)]
@@ -266,6 +269,12 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let mut volumes: Vec<_> = mounted.iter().enumerate().map(|(number, volume)| restored(number, volume)).collect();
     let one = |(number, mount)| RestoredVolume { key: tmpfs::key_of(number), ..restored(number, mount) };
     volumes.extend(in_memory.iter().enumerate().map(one));
+    let sys = sysfs::mounts_at(proc, &body.sys).map_err(WakeError::Sys)?;
+    volumes.extend(sys.iter().map(|mount| RestoredVolume {
+        key: mount_key(&mount.target),
+        fd: mount.fd.as_fd(),
+        is_dir: true,
+    }));
     let key = || kip_sandbox::terminals::KEY.to_owned();
     volumes.extend(terminals.iter().map(|mount| RestoredVolume { key: key(), fd: mount.fd.as_fd(), is_dir: true }));
     steps.done("mounts");
@@ -283,7 +292,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let namespaces = proc.held_namespaces();
     let mut namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
     namespaces.extend(time.map(|fd| (timens::NEWTIME, fd)));
-    let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
+    let external: Vec<_> = body.masks.iter().map(|m| (mount_key(m), "/dev/null".to_owned())).collect();
     let request = RestoreRequest {
         images: &scratch,
         bytes: manifest.parts.iter().map(|part| part.size).sum(),

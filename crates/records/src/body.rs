@@ -75,6 +75,10 @@ pub struct Body {
     /// File systems in memory; none in generations of a Kip that gave it none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tmpfs: Vec<SleptTmpfs>,
+    /// Mount points at and below `/sys`, in their order; none in generations of a Kip that gave it
+    /// no `/sys`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sys: Vec<String>,
     /// How many threads it has; 0 in generations before format 3, where each has an image file.
     #[serde(default)]
     pub threads: usize,

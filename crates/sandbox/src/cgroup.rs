@@ -8,6 +8,8 @@
 //! Processes enter by writing `0` into [`Cgroup::task_files`] themselves: moving another process
 //! costs 6 ms on an idle machine, moving oneself 10 microseconds per hierarchy.
 
+mod views;
+
 use kip_sys::kernel_file;
 use kip_types::Limits;
 use rustix::fs::{CWD, Mode, OFlags};
@@ -19,6 +21,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+pub use views::GroupView;
 
 /// Where the machine has its controllers. On a hybrid machine they are where v1 has them and an
 /// empty v2 hierarchy lies beside them, which is of no use to us.
@@ -103,6 +106,8 @@ struct Hierarchy {
 pub struct Cgroups {
     mode: CgroupMode,
     hierarchies: Vec<Hierarchy>,
+    /// This process's group of `cpuset`, where v1 has that.
+    cpuset: Option<PathBuf>,
 }
 
 /// What a group has used.
@@ -124,12 +129,20 @@ impl Cgroups {
     pub fn detect() -> Result<Cgroups, CgroupError> {
         let file = Path::new("/proc/self/mountinfo");
         let mounts = fs::read_to_string(file).map_err(failed("read", file))?;
-        Self::from_mountinfo(&mounts, |root| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default())
+        let file = Path::new("/proc/self/cgroup");
+        let own = fs::read_to_string(file).map_err(failed("read", file))?;
+        Self::from_mountinfo(&own, &mounts, |root| {
+            fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
+        })
     }
 
-    fn from_mountinfo(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Result<Cgroups, CgroupError> {
+    fn from_mountinfo(
+        own: &str,
+        mounts: &str,
+        v2_controllers: impl Fn(&Path) -> String,
+    ) -> Result<Cgroups, CgroupError> {
         let mut v1: Vec<Hierarchy> = Vec::new();
-        let mut v2 = None;
+        let (mut v2, mut cpuset) = (None, None);
         for line in mounts.lines() {
             // proc_pid_mountinfo(5): 36 35 98:0 /root /mount options [optional]... - type source
             // superoptions
@@ -140,6 +153,9 @@ impl Cgroups {
             if kind == "cgroup2" && v2.is_none() {
                 v2 = Some(mount);
             } else if kind == "cgroup" {
+                if options.split(',').any(|option| option == "cpuset") {
+                    cpuset = views::own_group(own, "cpuset").map(|path| mount.join(path));
+                }
                 let known =
                     |c: &&&str| options.split(',').any(|o| o == **c) && !v1.iter().any(|h| h.controllers.contains(*c));
                 let controllers: Vec<_> = V1_CONTROLLERS.iter().filter(known).copied().collect();
@@ -152,7 +168,7 @@ impl Cgroups {
             let there = v2_controllers(mount);
             if V2_CONTROLLERS.iter().all(|c| there.split_whitespace().any(|w| w == *c)) {
                 let hierarchies = vec![Hierarchy { mount: mount.clone(), controllers: V2_CONTROLLERS.to_vec() }];
-                return Ok(Cgroups { mode: CgroupMode::V2, hierarchies });
+                return Ok(Cgroups { mode: CgroupMode::V2, hierarchies, cpuset: None });
             }
         }
         for needed in &V1_CONTROLLERS[..V1_NEEDED] {
@@ -160,7 +176,8 @@ impl Cgroups {
                 return Err(CgroupError::Missing(needed));
             }
         }
-        Ok(Cgroups { mode: if v2.is_some() { CgroupMode::Hybrid } else { CgroupMode::V1 }, hierarchies: v1 })
+        let mode = if v2.is_some() { CgroupMode::Hybrid } else { CgroupMode::V1 };
+        Ok(Cgroups { mode, hierarchies: v1, cpuset })
     }
 
     /// Where the controllers are.
@@ -571,7 +588,7 @@ mod tests {
         assert_eq!((accounted(v1, false), accounted(v2, true)), (9100, 9170));
     }
 
-    const HYBRID: &str = "\
+    pub(super) const HYBRID: &str = "\
 41 27 0:30 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 42 41 0:31 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
 43 41 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
@@ -582,21 +599,21 @@ mod tests {
     // promise sandbox: v1, hybrid and v2 are told apart
     #[test]
     fn modes_are_told_apart() {
-        let hybrid = Cgroups::from_mountinfo(HYBRID, |_| String::new()).unwrap();
+        let hybrid = Cgroups::from_mountinfo("", HYBRID, |_| String::new()).unwrap();
         assert_eq!(hybrid.mode(), CgroupMode::Hybrid);
         assert_eq!(hybrid.hierarchies.len(), 3);
         assert_eq!(hybrid.open("kip-0/a").dir("cpuacct"), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct/kip-0/a")));
-        let v1 = Cgroups::from_mountinfo(&HYBRID.replace("cgroup2", "tmpfs"), |_| String::new()).unwrap();
+        let v1 = Cgroups::from_mountinfo("", &HYBRID.replace("cgroup2", "tmpfs"), |_| String::new()).unwrap();
         assert_eq!(v1.mode(), CgroupMode::V1);
         let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
-        let v2 = Cgroups::from_mountinfo(v2, |_| "cpuset cpu io memory hugetlb pids\n".into()).unwrap();
+        let v2 = Cgroups::from_mountinfo("", v2, |_| "cpuset cpu io memory hugetlb pids\n".into()).unwrap();
         assert_eq!((v2.mode(), v2.hierarchies.len()), (CgroupMode::V2, 1));
     }
 
     #[test]
     fn a_missing_controller_is_named() {
         let without = HYBRID.lines().filter(|l| !l.contains("pids")).collect::<Vec<_>>().join("\n");
-        let error = Cgroups::from_mountinfo(&without, |_| String::new()).unwrap_err();
+        let error = Cgroups::from_mountinfo("", &without, |_| String::new()).unwrap_err();
         assert!(error.to_string().contains("pids"), "{error}");
     }
 

@@ -371,6 +371,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
     let base = Base::prepare(&config.data.join("base"))?;
     let images = Arc::new(ImageStore::open(&config.data.join("images"))?);
     let cgroups = Cgroups::detect()?;
+    let places = config.data.join(kip_engine::sysfs::PLACES);
+    kip_sandbox::sysfs::make_places(&places).map_err(at(&places))?;
     let group = cgroups.open(&format!("kip-{}", instance.number()));
     let pressure = Pressure::new(config.memory.clone(), group);
     let pool = Arc::new(NetPool::new(instance)?);

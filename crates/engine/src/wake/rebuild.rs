@@ -13,6 +13,7 @@ use crate::hibernate;
 use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
+use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs;
 use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
@@ -49,6 +50,8 @@ pub enum Failure {
     Launch(#[from] LaunchError),
     #[error("the file system of the proc cannot be mounted")]
     Mounts(#[source] RootfsError),
+    #[error("/sys of the proc cannot be mounted")]
+    Sys(#[source] io::Error),
     #[error("the terminals of the proc cannot be mounted")]
     Terminals(#[source] io::Error),
     #[error("the cgroup of the proc cannot be joined")]
@@ -166,6 +169,10 @@ pub(super) fn rebuild(
     mounts.volumes = tmpfs::in_order(in_memory, volumes);
     let terminals = terminals::for_wake(proc, body, mounts.terminals.take()).map_err(Failure::Terminals)?;
     mounts.volumes.extend(terminals);
+    let [user, net, uts] = &ready.namespaces;
+    if !body.sys.is_empty() {
+        mounts.volumes.extend(sysfs::mounts(proc, net.as_fd()).map_err(Failure::Sys)?);
+    }
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
     let bytes = manifest.parts.iter().map(|p| p.size).sum();
@@ -178,7 +185,6 @@ pub(super) fn rebuild(
     };
     let came = body.clocks.packet_ns.map(came);
     let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes, came)?;
-    let [user, net, uts] = &ready.namespaces;
     steps.done("mounts");
     let started = proc.shared.launcher().restore(SandboxRestore {
         mounts,
