@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`locate`], [`helper`], [`dump`], [`restore`] | CRIU: where it is, its helpers, the two requests |
 //! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`pages`], [`hold`] | what Kip changes in images |
+//! | [`attributes`] | what images have no place for |
 //! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
 //! | [`policy`] | what images may ask for |
 //!
@@ -12,6 +13,7 @@
 //! is `kip-criu-images`.
 #![forbid(unsafe_code)]
 
+pub mod attributes;
 pub mod dump;
 pub mod helper;
 mod hold;

@@ -33,6 +33,7 @@ use crate::system_v;
 use crate::terminals;
 use crate::tmpfs;
 use crate::volumes;
+use kip_checkpoint::attributes;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
 use kip_checkpoint::policy::mount_key;
 use kip_checkpoint::{is_below, mend_proc_paths, page_map, plan, sockets, take_owners};
@@ -77,6 +78,8 @@ struct Seen {
     masks: Vec<String>,
     /// Mount points at and below `/sys`.
     sys: Vec<String>,
+    /// Timer slacks, nanoseconds, by ids of threads inside.
+    slacks: BTreeMap<u32, u64>,
     volumes: Vec<Slept>,
     own_ipc: bool,
     /// Some memory of the proc may be paged out: the pager knows it.
@@ -188,6 +191,7 @@ pub fn park(
         ran,
         masks,
         sys,
+        slacks: BTreeMap::new(),
         volumes,
         own_ipc,
         paged_out,
@@ -212,6 +216,7 @@ pub fn park(
         Stage::Running => {
             seen.lifted = lifted::lift(&tree);
             seen.ran = sample_before_freeze(proc, &tree);
+            seen.slacks = attributes::slacks(&tree);
             true
         }
         Stage::Frozen(log) => {
@@ -363,6 +368,7 @@ fn finalize(
         sockets,
         masks,
         sys: seen.sys.clone(),
+        attributes: attributes::read(&tree, init, &seen.slacks),
         pins,
         own_ipc,
         home,

@@ -21,6 +21,7 @@ use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs::{self, TmpfsLost};
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
+use kip_checkpoint::attributes;
 use kip_checkpoint::inotify;
 use kip_checkpoint::policy::mount_key;
 use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
@@ -536,6 +537,9 @@ fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced:
     let with_packet = other.then(|| clocks.with_packet());
     let shortened = timers::set(proc, clocks, with_packet.as_ref().unwrap_or(clocks), missed, traced);
     owners::give(proc, body);
+    if !body.attributes.is_empty() {
+        attributes::give(&Tree::read(&proc.cgroup.pids().unwrap_or_default()), &body.attributes);
+    }
     let held: Vec<_> = body
         .sockets
         .iter()

@@ -2,6 +2,7 @@
 //! the machine to wake.
 
 use kip_checkpoint::Owned;
+use kip_checkpoint::attributes::ThreadAttributes;
 use kip_checkpoint::terminals::Controlled;
 use kip_clocks::{Boot, Clocks};
 use kip_net::custody::SavedOptions;
@@ -79,6 +80,9 @@ pub struct Body {
     /// no `/sys`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sys: Vec<String>,
+    /// Threads with attributes of their own that no image has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attributes: Vec<ThreadAttributes>,
     /// How many threads it has; 0 in generations before format 3, where each has an image file.
     #[serde(default)]
     pub threads: usize,

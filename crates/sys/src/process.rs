@@ -70,6 +70,32 @@ pub fn pidfd_send_signal_number(pidfd: BorrowedFd<'_>, signal: i32) -> io::Resul
     if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// A thread's priority for disks: ioprio_get(2). 0 if it has set none.
+///
+/// # Errors
+/// ESRCH.
+pub fn io_priority(tid: u32) -> io::Result<i32> {
+    const ONE: libc::c_int = 1; // IOPRIO_WHO_PROCESS
+    // SAFETY: the call takes two numbers.
+    match unsafe { libc::syscall(libc::SYS_ioprio_get, ONE, tid) } {
+        -1 => Err(io::Error::last_os_error()),
+        priority => Ok(priority as i32),
+    }
+}
+
+/// Sets it: ioprio_set(2).
+///
+/// # Errors
+/// ESRCH, EINVAL, EPERM.
+pub fn set_io_priority(tid: u32, priority: i32) -> io::Result<()> {
+    const ONE: libc::c_int = 1; // IOPRIO_WHO_PROCESS
+    // SAFETY: the call takes three numbers.
+    match unsafe { libc::syscall(libc::SYS_ioprio_set, ONE, tid, priority) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Kills the process and the others of its group, of which it is the leader: pidfd_send_signal(2)
 /// with PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9; on older kernels the process alone.
 ///
