@@ -274,12 +274,12 @@ pub fn at_home_only(command: &Command) -> Option<&'static str> {
     };
     if let Some(args) = run {
         let file_of = |image: &str| is_file(image).then_some("this image is a file of");
-        return if args.tar.is_some() {
-            Some("--tar takes a file of")
-        } else if args.volumes.iter().any(|volume| volume.is_relative) {
-            Some("-v with a path that begins with a dot takes a directory of")
-        } else {
-            args.image.as_deref().and_then(file_of)
+        let relative = args.volumes.iter().any(|volume| volume.is_relative);
+        return match (args.tar.is_some(), relative, args.bases.is_empty()) {
+            (true, ..) => Some("--tar takes a file of"),
+            (_, true, _) => Some("-v with a path that begins with a dot takes a directory of"),
+            (.., false) => Some("--base takes a directory of"),
+            _ => args.image.as_deref().and_then(file_of),
         };
     }
     match command {

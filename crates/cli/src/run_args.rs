@@ -6,6 +6,7 @@ use crate::life::LifeArgs;
 use crate::text::stem;
 use clap::Args;
 use kip_describe::env_file::parse_env;
+use kip_describe::runtime::{self, Runtime};
 use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};
@@ -62,6 +63,9 @@ pub struct RunArgs {
         value_parser = parse_volume
     )]
     pub volumes: Vec<GivenVolume>,
+    /// Give it a runtime of this machine that is outside of /usr, read-only; may be repeated
+    #[arg(long = "base", value_name = "DIR", value_parser = runtime::find, conflicts_with = "image")]
+    pub bases: Vec<Runtime>,
     /// Most memory, for example 64M
     #[arg(short, long, alias = "memory", value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,
@@ -281,8 +285,10 @@ impl RunArgs {
         let before = words.len().checked_sub(self.command.len() + 1).and_then(|at| words.get(at));
         let dashes = before.is_some_and(|word| word == "--");
         if !dashes && self.image.is_none() && !self.command.is_empty() {
-            if self.tar.is_some() {
-                return Err("with --tar the program is one of its files or of this machine: write -- before it");
+            if self.tar.is_some() || !self.bases.is_empty() {
+                return Err(
+                    "with --tar or --base the program is one of its files or of this machine: write -- before it",
+                );
             }
             self.image_is_word = true;
             self.image = Some(self.command.remove(0));
@@ -341,6 +347,8 @@ impl RunArgs {
         if let (true, Ok(kind)) = (self.tty, std::env::var("TERM")) {
             env.entry("TERM".to_owned()).or_insert(kind);
         }
+        let mut volumes = self.volumes.into_iter().map(|volume| volume.spec).collect();
+        runtime::give(self.bases, &mut volumes, &mut env);
         let limits = Limits {
             memory_bytes: self.mem,
             cpus: self.cpus,
@@ -374,7 +382,7 @@ impl RunArgs {
             extra_hosts: self.add_host,
             egress: self.egress,
             labels: self.labels.into_iter().collect(),
-            volumes: self.volumes.into_iter().map(|volume| volume.spec).collect(),
+            volumes,
             limits,
             ulimits: self.ulimits,
             read_only: self.read_only,

@@ -4,7 +4,8 @@
 //! Owns the keys of these files, their schema, their errors with line and column, the order of
 //! starts, what two descriptions differ in, and the update that makes up for it. Never asks a
 //! daemon, starts anything or decides what is replaced: that is `kip apply`. Reads no file but
-//! those that a description names (`env-file`, `.env`), and changes none.
+//! those that a description names (`env-file`, `.env`) and the links of a [`runtime`], and changes
+//! none.
 #![forbid(unsafe_code)]
 
 mod choose;
@@ -16,6 +17,7 @@ mod file;
 mod in_place;
 mod order;
 mod place;
+pub mod runtime;
 mod table;
 mod values;
 mod yaml;

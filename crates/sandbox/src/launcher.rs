@@ -6,12 +6,12 @@
 //! lost.
 
 use crate::init::exit_of;
-use crate::launch::DEFAULT_PATH;
 use crate::mounts::Mounts;
 use crate::protocol::{Ended, FILLED, Failure, Lower, Program, ProgramIds, Reply, Request, ResourceLimit, Step};
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
 use kip_types::spec::CapabilityBits;
+use kip_types::spec::DEFAULT_PATH;
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;

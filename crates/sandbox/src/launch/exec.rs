@@ -6,14 +6,12 @@ use super::template::in_time;
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
+use kip_types::spec::DEFAULT_PATH;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, move_into_link_name_space, move_into_thread_name_spaces};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
-
-/// Where a program without a slash in its name is looked for when the environment has no PATH.
-pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The descriptors of an exec, in the order of the request.
 #[derive(Debug)]

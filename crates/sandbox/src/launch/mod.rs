@@ -17,7 +17,6 @@ mod template;
 mod volumes;
 
 pub use confine::INIT_CAPABILITY_BITS;
-pub use exec::DEFAULT_PATH;
 pub use start::MASKED;
 
 use crate::protocol::{Ended, Failure, Reply, Request, Step};
