@@ -3,6 +3,8 @@
 //! Sources: sched_setaffinity(2), PR_SET_TIMERSLACK(2const), ioprio_set(2), core(5).
 
 use kip_clocks::tree::Tree;
+use kip_criu_images::fields::{core_entry, task_core_entry};
+use kip_criu_images::{CheckpointImageError, Images, Malformed};
 use kip_sys::process::{io_priority, set_io_priority};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -69,6 +71,36 @@ pub fn give(tree: &Tree, all: &[ThreadAttributes]) {
             tracing::info!(tid, %error, "a thread has not all the attributes that it had");
         }
     }
+}
+
+/// Puts personalities of processes right, personality(2): CRIU 4.2 takes the hexadecimal digits of
+/// /proc/PID/personality for decimal ones.
+///
+/// # Errors
+/// An image is missing or damaged.
+pub fn mend_personalities(images: &mut Images, tree: &Tree) -> Result<(), CheckpointImageError> {
+    for (inside, pid) in tree.threads.iter().filter(|(_, tid)| tree.pids.contains(tid)) {
+        let text = fs::read_to_string(format!("/proc/{pid}/personality")).unwrap_or_default();
+        match u64::from_str_radix(text.trim(), 16) {
+            Ok(bits) if bits != 0 => set_personality(images, *inside, bits)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn set_personality(images: &mut Images, pid: u32, bits: u64) -> Result<(), CheckpointImageError> {
+    let mut image = images.image(&format!("core-{pid}.img"))?;
+    let damaged = image.damaged();
+    for core in &mut image.entries {
+        let edited = core.edit_messages::<Malformed>(core_entry::TC, |task| {
+            task.set_varint(task_core_entry::PERSONALITY, bits);
+            Ok(())
+        });
+        edited.map_err(&damaged)?;
+    }
+    images.put(&image);
+    Ok(())
 }
 
 fn give_one(tid: u32, own: &ThreadAttributes) -> io::Result<()> {

@@ -278,6 +278,7 @@ fn finalize(
     let interrupted_ns = if was_set { last_still() } else { kip_clocks::interrupted_at(&images, now) };
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     lifted::note(&seen.lifted, &tree, &mut images)?;
+    attributes::mend_personalities(&mut images, &tree)?;
     sockets::order_unix_pairs(&mut images)?;
     let link = |pid: u32, at: &str| {
         let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;
