@@ -480,7 +480,7 @@ int main(int argc, char **argv) {
         if (write_line(atoi(argv[2]), begun)) serve(atoi(argv[2]));
         return 0;
     }
-    if (argc > 2 && open("/proc/self/statm", O_RDONLY) < 0) die("open"); /* only CRIU restores it */
+    if (argc > 2 && dup(open("/proc/self/statm", O_RDONLY)) < 0) die("open"); /* only CRIU restores what two descriptors share */
     int one = 1, listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in6 a = { .sin6_family = AF_INET6, .sin6_port = htons((unsigned short)atoi(argv[1])) };
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);

@@ -20,7 +20,7 @@ enum { SYS_read = 0, SYS_close = 3, SYS_lseek = 8, SYS_mmap = 9, SYS_mprotect = 
        SYS_sched_yield = 24, SYS_ioctl = 16, SYS_write = 1, SYS_io_setup = 206, SYS_shmget = 29, SYS_shmat = 30, SYS_shmctl = 31, SYS_semget = 64,
        SYS_semctl = 66, SYS_msgget = 68, SYS_msgsnd = 69, SYS_msgctl = 71 };
 
-enum { EPERM = 1, ESRCH = 3, EINTR = 4, EIO = 5, EAGAIN = 11, EBUSY = 16, EINVAL = 22, ENOTTY = 25 };
+enum { EPERM = 1, ENOENT = 2, ESRCH = 3, EINTR = 4, EIO = 5, EAGAIN = 11, EBUSY = 16, EINVAL = 22, ENOTTY = 25 };
 enum { PROT_READ = 1, PROT_WRITE = 2, PROT_EXEC = 4, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_FIXED = 0x10,
        MAP_ANONYMOUS = 0x20, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2, MADV_POPULATE_WRITE = 23,
        MADV_GUARD_INSTALL = 102 };

@@ -84,7 +84,7 @@ struct task {
     word leads_session, group, lends; /* group: 0 as it was made, else its number, when it has forked; lends: to be led until this one is in it */
     word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: ends when it has forked all of its own.
                         * STOPPED: by a signal; status 1: its parent has yet to be told */
-    struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso, pidfds;
+    struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso, of_processes;
     word directory, umask, executable, dumpable, thp_disabled, subreaper, personality, membarrier;
     word interval[6]; /* real (due, every: ns; due on CLOCK_MONOTONIC), virtual, prof (left, every: ns) */
     word mm[11];      /* start_code .. env_end as in struct prctl_mm_map */
@@ -144,9 +144,10 @@ struct watch {
     word set, number, events, data;
 };
 
-/* To be opened again; one whose process has ended and gone, of a process of that number that ends at once. */
-struct pidfd {
-    word number, process, flags, descriptor_flags, gone;
+/* A pidfd, or, with a path, a file of proc(5): to be opened again when its process is there. A pidfd whose process has ended and gone
+ * is of a process of that number that ends at once. */
+struct of_process {
+    word number, process, flags, descriptor_flags, gone, path, position;
 };
 
 struct filter {

@@ -321,41 +321,45 @@ static void map_memory(struct task *task)
 #include "settings.h"
 #include "terminals.h"
 
-/* Behind all that was received and opened, where place_pidfds finds them. Before there is much memory to be copied. */
-static void open_pidfds(struct task *task)
+/* Behind all that was received and opened, where place_of_processes finds them. Before there is much memory to be copied. */
+static void open_of_processes(struct task *task)
 {
-    struct pidfd *pidfd = at(task->pidfds.at);
-    for (word i = 0; i < task->pidfds.count; i++, pidfd++) {
-        int fd = -1, process = (int)pidfd->process;
-        if (pidfd->gone) {
+    struct of_process *of = at(task->of_processes.at);
+    for (word i = 0; i < task->of_processes.count; i++, of++) {
+        int fd = -1, process = (int)of->process;
+        if (of->gone) {
             struct clone how = { CLONE_PIDFD, (word)&fd, 0, 0, 0, 0, 0, 0, (word)&process, 1, 0 };
-            if (must(call2(SYS_clone3, &how, sizeof how), AT_PIDFD, pidfd->number) == 0)
+            if (must(call2(SYS_clone3, &how, sizeof how), AT_PIDFD, of->number) == 0)
                 for (;;)
                     call1(SYS_exit_group, 0);
-            must(call5(SYS_waitid, P_PID, pidfd->process, 0, WEXITED | WALL, 0), AT_PIDFD, pidfd->number);
+            must(call5(SYS_waitid, P_PID, of->process, 0, WEXITED | WALL, 0), AT_PIDFD, of->number);
         }
         /* It may be on its way. */
         for (word until = now(1) + 10000000000UL; fd < 0;) {
-            fd = (int)call2(SYS_pidfd_open, pidfd->process, 0);
-            if (fd != -ESRCH || now(1) > until)
-                must(fd, AT_PIDFD, pidfd->number);
+            if (of->path)
+                fd = (int)call4(SYS_openat, AT_FDCWD, at(of->path), of->flags | O_CLOEXEC, 0);
+            else
+                fd = (int)call2(SYS_pidfd_open, of->process, 0);
+            if ((fd != -ESRCH && fd != -ENOENT) || now(1) > until)
+                must(fd, AT_PIDFD, of->number);
             else
                 call1(SYS_sched_yield, 0);
         }
-        if (pidfd->flags)
-            must(call3(SYS_fcntl, fd, F_SETFL, pidfd->flags), AT_PIDFD, pidfd->number);
-        must(call3(SYS_dup3, fd, ours(received + plan()->files.count + i), O_CLOEXEC), AT_PIDFD, pidfd->number);
+        if (of->path && of->position)
+            must(call3(SYS_lseek, fd, of->position, 0), AT_PIDFD, of->number);
+        if (!of->path && of->flags)
+            must(call3(SYS_fcntl, fd, F_SETFL, of->flags), AT_PIDFD, of->number);
+        must(call3(SYS_dup3, fd, ours(received + plan()->files.count + i), O_CLOEXEC), AT_PIDFD, of->number);
         call1(SYS_close, fd);
     }
 }
 
-static void place_pidfds(struct task *task)
+static void place_of_processes(struct task *task)
 {
-    struct pidfd *pidfd = at(task->pidfds.at);
-    for (word i = 0; i < task->pidfds.count; i++, pidfd++)
-        must(call3(SYS_dup3, ours(received + plan()->files.count + i), pidfd->number,
-                   pidfd->descriptor_flags & 1 ? O_CLOEXEC : 0),
-             AT_DESCRIPTOR, pidfd->number);
+    struct of_process *of = at(task->of_processes.at);
+    for (word i = 0; i < task->of_processes.count; i++, of++)
+        must(call3(SYS_dup3, ours(received + plan()->files.count + i), of->number, of->descriptor_flags & 1 ? O_CLOEXEC : 0),
+             AT_DESCRIPTOR, of->number);
 }
 
 static void wait_until(u32 *counter, u32 value)
@@ -460,12 +464,12 @@ static void run_task(word index)
         die(0);
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
     report(&said, task->pid);
-    open_pidfds(task);
+    open_of_processes(task);
     map_memory(task);
     set_mm(task);
     set_foreground(index);
     place_descriptors(task);
-    place_pidfds(task);
+    place_of_processes(task);
     /* Before record locks are set: to close any descriptor of a file gives up the process's locks on it. */
     call3(SYS_close_range, plan()->base, ~0U, 0);
     set_locks(task);

@@ -58,6 +58,16 @@ pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
     Ok(found)
 }
 
+/// A file of proc(5) that a process of the tree opens when all are there.
+#[derive(Debug, Clone)]
+pub(super) struct ProcessFile {
+    pub(super) path: String,
+    /// The process that it is about.
+    pub(super) process: u64,
+    pub(super) flags: u64,
+    pub(super) position: u64,
+}
+
 /// The files of a tree.
 #[derive(Debug)]
 pub(super) struct Files<'a> {
@@ -68,6 +78,8 @@ pub(super) struct Files<'a> {
     pub(super) remapped: BTreeMap<u64, (u64, u64)>,
     /// The open files of deleted files, by the number of those.
     pub(super) open_ghosts: BTreeMap<u64, Vec<u64>>,
+    /// How many descriptors each file has.
+    pub(super) uses: BTreeMap<u64, usize>,
     /// A descriptor is in a packet between two sockets: that of a file which is made again would be
     /// another one's.
     pub(super) in_flight: bool,
@@ -154,6 +166,7 @@ impl<'a> Files<'a> {
             by_id,
             remapped,
             open_ghosts,
+            uses: BTreeMap::new(),
             in_flight: carry_descriptors(images)?,
             copied: BTreeMap::new(),
             ghosts: BTreeMap::new(),
@@ -200,6 +213,36 @@ impl<'a> Files<'a> {
         Ok(((process != u64::from(u32::MAX)).then_some(process), flags))
     }
 
+    /// A file that proc(5) has of a process, which is there to be opened once the process is; none
+    /// for any other file. One that several descriptors share cannot be opened so.
+    pub(super) fn process_file(&self, id: u64) -> Result<Option<ProcessFile>, PlanError> {
+        let file = self.file(id)?;
+        if file.number(file_entry::TYPE) != kind::REG {
+            return Ok(None);
+        }
+        let reg = file.message(file_entry::REG)?.unwrap_or_default();
+        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
+        let Some(process) = self.process_of(&path, &reg)? else { return Ok(None) };
+        if self.in_flight || self.uses.get(&id) != Some(&1) {
+            return unsupported(format!("the open file {path}, which several descriptors share"));
+        }
+        let flags = reg.number(reg_file_entry::FLAGS) & !NOT_AGAIN;
+        Ok(Some(ProcessFile { path, process, flags, position: reg.number(reg_file_entry::POS) }))
+    }
+
+    /// The process that such a file is of. Those of a thread, which is there later, of pid 1, which
+    /// is kip-init executed anew, and of a process that has ended, cannot be opened.
+    fn process_of(&self, path: &str, reg: &Message) -> Result<Option<u64>, PlanError> {
+        let number = path.strip_prefix("/proc/").and_then(|rest| rest.split('/').next()?.parse::<u64>().ok());
+        let Some(process) = number else { return Ok(None) };
+        let is_usual = !self.remapped.contains_key(&reg.number(reg_file_entry::ID));
+        let is_of_thread = path.split('/').any(|part| part == "task");
+        if process == 1 || is_of_thread || !is_usual || reg.number(reg_file_entry::EXT) != 0 {
+            return unsupported(format!("the open file {path}"));
+        }
+        check_owner(reg).map(|()| Some(process))
+    }
+
     /// Whether such a file can be in a plan.
     fn check(&self, file: &Message) -> Result<(), PlanError> {
         match file.number(file_entry::TYPE) {
@@ -209,7 +252,10 @@ impl<'a> Files<'a> {
                     None if self.is_deleted(file.number(file_entry::ID)) => {
                         self.check_overlay(&reg).and_then(|()| check_owner(&reg))
                     }
-                    None => self.path(&reg).map(drop),
+                    None => match self.process_of(&reg.string(reg_file_entry::NAME).unwrap_or_default(), &reg)? {
+                        Some(_) => Ok(()),
+                        None => self.path(&reg).map(drop),
+                    },
                     Some(_) => Ok(()),
                 }
             }

@@ -1,7 +1,7 @@
 //! Processes and threads.
 
 use super::family::{self, Entry, Joins, Maker, Member};
-use super::files::{Files, Ref, base_above};
+use super::files::{Files, ProcessFile, Ref, base_above};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedItem, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
@@ -182,6 +182,9 @@ pub(super) fn write(
     let filters = Filters::read(images)?;
     let namespace = system_v::read(images)?;
     let mut shared = SharedMemory::of(&namespace, files)?;
+    for d in tree.iter().flat_map(|task| &task.descriptors) {
+        *files.uses.entry(d.number(fdinfo_entry::ID)).or_default() += 1;
+    }
     let mut found = Vec::new();
     let mut highest = 0;
     let mut watched = BTreeSet::new();
@@ -194,7 +197,8 @@ pub(super) fn write(
         }
         let is_init = task.member.maker.is_none();
         let references = References::gather(task, files, &mut spare, &mut watched)?;
-        let numbers = references.descriptors.iter().map(|d| d.0).chain(references.pidfds.iter().map(|p| p[0]));
+        let numbers =
+            references.descriptors.iter().map(|d| d.0).chain(references.of_processes.iter().map(|one| one.number));
         highest = numbers.max().unwrap_or(0).max(highest);
         let memory = match is_init {
             true => None,
@@ -310,14 +314,34 @@ fn spare_above(tree: &[Task]) -> u64 {
     threads.chain(members).max().unwrap_or(1) + 1
 }
 
+/// A pidfd, or a file of proc(5).
+struct OfProcess {
+    number: u64,
+    process: u64,
+    flags: u64,
+    descriptor_flags: u64,
+    gone: bool,
+    file: Option<ProcessFile>,
+}
+
+impl OfProcess {
+    /// `struct of_process`.
+    fn write(&self, writer: &mut Writer) -> Vec<u64> {
+        let path = self.file.as_ref().map_or(0, |file| writer.string(&file.path));
+        let position = self.file.as_ref().map_or(0, |file| file.position);
+        let gone = u64::from(self.gone);
+        vec![self.number, self.process, self.flags, self.descriptor_flags, gone, path, position]
+    }
+}
+
 /// What of a task is a descriptor.
 struct References {
     /// (number, file, flags).
     descriptors: Vec<(u64, Ref, u64)>,
     directory: Ref,
     executable: Option<Ref>,
-    /// (number, its process, flags, descriptor flags, whether that has ended) of pidfds.
-    pidfds: Vec<Vec<u64>>,
+    /// What is opened when the processes are there.
+    of_processes: Vec<OfProcess>,
     /// (set, number, events, data) of what has to be put into epoll sets once more.
     watches: Vec<Vec<u64>>,
 }
@@ -336,25 +360,33 @@ impl References {
             return unsupported("a process with another root directory, chroot(2)");
         }
         let mut descriptors = Vec::new();
-        let (mut pidfds, mut signalfds, mut reopened) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
+        let (mut of_processes, mut signalfds, mut reopened) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
         for d in &task.descriptors {
             let (id, fd) = (d.number(fdinfo_entry::ID), d.number(fdinfo_entry::FD));
             let kind = files.kind(id);
             if kind == kind::SIGNALFD {
                 signalfds.insert(fd);
             }
+            let descriptor_flags = d.number(fdinfo_entry::FLAGS);
             if kind == kind::PIDFD {
                 reopened.insert(fd, id);
-                let (process, flags) = files.pidfd(id)?;
-                let target = process.unwrap_or(*spare);
-                *spare += u64::from(process.is_none());
-                pidfds.push(vec![fd, target, flags, d.number(fdinfo_entry::FLAGS), u64::from(process.is_none())]);
+                let (found, flags) = files.pidfd(id)?;
+                let (process, gone) = (found.unwrap_or(*spare), found.is_none());
+                *spare += u64::from(gone);
+                of_processes.push(OfProcess { number: fd, process, flags, descriptor_flags, gone, file: None });
+                continue;
+            }
+            if let Some(file) = files.process_file(id)? {
+                reopened.insert(fd, id);
+                let (process, flags) = (file.process, file.flags);
+                let file = Some(file);
+                of_processes.push(OfProcess { number: fd, process, flags, descriptor_flags, gone: false, file });
                 continue;
             }
             if files.is_reopened(id)? {
                 reopened.insert(fd, id);
             }
-            descriptors.push((fd, files.open_file(id)?, d.number(fdinfo_entry::FLAGS)));
+            descriptors.push((fd, files.open_file(id)?, descriptor_flags));
         }
         let mut watches = Vec::new();
         for d in &task.descriptors {
@@ -376,7 +408,7 @@ impl References {
             None => None,
         };
         let directory = files.open_path(task.fs.number(fs_entry::CWD_ID), false)?;
-        Ok(References { descriptors, directory, executable, pidfds, watches })
+        Ok(References { descriptors, directory, executable, of_processes, watches })
     }
 }
 
@@ -458,7 +490,8 @@ impl Task {
         let filters = filter_of(writer, filters, &self.threads)?;
         let locks = writer.list(locks.get(&self.pid).map_or(&[], Vec::as_slice));
         let watches = writer.list(&references.watches);
-        let pidfds = writer.list(&references.pidfds);
+        let of_processes: Vec<_> = references.of_processes.iter().map(|one| one.write(writer)).collect();
+        let of_processes = writer.list(&of_processes);
         let auxv: Vec<u64> = self.mm.varints(mm_entry::MM_SAVED_AUXV)?;
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
         let mut item = self.identity();
@@ -466,7 +499,7 @@ impl Task {
             (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(unreported.contains(&self.pid)));
         }
         for span in
-            [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso, pidfds]
+            [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso, of_processes]
         {
             item.extend([span.0, span.1]);
         }
