@@ -18,6 +18,7 @@ mod layout;
 mod memfd;
 pub(crate) mod memory;
 mod memory_files;
+mod of_processes;
 mod settings;
 mod system_v;
 mod tasks;

@@ -92,10 +92,11 @@ struct task {
     struct span pending; /* siginfo_t, 128 bytes each */
     struct span populate; /* struct vector: longer runs of anonymous memory that will be filled */
     struct span rings;    /* struct ring */
+    struct span settings; /* struct setting, of the process itself */
     word device;          /* /dev/userfaultfd, if some of its memory comes later; else ~0 */
 };
 
-_Static_assert(sizeof(struct task) == 67 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 69 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;

@@ -465,6 +465,9 @@ static void run_task(word index)
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
     report(&said, task->pid);
     open_of_processes(task);
+    struct setting *setting = at(task->settings.at);
+    for (word i = 0; i < task->settings.count; i++, setting++)
+        write_setting(setting, AT_SETTING);
     map_memory(task);
     set_mm(task);
     set_foreground(index);

@@ -6,10 +6,10 @@
 /* Of struct ipc64_perm in 32-bit words, and of struct msqid64_ds in words. */
 enum { PERM_UID = 1, PERM_GID = 2, PERM_MODE = 5, QUEUE_MOST = 11 };
 
-static void write_setting(struct setting *setting)
+static void write_setting(struct setting *setting, word step)
 {
-    long fd = must(call4(SYS_openat, AT_FDCWD, at(setting->path), O_WRONLY | O_CLOEXEC, 0), AT_SYSTEM_V, setting->path);
-    must(call3(SYS_write, fd, at(setting->text), setting->length), AT_SYSTEM_V, setting->path);
+    long fd = must(call4(SYS_openat, AT_FDCWD, at(setting->path), O_WRONLY | O_CLOEXEC, 0), step, setting->path);
+    must(call3(SYS_write, fd, at(setting->text), setting->length), step, setting->path);
     call1(SYS_close, fd);
 }
 
@@ -89,10 +89,10 @@ static void make_system_v(void)
 {
     struct setting *setting = at(plan()->settings.at);
     for (word i = 0; i < plan()->settings.count; i++, setting++)
-        write_setting(setting);
+        write_setting(setting, AT_SYSTEM_V);
     struct object *object = at(plan()->objects.at);
     for (word i = 0; i < plan()->objects.count; i++, object++) {
-        write_setting(&object->next);
+        write_setting(&object->next, AT_SYSTEM_V);
         act_as(object->cuid, object->cgid);
         long made = make_object(object, object->mode | IPC_CREAT | IPC_EXCL);
         act_as_root();

@@ -1,9 +1,10 @@
 //! Processes and threads.
 
 use super::family::{self, Entry, Joins, Maker, Member};
-use super::files::{Files, ProcessFile, Ref, base_above};
+use super::files::{Files, Ref, base_above};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedItem, SharedMemory, VdsoShape, write_pages};
+use super::of_processes::{OfProcess, own_oom_score, own_settings, usual_oom_score};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Wish, system_v, unsupported};
 use crate::registers;
@@ -34,7 +35,7 @@ const MEMORY: [u32; 11] = [
     mm_entry::MM_ENV_END,
 ];
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 67;
+const TASK_WORDS: usize = 69;
 const TASK_THREADS: usize = 21;
 /// Where its state and status are, and `TASK_STOPPED`.
 const STATE: usize = 7;
@@ -314,26 +315,6 @@ fn spare_above(tree: &[Task]) -> u64 {
     threads.chain(members).max().unwrap_or(1) + 1
 }
 
-/// A pidfd, or a file of proc(5).
-struct OfProcess {
-    number: u64,
-    process: u64,
-    flags: u64,
-    descriptor_flags: u64,
-    gone: bool,
-    file: Option<ProcessFile>,
-}
-
-impl OfProcess {
-    /// `struct of_process`.
-    fn write(&self, writer: &mut Writer) -> Vec<u64> {
-        let path = self.file.as_ref().map_or(0, |file| writer.string(&file.path));
-        let position = self.file.as_ref().map_or(0, |file| file.position);
-        let gone = u64::from(self.gone);
-        vec![self.number, self.process, self.flags, self.descriptor_flags, gone, path, position]
-    }
-}
-
 /// What of a task is a descriptor.
 struct References {
     /// (number, file, flags).
@@ -519,7 +500,10 @@ impl Task {
         let pending = pending(writer, tc.message(task_core_entry::SIGNALS_S)?)?;
         let populate = memory.map(|m| m.write_populate(writer)).unwrap_or_default();
         let rings = memory.map(|m| m.write_rings(writer, files)).unwrap_or_default();
-        item.extend([pending.0, pending.1, populate.0, populate.1, rings.0, rings.1]);
+        let settings = own_settings(writer, &tc);
+        for span in [pending, populate, rings, settings] {
+            item.extend([span.0, span.1]);
+        }
         Ok(item)
     }
 
@@ -564,10 +548,8 @@ impl Task {
         if self.mm.varint(mm_entry::DUMPABLE).unwrap_or(1) > 1 {
             return unsupported("a process that may only be dumped by root");
         }
-        let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
-        let own: i32 = own.trim().parse().unwrap_or(0);
-        if tc.varint(task_core_entry::OOM_SCORE_ADJ).is_some_and(|adj| adj as i32 != own) {
-            return unsupported("an out-of-memory score of its own");
+        if own_oom_score(tc).is_some_and(|score| score < usual_oom_score()) {
+            return unsupported("an out-of-memory score that it could not set itself");
         }
         for (_, core) in &self.threads {
             let thread = core.message(core_entry::THREAD_CORE)?.unwrap_or_default();
