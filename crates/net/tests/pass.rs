@@ -91,14 +91,16 @@ fn rules_are_replaced_under_clients() {
                 };
                 let clients = [scope.spawn(ask), scope.spawn(ask)];
                 let end = SetAtEnd(&over);
-                for _ in 0..80 {
+                // Enough clients meet a replacement, however slow the machine is.
+                let mut rounds = 0;
+                while rounds < 80 || connected.load(Ordering::SeqCst) <= 1000 {
+                    rounds += 1;
                     nat.sync(&published).unwrap();
                     assert!(clients.iter().all(|client| !client.is_finished()), "a client was refused");
                 }
                 drop(end);
             });
         });
-        assert!(connected.into_inner() > 1000);
         assert!(!run("nft", "list tables").contains("standby"));
     });
 }
