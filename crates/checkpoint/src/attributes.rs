@@ -36,6 +36,11 @@ pub struct ThreadAttributes {
 /// Of a thread that has never set its own, nanoseconds.
 const DEFAULT_SLACK_NS: u64 = 50_000;
 
+/// Where the class is in a priority for disks, and the class that takes a capability:
+/// linux/ioprio.h.
+const IO_CLASS_SHIFT: i32 = 13;
+const IO_CLASS_REAL_TIME: i32 = 1;
+
 /// Timer slacks that are not the usual one, in nanoseconds, by ids inside. A read of a file for
 /// each thread, and so made while the program runs.
 pub fn slacks(tree: &Tree) -> BTreeMap<u32, u64> {
@@ -47,12 +52,12 @@ pub fn slacks(tree: &Tree) -> BTreeMap<u32, u64> {
 /// The threads that have something of their own. `init` is the sandbox's pid 1, which has what the
 /// launcher has.
 pub fn read(tree: &Tree, init: u32, slacks: &BTreeMap<u32, u64>) -> Vec<ThreadAttributes> {
-    let usual = processors_of(init);
+    let usual = affinity(init);
     let core_filters = core_filters(tree, init);
     let one = |(inside, tid): (&u32, &u32)| {
         let own = ThreadAttributes {
             thread: *inside,
-            processors: processors_of(*tid).filter(|own| usual.as_ref().is_some_and(|usual| own != usual)),
+            processors: affinity(*tid).filter(|own| usual.is_some_and(|usual| *own != usual)).map(|own| numbers(&own)),
             slack_ns: slacks.get(inside).copied(),
             io_priority: io_priority(*tid).ok().filter(|priority| *priority != 0),
             core_filter: core_filters.get(tid).copied(),
@@ -106,7 +111,9 @@ fn set_personality(images: &mut Images, pid: u32, bits: u64) -> Result<(), Check
 fn give_one(tid: u32, own: &ThreadAttributes) -> io::Result<()> {
     let processors = own.processors.as_ref().map_or(Ok(()), |numbers| restrict(tid, numbers));
     let slack = own.slack_ns.map_or(Ok(()), |ns| fs::write(format!("/proc/{tid}/timerslack_ns"), ns.to_string()));
-    let priority = own.io_priority.map_or(Ok(()), |priority| set_io_priority(tid, priority));
+    // No program in a sandbox can have set that of the real-time class.
+    let io_priority = own.io_priority.filter(|priority| priority >> IO_CLASS_SHIFT != IO_CLASS_REAL_TIME);
+    let priority = io_priority.map_or(Ok(()), |priority| set_io_priority(tid, priority));
     let filter = own.core_filter.map_or(Ok(()), |bits| fs::write(core_filter_of(tid), format!("{bits:#x}")));
     processors.and(slack).and(priority).and(filter)
 }
@@ -127,10 +134,13 @@ fn pid(tid: u32) -> Option<Pid> {
     Pid::from_raw(tid.try_into().ok()?)
 }
 
-/// The numbers of the processors that a thread may run on.
-fn processors_of(tid: u32) -> Option<Vec<u32>> {
-    let set = sched_getaffinity(Some(pid(tid)?)).ok()?;
-    Some((0..CpuSet::MAX_CPU).filter(|number| set.is_set(*number)).map(|number| number as u32).collect())
+/// The processors that a thread may run on.
+fn affinity(tid: u32) -> Option<CpuSet> {
+    sched_getaffinity(Some(pid(tid)?)).ok()
+}
+
+fn numbers(set: &CpuSet) -> Vec<u32> {
+    (0..CpuSet::MAX_CPU).filter(|number| set.is_set(*number)).map(|number| number as u32).collect()
 }
 
 fn restrict(tid: u32, numbers: &[u32]) -> io::Result<()> {
@@ -151,7 +161,7 @@ mod tests {
         let done = std::thread::spawn(|| {
             let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
             let tree = Tree { pids: vec![tid], threads: [(7, tid)].into() };
-            let first = *processors_of(tid).unwrap().first().unwrap();
+            let first = numbers(&affinity(tid).unwrap())[0];
             let own = ThreadAttributes {
                 thread: 7,
                 processors: Some(vec![first]),
@@ -164,7 +174,7 @@ mod tests {
         });
         let (found, mut own) = done.join().unwrap();
         // On one processor there is no choice.
-        if processors_of(std::process::id()).unwrap().len() == 1 {
+        if numbers(&affinity(std::process::id()).unwrap()).len() == 1 {
             own.processors = None;
         }
         assert_eq!(found, [own]);
