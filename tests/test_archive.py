@@ -221,7 +221,7 @@ def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
     assert http_get(proc.port(), "/page.html") == servers.PAGE
     archive(proc)
     archiving.cli("stop", proc.name)
-    archiving.cli("start", proc.name)
+    proc.start(ready=True)
     proc.wait_state("running")
     assert http_get(proc.port(), "/page.html") == servers.PAGE
     archive(proc)

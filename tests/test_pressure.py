@@ -262,7 +262,7 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
     hog.stop()
     wait_for("the timer has its turn", lambda: "fired" in timer.logs(), 10)
     kip.run("more", ["sleep", "1000"])
-    stopped.start()
+    stopped.start(ready=True)
     ask(stopped, "hello")
 
 

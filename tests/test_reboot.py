@@ -64,7 +64,7 @@ def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
     # From here on all is as ever: it sleeps, wakes natively, and stops in order.
     parked.sleep()
     assert http_get(ports[0], "/page.html") == servers.PAGE and parked.rebuilt()
-    hibernated.start()
+    hibernated.start(ready=True)
     assert http_get(hibernated.port(), "/page.html") == servers.PAGE
     assert "PONG" in str(Redis(ports[1]).ask("PING"))
 

@@ -110,8 +110,6 @@ def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: 
 
 
 UNPARKABLE = {
-    # A Landlock ruleset is an anonymous inode that CRIU does not know.
-    "landlock": "import ctypes, struct, time\na=struct.pack('Q', 1)\nfd=ctypes.CDLL(None).syscall(444, a, 8, 0)",
     # A POSIX message queue's descriptor lies on the mqueue filesystem.
     "mqueue": "import ctypes, time, os\nfd=ctypes.CDLL(None).mq_open(b'/kip-test', os.O_CREAT | os.O_RDWR, 0o600, None)",
 }

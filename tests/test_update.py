@@ -222,7 +222,7 @@ def test_ports(archiving: Kip) -> None:
     assert published(proc) == {6380: None} and not listens(other)
     kip.cli("stop", "redis")
     kip.cli("update", "redis", "--port", "6379", "--port-rm", "6380")
-    proc.start()
+    proc.start(ready=True)
     assert Redis(proc.port()).ask("PING") == "PONG"
 
 

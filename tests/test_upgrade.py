@@ -325,7 +325,8 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
         sleeps = proc.state != "running"
         client.check()
         client.close()
-        assert len(seen(proc)[1]) == len(causes) + sleeps
+        # The client has its answer before the event of the wake is written.
+        wait_for("its wake is told", lambda p=proc, n=len(causes) + sleeps: len(seen(p)[1]) == n, 10)
 
 
 def upgraded(kip: Kip, place: Path, build: int, meanwhile: Callable[[], None] = lambda: None) -> None:

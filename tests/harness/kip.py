@@ -214,8 +214,11 @@ class Proc:
     def stop(self) -> None:
         self.kip.cli("stop", self.name)
 
-    def start(self) -> None:
+    def start(self, ready: bool = False) -> None:
+        """`kip start`, which returns before the program listens; with `ready` that is waited for."""
         self.kip.cli("start", self.name)
+        if ready:
+            self.kip.cli("wait", self.name, "--ready")
 
     def remove(self) -> None:
         self.kip.cli("rm", self.name, "--force")
