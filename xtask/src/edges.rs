@@ -156,8 +156,9 @@ const ALLOWED: [(&str, &[&str]); 32] = [
     // What `kip up` is: wires API and worker together.
     ("kip-daemon", &[TYPES, SYS, "kip-service", "kip-api", "kip-worker"]),
     ("kip-client", &[TYPES]),
-    // Files that describe procs: text to requests and back.
-    ("kip-describe", &[TYPES]),
+    // Files that describe procs: text to requests and back. What a proc has of the machine without
+    // being given it is said by its files.
+    ("kip-describe", &[TYPES, "kip-files"]),
     // The program: is depended on by nothing. `kip doctor` looks for CRIU where the daemon does.
     ("kip-cli", &[TYPES, SYS, "kip-files", "kip-checkpoint", "kip-daemon", "kip-client", "kip-describe"]),
     ("xtask", &[]),

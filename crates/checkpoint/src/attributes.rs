@@ -1,6 +1,7 @@
 //! What the kernel keeps of a thread and no image has a place for: the processors that it may run
-//! on, its timer slack, its priority for disks, and what a core dump of its process would have.
-//! Sources: sched_setaffinity(2), PR_SET_TIMERSLACK(2const), ioprio_set(2), core(5).
+//! on, its timer slack, its priority for disks, and what a core dump of its process would have. And
+//! personalities, which CRIU writes wrong. Sources: sched_setaffinity(2),
+//! PR_SET_TIMERSLACK(2const), ioprio_set(2), core(5), personality(2).
 
 use kip_clocks::tree::Tree;
 use kip_criu_images::fields::{core_entry, task_core_entry};

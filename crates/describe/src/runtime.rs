@@ -1,16 +1,12 @@
 //! `--base DIR`: a runtime of this machine that is outside of /usr, as pyenv, nvm, /opt and virtual
 //! environments have them, as read-only volumes at the paths that it has here.
 
+use kip_files::interpreter::{MOST_LINKS, is_of_the_machine};
 use kip_types::spec::DEFAULT_PATH;
 use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-
-/// What each proc without an image has of the machine already.
-const OF_THE_MACHINE: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
-/// Most links that the kernel follows, path_resolution(7).
-const MOST_LINKS: usize = 40;
 
 /// A runtime.
 #[derive(Debug, Clone)]
@@ -95,10 +91,6 @@ fn add(parts: &mut BTreeMap<PathBuf, PathBuf>, at: PathBuf) -> Result<(), String
 fn with_libraries(program: &Path) -> PathBuf {
     let of_bin = program.parent().filter(|dir| dir.ends_with("bin") || dir.ends_with("sbin")).and_then(Path::parent);
     of_bin.filter(|home| *home != Path::new("/")).unwrap_or(program).to_owned()
-}
-
-fn is_of_the_machine(path: &Path) -> bool {
-    OF_THE_MACHINE.iter().any(|of| path.starts_with(of))
 }
 
 /// Without `.` and `..`, by its words alone.

@@ -20,9 +20,14 @@ const PT_INTERP: u32 = 3;
 /// Most segments that are looked at.
 const MOST_SEGMENTS: usize = 64;
 /// Most links that the kernel follows, path_resolution(7).
-const MOST_LINKS: usize = 40;
+pub const MOST_LINKS: usize = 40;
 /// Directories of the machine whose programs a proc without an image has.
 const OF_THE_MACHINE: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
+
+/// Whether a proc without an image has what is at this path of the machine.
+pub fn is_of_the_machine(path: &Path) -> bool {
+    OF_THE_MACHINE.iter().any(|dir| path.starts_with(dir))
+}
 
 /// What is missing: the program, by its path inside, and what it names.
 #[derive(Debug, PartialEq, Eq)]
@@ -106,7 +111,7 @@ pub fn missing(tree: &RootTree, program: &str, workdir: Option<&Path>, path: &st
 pub fn absent(program: &str, path: &str, of_machine: bool) -> String {
     let begin = format!("command {program:?} is not in the proc's files");
     let at = Path::new(program);
-    let elsewhere = at.is_absolute() && !OF_THE_MACHINE.iter().any(|dir| at.starts_with(dir));
+    let elsewhere = at.is_absolute() && !is_of_the_machine(at);
     match program.contains('/') {
         true if of_machine && elsewhere => {
             let give = home(at).display();
