@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import itertools
+import random
 import secrets
 import selectors
 import smtplib
@@ -13,7 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ TIMEOUT = 30.0
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A TCP port that is free, and not of those that the kernel gives to clients of other tests (ip_local_port_range)."""
+    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(10000, first_of_clients)
+        with suppress(OSError), socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True):
+            return port
 
 
 class Http(http.client.HTTPConnection):

@@ -1,9 +1,9 @@
 //! Takes a snapshot of a process tree with a helper.
 //!
-//! The caller has a step just before CRIU's freeze, while the tree runs, and one at the end of it,
-//! [`Stage::Frozen`]: there the images are complete and every task is in a ptrace stop. If the
-//! latter says yes CRIU kills the tree, if no (or if anything failed) the tree runs on. A crash of
-//! ours in the middle makes CRIU's socket close; it then resumes the tree.
+//! The caller has a step just before CRIU's freeze, while the tree runs, one when it stands still,
+//! and one at the end, [`Stage::Frozen`]: there the images are complete and every task is in a
+//! ptrace stop. If the last says yes CRIU kills the tree, if no (or if anything failed) the tree
+//! runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::helper::{Helper, HelperError, HelperOrder};
 use crate::rpc::{CriuCall, CriuRequest, Opts};
@@ -46,6 +46,8 @@ pub enum Stage<'a> {
     /// The tree runs, and stands still about a millisecond later. The first helper of a template
     /// that was just started takes tens of milliseconds to come here.
     Running,
+    /// Every task is in a ptrace stop, and CRIU has not run any code of its own in it yet.
+    Still,
     /// Images are complete, and nothing runs.
     Frozen(&'a Log),
 }
@@ -114,6 +116,8 @@ pub fn dump(
             log.compare_clocks();
             step(Stage::Running)
         }
+        // CRIU asks for files from outside, which come with the request, when it has seized all.
+        "query-ext-files" => step(Stage::Still),
         "post-dump" => {
             log.compare_clocks();
             // Cgroups are left alone, but with this image in place a restore starts a process for
@@ -300,9 +304,14 @@ const IS_BEING_SEIZED: &str = "Seizing ";
 const NOT_CAUSES: [&str; 4] =
     ["FAILED", "Can't setup RLIMIT_NOFILE", "Unable to detach from", "Killing processes because"];
 
+/// The cause of a refusal if a process has threads but its first, which may be because the process
+/// is ending.
+pub const WITHOUT_FIRST_THREAD: &str =
+    "the first thread of a process has ended while others of it go on, pthread_exit(3)";
+
 /// CRIU's words for a refusal, and the same refusal in words of the program's owner.
 const WORDS: [(&str, &str); 4] = [
-    ("Zombies with threads", "the first thread of a process has ended while others of it go on, pthread_exit(3)"),
+    ("Zombies with threads", WITHOUT_FIRST_THREAD),
     ("PIDFD_THREAD", "an open descriptor of a thread, pidfd_open(2) with PIDFD_THREAD"),
     ("is not a part of process tree", "an open descriptor of a process, pidfd_open(2), that is none of its own"),
     ("on an in-flight socket", "a connection to a listening unix socket that waits to be accepted"),

@@ -26,6 +26,7 @@ mod now;
 mod signals;
 mod timers;
 pub mod tree;
+mod unread;
 mod with_time_outs;
 
 pub use calls::{Waiting, WaitingThreads, advance_millis, end_of, is_over, live_due, patch_bytes};

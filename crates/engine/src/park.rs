@@ -61,7 +61,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
@@ -139,10 +139,7 @@ pub fn park(
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
-    let tree = Tree::read(pids);
-    if let Some((pid, name)) = tree.without_first_thread() {
-        return Err(ParkError::WithoutFirstThread { pid, name });
-    }
+    let tree = whole_tree(pids)?;
     let growing = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(ParkError::Tree)?;
@@ -217,6 +214,11 @@ pub fn park(
             seen.lifted = lifted::lift(&tree);
             seen.ran = sample_before_freeze(proc, &tree);
             seen.slacks = attributes::slacks(&tree);
+            fault::reach("park-sampled");
+            true
+        }
+        Stage::Still => {
+            seen.ran.check(proc);
             true
         }
         Stage::Frozen(log) => {
@@ -240,6 +242,21 @@ pub fn park(
             Err(undo(proc, generation, error))
         }
         (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
+    }
+}
+
+/// The tree, as soon as no process of it is about to end: the first thread of one that ends by
+/// exit(3) may be gone a moment before its others are.
+fn whole_tree(pids: &[u32]) -> Result<Tree, ParkError> {
+    const ENDS_WITHIN: Duration = Duration::from_millis(500);
+    let until = Instant::now() + ENDS_WITHIN;
+    loop {
+        let tree = Tree::read(pids);
+        match tree.without_first_thread() {
+            None => return Ok(tree),
+            Some((pid, name)) if Instant::now() >= until => return Err(ParkError::WithoutFirstThread { pid, name }),
+            Some(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
     }
 }
 

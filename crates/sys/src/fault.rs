@@ -22,6 +22,7 @@ pub const STEPS: &[&str] = &[
     "hibernate-recorded",
     "park-intent",
     "park-dump",
+    "park-sampled",
     "park-frozen",
     "park-images",
     "park-sealed",

@@ -3,7 +3,7 @@
 use crate::pins::PinError;
 use crate::tmpfs::UnfitTmpfs;
 use crate::volumes::sleep::UnfitVolume;
-use kip_checkpoint::dump::DumpError;
+use kip_checkpoint::dump::{DumpError, WITHOUT_FIRST_THREAD};
 use kip_checkpoint::plan::PlanError;
 use kip_clocks::ClockError;
 use kip_criu_images::CheckpointImageError;
@@ -81,5 +81,11 @@ impl ParkError {
     pub fn is_about_paged_out(&self) -> bool {
         let refused = matches!(self, ParkError::Account(PagerError::Refused(_)));
         refused || matches!(self, ParkError::Carry(_) | ParkError::Unmatched { .. })
+    }
+
+    /// It may succeed in a moment: a process was about to end when it was to be frozen.
+    pub fn is_about_an_end(&self) -> bool {
+        let ends = |causes: &[String]| causes.iter().any(|cause| cause == WITHOUT_FIRST_THREAD);
+        matches!(self, ParkError::Dump(DumpError::Refused { causes, .. }) if ends(causes))
     }
 }

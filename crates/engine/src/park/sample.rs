@@ -38,6 +38,8 @@ pub(super) struct Ran {
     pub(super) quiescent: bool,
     /// Signals that waited for its threads.
     pub(super) pending: BTreeMap<u32, Pending>,
+    /// How often each thread had left a processor to wait when it was found asleep.
+    waits: BTreeMap<u32, u64>,
 }
 
 impl Ran {
@@ -50,6 +52,7 @@ impl Ran {
             since: dated(tree.waiting(), before_stop),
             quiescent: true,
             pending: tree.pending(),
+            waits: tree.waits(),
         };
         ran.look_at_descriptors(tree);
         ran
@@ -62,11 +65,12 @@ impl Ran {
         let mut tries = 0;
         loop {
             if let Some(asleep) = few.asleep() {
-                let pending = few.pending();
+                let (pending, waits) = (few.pending(), few.waits());
                 self.unreported = tree.unreported();
                 self.look_at_descriptors(tree);
                 if few.switches() == asleep {
                     self.pending.extend(pending);
+                    self.waits.extend(waits);
                     return Some(());
                 }
             }
@@ -82,6 +86,33 @@ impl Ran {
     fn redate(&mut self, few: &Tree, before_stop: &WaitingThreads) {
         self.since.retain(|thread, _| !few.threads.contains_key(thread));
         self.since.extend(dated(few.waiting(), before_stop));
+    }
+
+    /// Looks at the program once more, now that it stands still. If a thread has run since it was
+    /// found asleep, it may have sent something to another one that was stopped in its wait before
+    /// it could take it.
+    pub(super) fn check(&mut self, proc: &Proc) {
+        if !self.quiescent {
+            return;
+        }
+        let Ok(pids) = proc.cgroup.pids() else { return self.forget_seen() };
+        let tree = Tree::read(&pids);
+        let now = tree.waits();
+        // To stop is a wait, too.
+        let slept = |(thread, before): (&u32, &u64)| now.get(thread).is_some_and(|now| *now <= before + 1);
+        if now.len() != self.waits.len() || !self.waits.iter().all(slept) && tree.has_unread() {
+            self.forget_seen();
+        }
+    }
+
+    /// The program has run since its queues were looked at: it may have been about to look at them
+    /// itself, and will not have done so when it is frozen.
+    fn forget_seen(&mut self) {
+        self.quiescent = false;
+        self.events.clear();
+        for saved in self.sockets.values_mut() {
+            saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
+        }
     }
 
     fn look_at_descriptors(&mut self, tree: &Tree) {
@@ -123,11 +154,8 @@ pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
         std::thread::sleep(BETWEEN_SAMPLES);
     }
     let tree = tree();
-    let mut ran = Ran { quiescent: false, ..Ran::of(&tree, &before_stop) };
-    ran.events.clear();
-    for saved in ran.sockets.values_mut() {
-        saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
-    }
+    let mut ran = Ran::of(&tree, &before_stop);
+    ran.forget_seen();
     ran
 }
 

@@ -32,6 +32,9 @@ use std::time::{Duration, Instant};
 /// Between the first and the second try of a wake.
 pub(super) const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
+/// How often a park is tried again because a process was about to end when it was to be frozen.
+const TRIES_AT_AN_END: usize = 5;
+
 /// What is to be done about a wake that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
@@ -105,16 +108,22 @@ impl Task {
         let result = blocking(move || -> Result<_, ParkError> {
             // What is out stays out: it is taken over from where it lies.
             let out = proc.shared.pager.prepare_parking(proc.key.as_str())?;
-            let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
-            let mut memory = kip_sys::smaps::memory(&Tree::read(&pids).pids);
+            let pids = || proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)));
+            let mut memory = kip_sys::smaps::memory(&Tree::read(&pids()?).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
-            let mut done = park::park(&proc, &pids, generation, out, once, &mut record);
+            let mut done = park::park(&proc, &pids()?, generation, out, once, &mut record);
+            for _ in 0..TRIES_AT_AN_END {
+                if !done.as_ref().is_err_and(ParkError::is_about_an_end) {
+                    break;
+                }
+                done = park::park(&proc, &pids()?, generation, out, once, &mut record);
+            }
             if let Err(e) = &done
                 && e.is_about_paged_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.key.as_str())?;
-                done = park::park(&proc, &pids, generation, false, once, &mut record);
+                done = park::park(&proc, &pids()?, generation, false, once, &mut record);
             }
             let done = done?;
             // Of one that was hibernated most is out.

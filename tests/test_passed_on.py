@@ -1,0 +1,87 @@
+"""A program is frozen for a sleep in the middle of what its processes do with each other.
+
+One has passed a client's line on, and waits for the answer, and the other has not run since: all of them wait, and nothing from
+outside would ever wake the proc. Or one is just ending."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness import servers
+from harness.clients import Lines
+from harness.kip import Kip
+
+SLEEPS = 20
+
+
+@contextmanager
+def crowded(pids: list[int]) -> Iterator[None]:
+    """The processes share a processor with a program that never waits, so that whichever is woken runs a little later."""
+    for pid in pids:
+        os.sched_setaffinity(pid, {0})
+    spins = subprocess.Popen(["taskset", "-c", "0", "nice", "-n", "-20", "sh", "-c", "while :; do :; done"])
+    try:
+        yield
+    finally:
+        spins.kill()
+        spins.wait()
+
+
+# promise waking: a program that began to work between the look at it and its freeze is woken,
+#   though each of its threads waits: one for what another has sent to it and it has not taken yet
+@pytest.mark.parametrize("lazy", ["on", "off"])
+def test_a_line_that_is_passed_on_has_its_answer(fresh_kip: Callable[..., Kip], tmp_path: Path, lazy: str) -> None:
+    kip = fresh_kip(start=False)
+    kip.up("--fault-at", "park-sampled:20")
+    server = servers.memory()
+    flags = ["--lazy", lazy, "--never-sleep"]
+    proc = kip.run("relay", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    client, done, asked = Lines(proc.port()), threading.Event(), 0
+    assert client.ask("fork one") == "done" and client.ask("@one fork two") == "done"
+
+    def sleep() -> None:
+        try:
+            for _ in range(SLEEPS):
+                kip.cli("sleep", "relay", "--to", "parked", "--clock", "auto")
+        finally:
+            done.set()
+
+    sleeper = threading.Thread(target=sleep)
+    with crowded(proc.inspect()["pids"]):
+        sleeper.start()
+        try:
+            while not done.is_set():
+                asked += 1
+                assert client.ask(f"@one @two dive 2 {asked}") == "done"
+        finally:
+            sleeper.join()
+            client.close()
+    assert asked > SLEEPS
+
+
+# A process with many threads, of which the first is gone some milliseconds before the others.
+ENDS = """
+import os, threading, time
+threading.stack_size(1 << 16)
+while True:
+    if os.fork() == 0:
+        for _ in range(300):
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        os._exit(0)
+    os.wait()
+"""
+
+
+# promise parking: a process that is about to end is no reason to refuse a sleep
+def test_processes_that_are_ending(kip: Kip) -> None:
+    proc = kip.run("ends", ["python3", "-c", ENDS], flags=["--never-sleep"], wait_ready=False)
+    for _ in range(15):
+        kip.cli("sleep", "ends", "--to", "parked")
+    proc.remove()
