@@ -430,3 +430,61 @@ def test_its_arguments_are_read_meanwhile(kip: Kip, tmp_path: Path, tier: str) -
     finally:
         looking.kill()
         looking.wait()
+
+
+# A process for each client, with memory of its own, all of which it reads for each line: as a
+# database has.
+SESSIONS = """
+import hashlib, os, random, signal, socket
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+listener = socket.create_server(("", 7000))
+number = 0
+while True:
+    client, _ = listener.accept()
+    number += 1
+    if os.fork() == 0:
+        listener.close()
+        own = random.Random(number).randbytes(%d)
+        for line in client.makefile("rb"):
+            client.sendall(hashlib.sha256(own + line).hexdigest().encode() + b"\\n")
+        os._exit(0)
+    client.close()
+"""
+
+
+# promise waking: of many processes the one whose client has sent something has its working set
+#   before it runs; the others have theirs when they run
+def test_a_session_does_not_wait_for_the_others(kip: Kip) -> None:
+    size, sessions = 16 * MIB, 6
+    flags = ["--lazy", "on", "--never-sleep"]
+    proc = kip.run("sessions", ["python3", "-c", SESSIONS % size], ports=["7000"], flags=flags)
+    clients = [Lines(proc.port()) for _ in range(sessions)]
+    right = [random.Random(number + 1).randbytes(size) for number in range(sessions)]
+
+    def ask(number: int) -> None:
+        line = f"{os.urandom(8).hex()}"
+        assert clients[number].ask(line) == hashlib.sha256(right[number] + line.encode() + b"\n").hexdigest()
+
+    for number in range(sessions):
+        ask(number)
+    for asked in (0, 3, 3, 5):
+        proc.sleep()
+        ask(asked)
+        assert proc.rebuilt() and proc.inspect()["last_wake"]["trigger"].startswith("tcp")
+        there = sorted(rss_anon(pid) for pid in proc.inspect()["pids"])
+        assert there[-1] >= size, "the session that was asked"
+        assert there[-2] < size / 4, there
+    proc.sleep()
+    for number in range(sessions):
+        ask(number)
+    proc.hibernate_once("--clock", "auto")
+    for number in range(sessions):
+        ask(number)
+    for client in clients:
+        client.close()
+
+
+def rss_anon(pid: int) -> int:
+    """Bytes; 0 when it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)

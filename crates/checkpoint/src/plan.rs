@@ -34,7 +34,7 @@ use kip_clocks::Clocks;
 use kip_criu_images::{CheckpointImageError, Images, Malformed};
 use kip_snapshot::pages::PageMap;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -95,6 +95,9 @@ pub struct PlannedTask {
     /// A signal has stopped it, and it stays so.
     #[serde(default)]
     pub stopped: bool,
+    /// Inodes of the INET sockets that it has open.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub sockets: BTreeSet<u32>,
 }
 
 /// A plan and what the daemon needs to carry it out.
@@ -183,6 +186,13 @@ pub fn compile(images: &Images, wish: &Wish<'_>) -> Result<Plan, PlanError> {
 }
 
 impl Plan {
+    /// Numbers inside of the processes that have none of these sockets open; of none if no process
+    /// has.
+    pub fn without(&self, sockets: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let (without, with): (Vec<_>, Vec<_>) = self.tasks.values().partition(|task| task.sockets.is_disjoint(sockets));
+        if with.is_empty() { BTreeSet::new() } else { without.into_iter().map(|task| task.pid).collect() }
+    }
+
     /// Whether memory is left out.
     pub fn is_lazy(&self) -> bool {
         self.tasks.values().any(|task| task.can_come > 0)
@@ -245,6 +255,7 @@ mod tests {
             threads: vec![PlannedThread { id: 2, registers }],
             can_come: 3,
             stopped: true,
+            sockets: BTreeSet::from([9]),
         };
         Plan {
             received: vec![

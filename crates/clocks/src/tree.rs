@@ -12,6 +12,7 @@ use kip_sys::timens;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::time::{Duration, Instant};
 
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,23 @@ impl Tree {
             tree.threads.extend(threads(*pid).unwrap_or_default().into_iter().filter_map(inner));
         }
         tree
+    }
+
+    /// The same, as soon as no process of it is about to end: the first thread of one that ends by
+    /// exit(3) may be gone a moment before its others are.
+    ///
+    /// # Errors
+    /// As [`Tree::without_first_thread`], of a process that is so after `within`, too.
+    pub fn read_whole(pids: &[u32], within: Duration) -> Result<Tree, (u32, String)> {
+        let until = Instant::now() + within;
+        loop {
+            let tree = Tree::read(pids);
+            match tree.without_first_thread() {
+                None => return Ok(tree),
+                Some(process) if Instant::now() >= until => return Err(process),
+                Some(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
 
     /// The host pid of the sandbox's pid 1, if it is among them.
@@ -252,7 +270,6 @@ mod tests {
         use kip_sys::uffd::{self, Catch, Features};
         use std::io::Read as _;
         use std::sync::mpsc::channel;
-        use std::time::{Duration, Instant};
 
         let device = uffd::open_device().expect("root");
         let faults = uffd::create(device.as_fd()).unwrap();

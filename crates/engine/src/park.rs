@@ -61,7 +61,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
@@ -127,6 +127,9 @@ pub struct ParkDone {
     pub pages: PageMap,
 }
 
+/// A process that is ending has ended within this time.
+const ENDS_WITHIN: Duration = Duration::from_millis(500);
+
 /// Parks. `paged_out`: the pager has memory of the proc, and is ready for that. `once`: a client
 /// asks for this one sleep. `record` is called when the generation is complete and must write the
 /// state Parked durably.
@@ -139,7 +142,8 @@ pub fn park(
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
-    let tree = whole_tree(pids)?;
+    let whole = Tree::read_whole(pids, ENDS_WITHIN);
+    let tree = whole.map_err(|(pid, name)| ParkError::WithoutFirstThread { pid, name })?;
     let growing = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(ParkError::Tree)?;
@@ -242,21 +246,6 @@ pub fn park(
             Err(undo(proc, generation, error))
         }
         (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
-    }
-}
-
-/// The tree, as soon as no process of it is about to end: the first thread of one that ends by
-/// exit(3) may be gone a moment before its others are.
-fn whole_tree(pids: &[u32]) -> Result<Tree, ParkError> {
-    const ENDS_WITHIN: Duration = Duration::from_millis(500);
-    let until = Instant::now() + ENDS_WITHIN;
-    loop {
-        let tree = Tree::read(pids);
-        match tree.without_first_thread() {
-            None => return Ok(tree),
-            Some((pid, name)) if Instant::now() >= until => return Err(ParkError::WithoutFirstThread { pid, name }),
-            Some(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
     }
 }
 

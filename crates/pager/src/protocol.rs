@@ -12,7 +12,7 @@
 use crate::deflate::Deflated;
 pub use kip_stop::timers::Timer;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
@@ -77,6 +77,10 @@ pub struct Rebuilt {
     pub prefetch: bool,
     /// As in [`Purpose`].
     pub set: String,
+    /// Numbers inside of the processes whose working sets wait until they touch their memory: they
+    /// have no part in what the proc is woken for.
+    #[serde(default)]
+    pub later: BTreeSet<u32>,
 }
 
 /// Pages that the daemon wants to see.

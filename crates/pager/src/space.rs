@@ -72,8 +72,8 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut mappings: Vec<Mapping> = maps.lines().filter_map(mapping).collect();
     let status = Status::read(pid)?;
-    let device = maps.lines().any(|line| line.contains(" /dev/"));
-    if device || ["VmLck:", "VmPin:", "HugetlbPages:"].iter().any(|name| status.number(name).is_some_and(|kib| kib > 0))
+    if maps.lines().any(is_of_device)
+        || ["VmLck:", "VmPin:", "HugetlbPages:"].iter().any(|name| status.number(name).is_some_and(|kib| kib > 0))
     {
         let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
         let flagged = flagged(&smaps);
@@ -86,6 +86,12 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
         }
     }
     Ok(mappings)
+}
+
+/// Whether a line of maps is of a device and would be taken out; shared memory is `/dev/zero`, too,
+/// or lies in `/dev/shm`.
+fn is_of_device(line: &str) -> bool {
+    line.contains(" /dev/") && mapping(line).is_some_and(|mapping| mapping.kind == SpaceKind::File)
 }
 
 /// Each mapping in smaps, with its flags.
@@ -169,6 +175,14 @@ mod tests {
         assert_eq!(kind("1000-2000 ---p 00000000 00:00 0"), SpaceKind::Left(Reason::Unreadable));
         assert_eq!(kind("1000-2000 r-xp 00000000 00:00 0 [vdso]"), SpaceKind::Kernel);
         assert_eq!(mapping("VmFlags: rd wr mr mw me ac sd"), None);
+    }
+
+    #[test]
+    fn only_private_mappings_of_devices_are_looked_at_closely() {
+        assert!(is_of_device("1000-2000 rw-p 00000000 00:06 9 /dev/dri/card0"));
+        assert!(!is_of_device("1000-2000 rw-s 00000000 00:06 9 /dev/dri/card0"));
+        assert!(!is_of_device("1000-2000 rw-s 00000000 00:01 174623 /dev/zero (deleted)"));
+        assert!(!is_of_device("1000-2000 rw-p 00000000 fe:00 123 /srv/dev/file"));
     }
 
     #[test]

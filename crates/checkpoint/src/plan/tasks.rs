@@ -6,7 +6,7 @@ use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedItem, SharedMemory, VdsoShape, write_pages};
 use super::of_processes::{OfProcess, own_oom_score, own_settings, usual_oom_score};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
-use super::{PlanError, PlannedTask, PlannedThread, Wish, system_v, unsupported};
+use super::{PlanError, PlannedTask, PlannedThread, Received, Wish, system_v, unsupported};
 use crate::registers;
 use crate::terminals::{self, Controlled};
 use kip_clocks::Now;
@@ -248,7 +248,7 @@ pub(super) fn write(
         debug_assert_eq!(item.len(), TASK_WORDS);
         items.push(item);
         if let Some(memory) = memory {
-            planned.insert(index as u64, task.planned(memory)?);
+            planned.insert(index as u64, task.planned(memory, references.sockets(files))?);
         }
     }
     let tasks = writer.list(&items);
@@ -391,6 +391,18 @@ impl References {
         let directory = files.open_path(task.fs.number(fs_entry::CWD_ID), false)?;
         Ok(References { descriptors, directory, executable, of_processes, watches })
     }
+
+    /// Inodes of the INET sockets among the descriptors.
+    fn sockets(&self, files: &Files<'_>) -> BTreeSet<u32> {
+        let inode = |(_, file, _): &(u64, Ref, u64)| match file {
+            Ref::Received(number) => match files.received.get(*number)? {
+                Received::Socket(inode) => Some(*inode),
+                _ => None,
+            },
+            Ref::Opened(_) => None,
+        };
+        self.descriptors.iter().filter_map(inode).collect()
+    }
 }
 
 /// What the tasks of a plan have in common.
@@ -423,7 +435,7 @@ impl Task {
         Ok(found)
     }
 
-    fn planned(&self, memory: &Memory) -> Result<PlannedTask, PlanError> {
+    fn planned(&self, memory: &Memory, sockets: BTreeSet<u32>) -> Result<PlannedTask, PlanError> {
         let mut threads = Vec::new();
         for (id, core) in &self.threads {
             let Some(registers) = registers::read(core)? else {
@@ -437,6 +449,7 @@ impl Task {
             threads,
             can_come: memory.can_come,
             stopped: self.tc()?.number(task_core_entry::TASK_STATE) == state::STOPPED,
+            sockets,
         })
     }
 

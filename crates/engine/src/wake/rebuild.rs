@@ -30,6 +30,7 @@ use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::fault;
 use kip_sys::process::{Signal, pidfd_send_signal};
 use kip_types::chain;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -213,11 +214,13 @@ pub(super) fn rebuild(
     let (init, pidfd) = (started.init_pid, started.pidfd);
     let mounted = mount_namespace(init);
     rebuild.go_on();
+    let later = &bystanders(&ready.plan, body, cause);
     let result = std::thread::scope(|scope| {
         let check = scope.spawn(|| verify(images, manifest, &ready.plan));
         let mut inflating = None;
-        let waited =
-            rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled, cause))));
+        let waited = rebuild.wait(|unfilled| {
+            inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled, cause, later)));
+        });
         steps.done("memory");
         let inflated = inflating.map(|inflating| inflating.join().expect("the pager's client does not panic"));
         if inflated.is_some() {
@@ -300,8 +303,22 @@ fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), S
     kip_snapshot::verify_some(images, &manifest.parts, &plan.eager.iter().map(run).collect::<Vec<_>>())
 }
 
+/// The processes (by number inside) that do not have the socket open at which the proc is woken.
+/// One that has a part in the answer all the same has its working set when it runs.
+fn bystanders(plan: &Plan, body: &Body, cause: WakeCause) -> BTreeSet<u32> {
+    let WakeCause::Descriptor(kind, _) = cause else { return BTreeSet::new() };
+    let woken = body.sockets.iter().filter(|socket| socket.options.kind == kind);
+    plan.without(&woken.map(|socket| socket.inode).collect())
+}
+
 /// Lets the pager look after what was left out.
-fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], cause: WakeCause) -> Result<(), Failure> {
+fn inflate(
+    proc: &Proc,
+    images: &Path,
+    unfilled: &[Unfilled],
+    cause: WakeCause,
+    later: &BTreeSet<u32>,
+) -> Result<(), Failure> {
     let rebuilt = Rebuilt {
         name: proc.key.to_string(),
         number: proc.slot.number().into(),
@@ -310,6 +327,7 @@ fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], cause: WakeCause) 
         processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
         prefetch: proc.spec().timing.prefetch,
         set: cause.purpose().set,
+        later: later.clone(),
     };
     let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
     proc.shared.pager.inflate(rebuilt, &uffds)?;

@@ -7,6 +7,7 @@ use crate::arguments;
 use crate::deflate;
 use crate::mend::mend;
 use crate::parked::{self, Parked};
+use crate::resuming::Resuming;
 use crate::serve::Server;
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
@@ -34,6 +35,8 @@ pub struct RebuiltProcess {
     pub can_come: u64,
     /// A userfaultfd of its memory, new.
     pub uffd: OwnedFd,
+    /// Its set waits until it touches its memory.
+    pub waits: bool,
 }
 
 /// Where each process's part of the file of working sets begins.
@@ -77,7 +80,8 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, par
 impl PagedProc {
     /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None
     /// of its processes may run yet. Their sets for this kind of wake are installed at once if
-    /// there is to be prefetching.
+    /// there is to be prefetching, but for those of processes that wait: what one of them touches
+    /// first outside of the call that it stands in has its set installed.
     ///
     /// # Errors
     /// The file system's and the kernel's; `InvalidData` if something is missing that cannot come.
@@ -101,7 +105,7 @@ impl PagedProc {
         let mut set_slots = set_slots(&parked, &known);
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
-        for RebuiltProcess { host, inside, can_come, uffd } in processes {
+        for RebuiltProcess { host, inside, can_come, uffd, waits } in processes {
             let process = known.remove(&inside).unwrap_or_default();
             uffd::api(uffd.as_fd(), crate::memory::features())?;
             let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
@@ -121,8 +125,12 @@ impl PagedProc {
             let mut state = memory.state();
             state.armed = stored.filter(|_| prefetch);
             kind.clone_into(&mut state.since.kind);
-            memory.install(&mut state);
-            state.read_ahead = true;
+            if waits {
+                state.resuming = Some(Resuming::of(host));
+            } else {
+                memory.install(&mut state);
+                state.read_ahead = true;
+            }
             drop(state);
             arguments::fetch_soon(host, &memory);
         }

@@ -16,7 +16,7 @@ use std::time::Instant;
 impl Service {
     pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
         let began = Instant::now();
-        let Rebuilt { name, number, directory, generation, processes, prefetch, set } = rebuilt;
+        let Rebuilt { name, number, directory, generation, processes, prefetch, set, later } = rebuilt;
         // What an earlier sleep left. Of another proc the keeper has nothing, unless it did not
         // answer when that was forgotten; then a new name takes the old one's place.
         if self.known(&name).is_some() || self.broken.lock().contains_key(&name) {
@@ -25,7 +25,13 @@ impl Service {
         if processes.len() != uffds.len() {
             return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors: uffds.len() });
         }
-        let with_uffd = |((host, inside, can_come), uffd)| RebuiltProcess { host, inside, can_come, uffd };
+        let with_uffd = |((host, inside, can_come), uffd)| RebuiltProcess {
+            host,
+            inside,
+            can_come,
+            uffd,
+            waits: later.contains(&inside),
+        };
         let pids = processes.iter().map(|(host, ..)| *host).collect();
         let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
         let slot = self.slot(&name);
