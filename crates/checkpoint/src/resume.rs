@@ -33,6 +33,7 @@ use crate::registers::Registers;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal};
 use kip_sys::restart;
 use kip_sys::trace::{self, Stop};
+use rustix::io::Errno;
 use std::fs;
 use std::io;
 use std::marker::PhantomData;
@@ -134,20 +135,21 @@ impl FrozenTree {
     /// [`restart`].
     ///
     /// # Errors
-    /// The first that was found; the other threads were let go all the same. ESRCH: the thread was
-    /// killed meanwhile.
+    /// The first that was found; the other threads were let go all the same. That a thread has ended
+    /// is none: one that was let go before it may have ended their process.
     pub fn go(mut self) -> io::Result<()> {
         let mut result = Ok(());
         let threads: Vec<u32> = std::mem::take(&mut self.processes).into_iter().rev().flatten().collect();
         for tid in &threads {
-            // The detach below says which thread has died.
             let _ = restart::leave_to_kernel(*tid, false);
         }
         for tid in threads {
             if let Err(e) = trace::detach(tid) {
                 // If it has died, its parent shall learn of it.
                 let _ = trace::has_ended(tid);
-                result = result.and(Err(at(tid, "detach")(e)));
+                if Errno::from_io_error(&e) != Some(Errno::SRCH) {
+                    result = result.and(Err(at(tid, "detach")(e)));
+                }
             }
         }
         result

@@ -213,6 +213,21 @@ fn a_trap_stays_ignored_and_blocked_signals_stay_blocked() {
     subject.ends_well();
 }
 
+/// As one whose other thread was let go before it, and has ended their process.
+#[test]
+fn a_thread_that_has_ended_is_no_failure() {
+    let mut subject = Subject::start(2);
+    subject.wait_until_in_calls();
+    let registers = subject.registers();
+    let stopped = stop(&[subject.process(&registers, (subject.spare, PAGE))]).unwrap();
+    subject.child.kill().unwrap();
+    while !subject.tids.iter().all(|tid| kip_sys::status::has_ended(subject.child.id(), *tid)) {
+        std::thread::yield_now();
+    }
+    stopped.go().unwrap();
+    subject.child.wait().unwrap();
+}
+
 #[test]
 fn a_process_that_is_stopped_stays_so() {
     let subject = Subject::start(2);
