@@ -149,7 +149,8 @@ KINDS = {
         "(s.recv(9), c.sendall(b'left'), l.getsockname(), os.path.exists('/tmp/n')) == (b'left', None, '/tmp/n', False)",
     ),
 }
-SLEEPS = 4
+# In turns a plan is made of what CRIU has restored, and CRIU dumps what a plan has.
+SLEEPS = {"plan": 2, "criu": 2, "turns": 3}
 
 
 # A directory without a name no handle leads to, and one that is only read by name is CRIU's.
@@ -173,7 +174,7 @@ def test_what_has_no_name(fresh_kip: Callable[..., Kip], engine: str) -> None:
         assert client.ask(make) == "None", kind
         expected = client.ask(use)
         assert expected in ("True", "BlockingIOError: [Errno 11] Resource temporarily unavailable"), (kind, expected)
-        for cycle in range(SLEEPS):
+        for cycle in range(SLEEPS[engine]):
             proc.sleep()
             if engine == "turns" and cycle % 2:
                 generation = proc.inspect()["generation"]
@@ -182,5 +183,5 @@ def test_what_has_no_name(fresh_kip: Callable[..., Kip], engine: str) -> None:
             if proc.rebuilt():
                 by_plan.add((kind, cycle))
         proc.remove()
-    planned = {"plan": range(SLEEPS), "criu": [], "turns": range(0, SLEEPS, 2)}[engine]
+    planned = {"plan": range(SLEEPS["plan"]), "criu": [], "turns": range(0, SLEEPS["turns"], 2)}[engine]
     assert by_plan == {(kind, cycle) for kind in KINDS.keys() - BY_CRIU for cycle in planned}

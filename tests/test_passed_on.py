@@ -18,7 +18,7 @@ from harness import servers
 from harness.clients import Lines
 from harness.kip import Kip
 
-SLEEPS = 20
+SLEEPS = 12
 
 
 @contextmanager
