@@ -124,7 +124,8 @@ def test_what_ticks_sleeps_last_and_ticks_late(limited: Callable[[int], Kip], ta
     before = len(ticker.logs().split())
     wait_for("it goes on ticking", lambda: len(ticker.logs().split()) > before + 2, 60)
     times = [float(word) for word in ticker.logs().split()]
-    assert max(b - a for a, b in itertools.pairwise(times)) < 10 + 3, times
+    # Of those one may have been due just after it fell asleep.
+    assert max(b - a for a, b in itertools.pairwise(times)) < 10 + 2 + 1, times
 
 
 # promise P4: above the high mark of memory the longest idle are put to sleep, until the low mark;

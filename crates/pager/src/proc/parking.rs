@@ -4,6 +4,7 @@
 
 use super::{Custodian, Known, PARKED, PagedProc};
 use crate::arguments;
+use crate::crew::crew;
 use crate::deflate;
 use crate::mend::mend;
 use crate::parked::{self, Parked};
@@ -18,11 +19,13 @@ use crate::swap::{PAGE, Swap};
 use kip_snapshot::pages::{PageMap, ProcessPages, Run};
 use kip_stop::ended;
 use kip_sys::uffd::{self, Catch};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A process that was rebuilt without a part of its memory.
 #[derive(Debug)]
@@ -77,6 +80,28 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, par
     Ok(runs)
 }
 
+/// Watches all of them, and tells where their missing memory lies, in their order.
+fn watch(processes: &[RebuiltProcess], known: &BTreeMap<u32, ProcessPages>, parked: &Parked) -> io::Result<Vec<Runs>> {
+    let one = |process: &RebuiltProcess| {
+        let RebuiltProcess { host, inside, can_come, ref uffd, .. } = *process;
+        let all = known.get(&inside).map_or(&[][..], |process| &process.runs);
+        uffd::api(uffd.as_fd(), crate::memory::features())?;
+        let runs = watch_missing(host, uffd.as_fd(), all, can_come, parked)?;
+        mend(host, &runs, |slot, page| parked.read(slot, page))?;
+        Ok(runs)
+    };
+    let (next, watched) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    crew().share(processes.len(), |_| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(process) = processes.get(index) else { break };
+            let runs = one(process);
+            watched.lock().insert(index, runs);
+        }
+    });
+    watched.into_inner().into_values().collect()
+}
+
 impl PagedProc {
     /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None
     /// of its processes may run yet. Their sets for this kind of wake are installed at once if
@@ -105,11 +130,9 @@ impl PagedProc {
         let mut set_slots = set_slots(&parked, &known);
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
-        for RebuiltProcess { host, inside, can_come, uffd, waits } in processes {
+        let watched = watch(&processes, &known, &parked)?;
+        for (RebuiltProcess { host, inside, uffd, waits, .. }, runs) in processes.into_iter().zip(watched) {
             let process = known.remove(&inside).unwrap_or_default();
-            uffd::api(uffd.as_fd(), crate::memory::features())?;
-            let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
-            mend(host, &runs, |slot, page| parked.read(slot, page))?;
             let slot = |page| runs.get(page).map(|(slot, _)| slot);
             let stored = match (set_slots.remove(&inside), parked.sets()) {
                 (Some(first), _) => StoredSet::parked(&process.sets, slot, parked.clone(), first),
