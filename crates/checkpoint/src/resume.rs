@@ -135,8 +135,8 @@ impl FrozenTree {
     /// [`restart`].
     ///
     /// # Errors
-    /// The first that was found; the other threads were let go all the same. That a thread has ended
-    /// is none: one that was let go before it may have ended their process.
+    /// The first that was found; the other threads were let go all the same. That a thread has
+    /// ended is none: one that was let go before it may have ended their process.
     pub fn go(mut self) -> io::Result<()> {
         let mut result = Ok(());
         let threads: Vec<u32> = std::mem::take(&mut self.processes).into_iter().rev().flatten().collect();
