@@ -227,9 +227,8 @@ pub(crate) fn finalize_thread(
         }
         regs.set_varint(AX, nr);
         regs.set_varint(IP, regs.number(IP) - 2);
-        let waits = !has_changed(thread, nr, regs, frozen);
         finalize_call(thread, nr, regs, now, since, frozen, clocks);
-        return FinalizedThread { changed: true, waits, ticks: false };
+        return FinalizedThread { changed: true, waits: true, ticks: false };
     }
     if let Some(waited) = since.filter(|w| w.in_same(orig, regs))
         && timeout_of(orig, regs).is_some()
@@ -247,17 +246,7 @@ pub(crate) fn finalize_thread(
     let on_call =
         orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
     let changed = on_call && finalize_call(thread, orig, regs, now, since, frozen, clocks);
-    FinalizedThread { changed, waits: on_call && !has_changed(thread, orig, regs, frozen), ticks: false }
-}
-
-/// Whether a thread waits for a change of a word that has changed, and was stopped before it could
-/// go on: futex(2), FUTEX_WAIT and FUTEX_WAIT_BITSET.
-fn has_changed(thread: u32, nr: u64, regs: &Message, frozen: &Frozen<'_>) -> bool {
-    let mut word = [0u8; 4];
-    nr == 202
-        && matches!(regs.number(SI) & 0x7f, 0 | 9)
-        && (frozen.read)(thread, regs.number(DI), &mut word)
-        && u32::from_le_bytes(word) != regs.number(DX) as u32
+    FinalizedThread { changed, waits: on_call, ticks: false }
 }
 
 /// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the
@@ -577,31 +566,6 @@ mod tests {
         {
             assert_eq!(ended_by_time_out(call, ax as u64), ended, "{call} {ax}");
         }
-    }
-
-    // promise waking: a thread that waits for a change which has come is woken
-    #[test]
-    fn a_word_that_has_changed_is_not_waited_for() {
-        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
-        let read = |_, address: u64, buffer: &mut [u8]| {
-            buffer.fill(0);
-            buffer[0] = 7;
-            address == 0x8000 && buffer.len() == 4
-        };
-        let frozen = Frozen { read: &read, ..NOTHING };
-        // FUTEX_WAIT, FUTEX_WAIT_BITSET and FUTEX_LOCK_PI; of the last the word is no expectation.
-        for (op, expected, waits) in
-            [(0, 7, true), (0, 6, false), (128, 6, false), (9, 7 | 1 << 32, true), (9 | 256, 6, false), (6, 6, true)]
-        {
-            let mut regs = waiting(202, 0x8000);
-            for (field, value) in [(SI, op), (DX, expected)] {
-                regs.set_varint(field, value);
-            }
-            let found = finalize_thread(3, &mut regs, now, None, &frozen, &mut Clocks::default());
-            assert_eq!(found.waits, waits, "{op} {expected}");
-        }
-        let mut regs = waiting(202, 0x9000);
-        assert!(finalize_thread(3, &mut regs, now, None, &frozen, &mut Clocks::default()).waits, "it cannot be read");
     }
 
     // promise waking: a select(2) that goes on tells the program what is left

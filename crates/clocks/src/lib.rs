@@ -36,4 +36,5 @@ pub use frozen::{ClockError, Frozen, Pending};
 pub use noted::{AFTER_PACKET, AbsoluteWaits, Clocks, Form, Patch, SocketPatch, Timerfd};
 pub use now::{Boot, Now};
 pub use timers::{Missed, Signals, advance_timers, after_packet, interrupted_at, set_timerfd};
+pub use unread::Unreceived;
 pub use with_time_outs::{IN_MS, POINTED, call_name};

@@ -131,12 +131,6 @@ impl Tree {
         Tree { pids: self.pids.clone(), threads: them.collect() }
     }
 
-    /// How often each thread (by id inside) has left a CPU to wait.
-    pub fn waits(&self) -> BTreeMap<u32, u64> {
-        let of = |(inside, tid): (&u32, &u32)| Some((*inside, Status::read(*tid).ok()?.waits()?));
-        self.threads.iter().filter_map(of).collect()
-    }
-
     /// How often each thread (by id inside) that sleeps or is stopped has left a CPU.
     pub fn switches(&self) -> BTreeMap<u32, u64> {
         let of = |(inside, tid): (&u32, &u32)| Some((*inside, switches(&Status::read(*tid).ok()?)?));

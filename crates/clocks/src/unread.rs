@@ -1,55 +1,131 @@
-//! What the processes of a proc have sent to each other, and not received yet.
+//! What the threads of a program have sent to each other, by descriptors and by futexes, and not
+//! taken yet.
+//!
+//! Known are pipes, FIFOs, unix sockets, terminals, eventfds, and the words of futexes that are
+//! waited for; not what a lock, a message queue or a child that has ended hands over.
 
-use crate::tree::{Tree, descriptors};
-use kip_sys::process::{pidfd_getfd, pidfd_open};
+use crate::tree::{Tree, waits_in};
+use kip_sys::process::{self, pidfd_getfd, pidfd_open};
 use kip_sys::sock::{self, IntOption};
-use rustix::fs::{OFlags, fcntl_getfl};
-use std::collections::BTreeSet;
+use kip_sys::status::Status;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, IsTerminal as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 
-impl Tree {
-    /// Whether a pipe, a unix socket or an eventfd of the program has something in it for a reader
-    /// of the program: pipe(7), unix(7), eventfd(2). Of what cannot be looked at that is not known.
-    pub fn has_unread(&self) -> bool {
-        let mut known = BTreeSet::new();
-        self.pids.iter().any(|&pid| {
-            let Ok(pidfd) = pidfd_open(pid) else { return false };
-            let take = |number| pidfd_getfd(pidfd.as_fd(), number);
-            descriptors(pid).unwrap_or_default().into_iter().any(|(number, target)| {
-                if target == "anon_inode:[eventfd]" {
-                    return is_raised(pid, number);
+/// What waits to be taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unreceived {
+    /// At each descriptor (host pid and number).
+    at: BTreeMap<(u32, i32), Waits>,
+    /// Address and contents of the word that each thread (by host id) waits to change.
+    words: BTreeMap<u32, (u64, u32)>,
+    /// How many threads there are.
+    threads: usize,
+}
+
+/// What a descriptor offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Waits {
+    /// Bytes to read, or the count of an eventfd.
+    amount: u64,
+    /// What poll(2) says.
+    ready: PollFlags,
+}
+
+impl Unreceived {
+    /// Reads it of a program all of which sleeps or stands still. What cannot be looked at is left
+    /// out.
+    pub fn read(tree: &Tree) -> Unreceived {
+        let mut sent = Unreceived { threads: tree.threads.len(), ..Unreceived::default() };
+        for &pid in &tree.pids {
+            // One that has ended has nothing to take.
+            let _ = sent.read_descriptors(pid);
+        }
+        sent.words = tree.threads.values().filter_map(|tid| Some((*tid, awaited_word(*tid)?))).collect();
+        sent
+    }
+
+    /// Whether something was sent that had not been `before`, or a thread has begun or ended.
+    /// Threads that have gone on to another call have taken what they waited for.
+    pub fn is_more_than(&self, before: &Unreceived) -> bool {
+        let nothing = Waits { amount: 0, ready: PollFlags::OUT };
+        let more = |(place, now): (&(u32, i32), &Waits)| {
+            let then = before.at.get(place).unwrap_or(&nothing);
+            now.amount > then.amount || !(now.ready - then.ready).is_empty()
+        };
+        let changed = |(tid, now): (&u32, &(u64, u32))| {
+            before.words.get(tid).is_some_and(|then| then.0 == now.0 && then.1 != now.1)
+        };
+        self.threads != before.threads || self.at.iter().any(more) || self.words.iter().any(changed)
+    }
+
+    fn read_descriptors(&mut self, pid: u32) -> io::Result<()> {
+        let pidfd = pidfd_open(pid)?;
+        for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+            let path = entry?.path();
+            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+            let (Some(number), Ok(target)) = (number, fs::read_link(&path)) else { continue };
+            let target = target.to_string_lossy();
+            let waits = if target == "anon_inode:[eventfd]" {
+                Some(Waits { amount: count_of(pid, number), ready: PollFlags::empty() })
+            } else if ["pipe:[", "socket:[", "/"].iter().any(|start| target.starts_with(start)) {
+                let is_file = || fs::metadata(&path).is_ok_and(|file| file.is_file() || file.is_dir());
+                let take = || pidfd_getfd(pidfd.as_fd(), number);
+                if target.starts_with('/') && is_file() {
+                    None
+                } else {
+                    take().and_then(|fd| waits(&fd)).ok().flatten()
                 }
-                let is_pipe = target.starts_with("pipe:[");
-                if !is_pipe && !target.starts_with("socket:[") || known.contains(&target) {
-                    return false;
-                }
-                let waits = take(number).and_then(|fd| unread(&fd, is_pipe)).unwrap_or_default();
-                // The other descriptors of a pipe write to it.
-                waits.is_some_and(|bytes| known.insert(target) && bytes > 0)
-            })
-        })
+            } else {
+                None
+            };
+            self.at.extend(waits.map(|waits| ((pid, number), waits)));
+        }
+        Ok(())
     }
 }
 
-/// Bytes that can be read from a pipe or a unix socket; none of a descriptor that only writes, or
-/// of another socket.
-fn unread(fd: &OwnedFd, is_pipe: bool) -> io::Result<Option<u32>> {
+/// What a pipe, a FIFO, a unix socket or a terminal offers; none of anything else: sockets of the
+/// network are looked at when they are taken over.
+fn waits(fd: &OwnedFd) -> io::Result<Option<Waits>> {
     const UNIX: i32 = 1;
-    let reads = if is_pipe {
-        fcntl_getfl(fd)? & OFlags::ACCMODE != OFlags::WRONLY
-    } else {
-        sock::get_int(fd.as_fd(), IntOption::Domain)? == UNIX
+    let reads = fcntl_getfl(fd)? & OFlags::ACCMODE != OFlags::WRONLY;
+    let known = match FileType::from_raw_mode(fstat(fd)?.st_mode) {
+        FileType::Fifo => true,
+        FileType::Socket => sock::get_int(fd.as_fd(), IntOption::Domain)? == UNIX,
+        FileType::CharacterDevice => fd.is_terminal(),
+        _ => false,
     };
-    reads.then(|| sock::unread_bytes(fd.as_fd())).transpose()
+    if !known {
+        return Ok(None);
+    }
+    let mut polled = [PollFd::new(fd, PollFlags::IN | PollFlags::OUT)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    // Of a listener there are none.
+    let amount = if reads { sock::unread_bytes(fd.as_fd()).unwrap_or(0) } else { 0 };
+    Ok(Some(Waits { amount: amount.into(), ready: polled[0].revents() }))
 }
 
-/// Whether an eventfd has a count: proc_pid_fdinfo(5).
-fn is_raised(pid: u32, number: i32) -> bool {
+/// The count of an eventfd: proc_pid_fdinfo(5).
+fn count_of(pid: u32, number: i32) -> u64 {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
     let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).map(str::trim);
-    count.is_some_and(|count| !count.trim_start_matches('0').is_empty())
+    count.and_then(|count| u64::from_str_radix(count, 16).ok()).unwrap_or(0)
+}
+
+/// Address and contents of the word for whose change a thread waits: futex(2), FUTEX_WAIT and
+/// FUTEX_WAIT_BITSET. The kernel has read it for the call, so that it is there.
+fn awaited_word(tid: u32) -> Option<(u64, u32)> {
+    let [202, address, op, ..] = waits_in(tid)? else { return None };
+    let mut word = [0; 4];
+    let is_halted = || Status::read(tid).map_or(true, |status| status.is_halted());
+    if !matches!(op & 0x7f, 0 | 9) || is_halted() || process::read_memory(tid, address, &mut word).is_err() {
+        return None;
+    }
+    Some((address, u32::from_le_bytes(word)))
 }
 
 #[cfg(test)]
@@ -58,53 +134,73 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::{read, write};
     use rustix::pipe::{PipeFlags, pipe_with};
-    use std::collections::BTreeMap;
     use std::os::unix::net::UnixStream;
     use std::process::{Child, Command};
 
     /// A program with these descriptors; ended when it is dropped.
-    struct Program(Child, Tree);
+    struct Program(Child);
 
     impl Program {
         fn with(stdin: &OwnedFd, stdout: &OwnedFd) -> Program {
             let [stdin, stdout] = [stdin, stdout].map(|fd| fd.try_clone().unwrap());
-            let child = Command::new("/bin/sleep").arg("1000").stdin(stdin).stdout(stdout).spawn().unwrap();
-            let tree = Tree { pids: vec![child.id()], threads: BTreeMap::new() };
-            Program(child, tree)
+            Program(Command::new("/bin/sleep").arg("1000").stdin(stdin).stdout(stdout).spawn().unwrap())
         }
 
-        fn end(&mut self) {
-            self.0.kill().unwrap();
-            self.0.wait().unwrap();
+        fn sent(&self) -> Unreceived {
+            Unreceived::read(&Tree { pids: vec![self.0.id()], threads: BTreeMap::new() })
         }
     }
 
     impl Drop for Program {
         fn drop(&mut self) {
-            self.end();
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
         }
     }
 
-    // promise waking: what one thread has sent to another, which has not run since, is found
+    // promise waking: what one thread has sent to another, which has not run since, is found, and
+    //   what has waited all the while is nothing new
     #[test]
-    fn what_is_sent_and_not_received_is_found() {
+    fn what_is_sent_and_not_taken_is_found() {
         let (here, there) = UnixStream::pair().unwrap();
         let (pair, (ours, theirs)) =
             ((OwnedFd::from(here), OwnedFd::from(there)), pipe_with(PipeFlags::CLOEXEC).unwrap());
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         for (from, to) in [(&pair.0, &pair.1), (&theirs, &ours), (&event, &event)] {
-            let mut program = Program::with(to, to);
-            assert!(!program.1.has_unread());
+            let program = Program::with(to, to);
+            let nothing = program.sent();
             write(from, &1u64.to_ne_bytes()).unwrap();
-            assert!(program.1.has_unread());
-            read(to, &mut [0u8; 8]).unwrap();
-            assert!(!program.1.has_unread());
-            program.end();
-            assert!(!program.1.has_unread(), "it has ended");
+            let one = program.sent();
+            assert!(one.is_more_than(&nothing) && !nothing.is_more_than(&one));
+            assert!(!program.sent().is_more_than(&one), "it has waited all the while");
+            write(from, &1u64.to_ne_bytes()).unwrap();
+            assert!(program.sent().is_more_than(&one));
+            while program.sent().is_more_than(&nothing) {
+                read(to, &mut [0u8; 8]).unwrap();
+            }
         }
-        // What another program is to read, as a log, is not the business of this one.
-        let program = Program::with(&pair.0, &theirs);
-        write(&theirs, b"a line").unwrap();
-        assert!(!program.1.has_unread());
+        // Room in a pipe that was full, and its end.
+        let program = Program::with(&ours, &theirs);
+        while program.sent().at[&(program.0.id(), 1)].ready.contains(PollFlags::OUT) {
+            write(&theirs, &[0; 4096]).unwrap();
+        }
+        let full = program.sent();
+        read(&ours, &mut [0u8; 65536]).unwrap();
+        assert!(program.sent().is_more_than(&full));
+        drop(program);
+        let program = Program::with(&ours, &event);
+        let open = program.sent();
+        drop(theirs);
+        assert!(program.sent().is_more_than(&open));
+    }
+
+    /// As a thread that is woken from a futex and has not run since.
+    #[test]
+    fn a_word_that_has_changed_is_found() {
+        let sent = |word| Unreceived { words: BTreeMap::from([(7, (0x8000, word))]), ..Unreceived::default() };
+        assert!(sent(1).is_more_than(&sent(2)) && !sent(1).is_more_than(&sent(1)));
+        assert!(!sent(1).is_more_than(&Unreceived::default()), "it waits since then only");
+        let other = Unreceived { words: BTreeMap::from([(7, (0x9000, 2))]), ..Unreceived::default() };
+        assert!(!sent(1).is_more_than(&other), "another wait");
     }
 }

@@ -332,8 +332,8 @@ fn share<'a>(most: usize, runs: &Runs, path: &'a Path) -> Keep<'a> {
     Keep::Within { plain: most.min(LEAST_PLAIN.max(out / 64)), cached: most, path }
 }
 
-/// Puts what was written into the swap file and says so in the slot map; records and predicts the
-/// working set.
+/// Puts what was written into the swap file and says so in the slot map; predicts the working set,
+/// and before that records it, unless the process has not run since its wake.
 fn save(
     pid: u32,
     memory: &Memory,
@@ -344,7 +344,7 @@ fn save(
     report: &mut Deflated,
 ) -> io::Result<Option<StoredSet>> {
     let mut state = memory.state();
-    if let Some(record) = record(&state.since, pages) {
+    if let Some(record) = record(&state.since, pages).filter(|_| state.armed.is_none()) {
         histories.push(&state.since.kind, record);
     }
     let mut expected = if how.sets == Sets::None { Expectation::default() } else { histories.expect() };

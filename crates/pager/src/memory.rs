@@ -393,7 +393,8 @@ impl Memory {
         }
         if wakes {
             state.since.long_tick |= state.ticking.take().is_some_and(|ticking| ticking.is_long());
-            state.resuming = None;
+            // Without a set that is installed, too.
+            state.read_ahead |= state.resuming.take().is_some();
         }
         if first {
             self.install(state);

@@ -22,7 +22,7 @@ enum Stands {
     /// It has come out of its call, and touches the page by itself.
     AtWork,
     /// It waits for what the kernel reads for a call that begins anew, or for `page` because the
-    /// instruction that makes the call is there; or a signal has stopped it.
+    /// instruction that makes the call is there; or a signal or a tracer has stopped it.
     InCall,
     /// It runs on a processor.
     Runs,
@@ -43,8 +43,10 @@ impl Resuming {
     /// which reads what a thread needs for its call while all of them stand still, is not.
     pub(crate) fn is_at_work(&mut self, page: u64, thread: u32) -> bool {
         let pid = self.pid;
-        let known = self.threads.get_or_insert_with(|| by_inner_id(pid));
-        let Some(tid) = known.get(&thread) else {
+        if self.threads.as_ref().is_none_or(|known| !known.contains_key(&thread)) {
+            self.threads = Some(by_inner_id(pid));
+        }
+        let Some(tid) = self.threads.as_ref().and_then(|known| known.get(&thread)) else {
             if Path::new(&format!("/proc/self/task/{thread}")).exists() {
                 return false;
             }
@@ -80,5 +82,6 @@ fn stands(pid: u32, tid: u32, page: u64) -> Stands {
     }
     let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
     let elsewhere = at.is_some_and(|at| at & !(PAGE as u64 - 1) != page);
-    if elsewhere && !Status::read(tid).is_ok_and(|status| status.is_halted()) { Stands::AtWork } else { Stands::InCall }
+    let stands = || Status::read(tid).is_ok_and(|status| status.is_halted() || status.is_traced());
+    if elsewhere && !stands() { Stands::AtWork } else { Stands::InCall }
 }

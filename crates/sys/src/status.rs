@@ -57,6 +57,11 @@ impl Status {
         self.state() == Some('T')
     }
 
+    /// It stands still for a tracer, ptrace(2).
+    pub fn is_traced(&self) -> bool {
+        self.state() == Some('t')
+    }
+
     /// It has ended, and its parent has yet to wait for it.
     pub fn is_zombie(&self) -> bool {
         self.state() == Some('Z')

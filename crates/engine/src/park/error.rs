@@ -84,8 +84,10 @@ impl ParkError {
     }
 
     /// It may succeed in a moment: a process was about to end when it was to be frozen.
-    pub fn is_about_an_end(&self) -> bool {
-        let ends = |causes: &[String]| causes.iter().any(|cause| cause == WITHOUT_FIRST_THREAD);
-        matches!(self, ParkError::Dump(DumpError::Refused { causes, .. }) if ends(causes))
+    /// `one_ended`: one that was there before is there no more.
+    pub fn is_about_an_end(&self, one_ended: bool) -> bool {
+        let ends = |causes: &[String]| one_ended || causes.iter().any(|cause| cause == WITHOUT_FIRST_THREAD);
+        matches!(self, ParkError::Dump(DumpError::Refused { causes, no_room: false }) if ends(causes))
+            || one_ended && matches!(self, ParkError::WithoutFirstThread { .. })
     }
 }

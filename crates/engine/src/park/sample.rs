@@ -5,7 +5,7 @@ use crate::host::Proc;
 use crate::inotify::{self, InotifyEvents};
 use crate::survey;
 use kip_clocks::tree::Tree;
-use kip_clocks::{Pending, WaitingThreads};
+use kip_clocks::{Pending, Unreceived, WaitingThreads};
 use kip_net::custody::{self, SavedOptions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -38,8 +38,8 @@ pub(super) struct Ran {
     pub(super) quiescent: bool,
     /// Signals that waited for its threads.
     pub(super) pending: BTreeMap<u32, Pending>,
-    /// How often each thread had left a processor to wait when it was found asleep.
-    waits: BTreeMap<u32, u64>,
+    /// What its threads had sent to each other.
+    sent: Unreceived,
 }
 
 impl Ran {
@@ -52,7 +52,7 @@ impl Ran {
             since: dated(tree.waiting(), before_stop),
             quiescent: true,
             pending: tree.pending(),
-            waits: tree.waits(),
+            sent: Unreceived::default(),
         };
         ran.look_at_descriptors(tree);
         ran
@@ -65,12 +65,11 @@ impl Ran {
         let mut tries = 0;
         loop {
             if let Some(asleep) = few.asleep() {
-                let (pending, waits) = (few.pending(), few.waits());
+                let pending = few.pending();
                 self.unreported = tree.unreported();
                 self.look_at_descriptors(tree);
                 if few.switches() == asleep {
                     self.pending.extend(pending);
-                    self.waits.extend(waits);
                     return Some(());
                 }
             }
@@ -88,19 +87,15 @@ impl Ran {
         self.since.extend(dated(few.waiting(), before_stop));
     }
 
-    /// Looks at the program once more, now that it stands still. If a thread has run since it was
-    /// found asleep, it may have sent something to another one that was stopped in its wait before
-    /// it could take it.
+    /// Looks at the program once more, now that it stands still. A thread that has run since it was
+    /// found asleep may have sent something to another one that was stopped in its wait before it
+    /// could take that.
     pub(super) fn check(&mut self, proc: &Proc) {
         if !self.quiescent {
             return;
         }
-        let Ok(pids) = proc.cgroup.pids() else { return self.forget_seen() };
-        let tree = Tree::read(&pids);
-        let now = tree.waits();
-        // To stop is a wait, too.
-        let slept = |(thread, before): (&u32, &u64)| now.get(thread).is_some_and(|now| *now <= before + 1);
-        if now.len() != self.waits.len() || !self.waits.iter().all(slept) && tree.has_unread() {
+        let now = proc.cgroup.pids().map(|pids| Unreceived::read(&Tree::read(&pids)));
+        if now.map_or(true, |now| now.is_more_than(&self.sent)) {
             self.forget_seen();
         }
     }
@@ -118,6 +113,7 @@ impl Ran {
     fn look_at_descriptors(&mut self, tree: &Tree) {
         self.sockets = sockets(tree);
         self.events = inotify::events(tree);
+        self.sent = Unreceived::read(tree);
     }
 }
 

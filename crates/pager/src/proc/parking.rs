@@ -128,6 +128,7 @@ impl PagedProc {
         let asking = super::asking(&custodian);
         let (parked, mut known) = Parked::open(&directory.join(PARKED), map, asking).map_err(io::Error::other)?;
         let mut set_slots = set_slots(&parked, &known);
+        let is_here = parked.sets().is_some();
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
         let watched = watch(&processes, &known, &parked)?;
@@ -148,7 +149,8 @@ impl PagedProc {
             let mut state = memory.state();
             state.armed = stored.filter(|_| prefetch);
             kind.clone_into(&mut state.since.kind);
-            if waits {
+            // What has to come from a store is waited for by no thread that serves faults.
+            if waits && is_here && state.armed.is_some() {
                 state.resuming = Some(Resuming::of(host));
             } else {
                 memory.install(&mut state);

@@ -111,12 +111,16 @@ impl Task {
             let pids = || proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)));
             let mut memory = kip_sys::smaps::memory(&Tree::read(&pids()?).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
-            let mut done = park::park(&proc, &pids()?, generation, out, once, &mut record);
+            let mut there = pids()?;
+            let mut done = park::park(&proc, &there, generation, out, once, &mut record);
             for _ in 0..TRIES_AT_AN_END {
-                if !done.as_ref().is_err_and(ParkError::is_about_an_end) {
+                let now = pids()?;
+                let one_ended = there.iter().any(|pid| !now.contains(pid));
+                if !done.as_ref().is_err_and(|e| e.is_about_an_end(one_ended)) {
                     break;
                 }
-                done = park::park(&proc, &pids()?, generation, out, once, &mut record);
+                there = now;
+                done = park::park(&proc, &there, generation, out, once, &mut record);
             }
             if let Err(e) = &done
                 && e.is_about_paged_out()
