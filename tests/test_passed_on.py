@@ -61,16 +61,18 @@ def test_a_line_that_is_passed_on_has_its_answer(fresh_kip: Callable[..., Kip], 
     assert asked > SLEEPS
 
 
-# A process with many threads, of which the first is gone some milliseconds before the others.
+# Now and then a process ends that has many threads, of which the first is gone some milliseconds
+# before the others.
 ENDS = """
 import os, threading, time
 threading.stack_size(1 << 16)
 while True:
     if os.fork() == 0:
-        for _ in range(300):
+        for _ in range(60):
             threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         os._exit(0)
     os.wait()
+    time.sleep(0.1)
 """
 
 
