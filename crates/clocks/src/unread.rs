@@ -4,7 +4,7 @@
 //! Known are pipes, FIFOs, unix sockets, terminals, eventfds, and the words of futexes that are
 //! waited for; not what a lock, a message queue or a child that has ended hands over.
 
-use crate::tree::{Tree, waits_in};
+use crate::tree::{Tree, descriptors, waits_in};
 use kip_sys::process::{self, pidfd_getfd, pidfd_open};
 use kip_sys::sock::{self, IntOption};
 use kip_sys::status::Status;
@@ -64,15 +64,12 @@ impl Unreceived {
 
     fn read_descriptors(&mut self, pid: u32) -> io::Result<()> {
         let pidfd = pidfd_open(pid)?;
-        for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-            let path = entry?.path();
-            let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
-            let (Some(number), Ok(target)) = (number, fs::read_link(&path)) else { continue };
-            let target = target.to_string_lossy();
+        for (number, target) in descriptors(pid)? {
             let waits = if target == "anon_inode:[eventfd]" {
                 Some(Waits { amount: count_of(pid, number), ready: PollFlags::empty() })
             } else if ["pipe:[", "socket:[", "/"].iter().any(|start| target.starts_with(start)) {
-                let is_file = || fs::metadata(&path).is_ok_and(|file| file.is_file() || file.is_dir());
+                let path = || format!("/proc/{pid}/fd/{number}");
+                let is_file = || fs::metadata(path()).is_ok_and(|file| file.is_file() || file.is_dir());
                 let take = || pidfd_getfd(pidfd.as_fd(), number);
                 if target.starts_with('/') && is_file() {
                     None
