@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,9 +26,31 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _leave_combinations_to_soak(items: list[pytest.Item]) -> None:
+    """Of a test with several parameters `make test` runs as many rows as give each value of each parameter a turn, and `make soak`
+    the other combinations."""
+    tables: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.get_closest_marker("soak"):
+            tables.setdefault((item.path, item.originalname), []).append(item)
+    for rows in tables.values():
+        # Of each parameter the name of its value: `indices` numbers rows.
+        values = {row: list(enumerate(row.callspec._idlist)) for row in rows}
+        turns = Counter({value: 0 for row in rows for value in values[row]})
+        left = list(rows)
+        while 0 in turns.values():
+            # The one with the most values that had no turn; of equals one whose other values had few.
+            row = min(left, key=lambda row: (-sum(turns[value] == 0 for value in values[row]), sum(turns[value] for value in values[row])))
+            turns.update(values[row])
+            left.remove(row)
+        for row in left:
+            row.add_marker(pytest.mark.soak)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) a file's tests are one worker's, for they share a daemon."""
+    _leave_combinations_to_soak(items)
     if not config.getoption("loadgroup", default=False):  # what a worker has of `--dist loadgroup`
         return
     for item in items:

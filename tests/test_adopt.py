@@ -16,6 +16,7 @@ import pytest
 from harness import s3, servers, logged
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip, Proc
+from harness.rows import rest_in_soak
 from harness.wait import wait_for
 from test_rolling import Waiting
 
@@ -139,7 +140,7 @@ def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> N
 #   `tests/test_policy.py::test_another_processor`; on another machine: untested
 # promise archive: where it was it is `elsewhere`: `kip ps` and `kip why` say so, `kip rm` removes
 #   what is left without asking the store
-@pytest.mark.parametrize("where", ["directory", "bucket"], indirect=True)
+@pytest.mark.parametrize("where", rest_in_soak(["directory", "bucket"], ["bucket"]), indirect=True)
 def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     """Where it was it is seen to be elsewhere: it does not wake for traffic nor by request, nothing of it is stored or removed."""
     server = servers.redis()
@@ -175,7 +176,7 @@ def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     assert "has taken it over" in there.refused("wake", "redis")
 
 
-@pytest.mark.parametrize("where", ["directory", "bucket"], indirect=True)
+@pytest.mark.parametrize("where", rest_in_soak(["directory", "bucket"], ["bucket"]), indirect=True)
 def test_traffic_finds_the_fence(here: Kip, there: Kip) -> None:
     """A client connects where the proc was: it does not run twice, and one event says that it is elsewhere."""
     server = servers.redis()

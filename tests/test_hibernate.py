@@ -19,6 +19,7 @@ import pytest
 from harness import logged, programs, servers
 from harness.clients import Http, Lines, Redis, http_get, talking, tcp_states
 from harness.kip import Kip, Proc
+from harness.rows import rest_in_soak
 from harness.wait import TimedOut, wait_for
 from test_api import local
 
@@ -60,7 +61,7 @@ def is_single_threaded(proc: Proc) -> bool:
 # promise hibernation: real servers and the torture program, 20 cycles each way, blocked and held;
 #   parked in between
 # held by: this, `tests/test_hibernate.py::test_torture`
-@pytest.mark.parametrize("name", list(servers.WEB))
+@pytest.mark.parametrize("name", rest_in_soak(servers.WEB, ["nginx", "python", "go"]))
 def test_web_servers(kip: Kip, tmp_path: Path, name: str) -> None:
     """A client that stays connected, new clients and the data, over and over; parked in between, too."""
     server = servers.WEB[name]()

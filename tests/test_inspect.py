@@ -16,6 +16,7 @@ import pytest
 from harness import servers
 from harness.clients import Redis, http_get
 from harness.kip import BY_ITSELF, Kip, Proc
+from harness.rows import rest_in_soak
 
 DETAILS = ("files", "env", "sockets", "maps")
 WHERE = ("memory", "swapped", "out", "snapshot", "store", "zero", "file")
@@ -164,7 +165,7 @@ SET_UPS = {"redis": servers.redis, "nginx": servers.nginx, "postfix": lambda: se
 #   hibernated, parked and archived proc the same; nothing wakes, runs or changes for it
 # held by: this, `tests/test_inspect.py::test_kinds`,
 #   `crates/pager/tests/real.rs::an_inspection_fetches_nothing`
-@pytest.mark.parametrize("name", SET_UPS)
+@pytest.mark.parametrize("name", rest_in_soak(SET_UPS, ["redis", "postfix"]))
 def test_a_sleeper_says_what_it_was_hot(archiving: Kip, tmp_path: Path, name: str) -> None:
     """In all four tiers, with a client connected."""
     server = SET_UPS[name]()

@@ -10,6 +10,7 @@ import pytest
 from harness.clients import Lines
 from harness.kip import Kip
 from harness.programs import SOURCES
+from harness.rows import rest_in_soak
 
 # An array of bytes that is a mapping of a file: flags and protection as mmap(2) has them.
 MAPPED = (
@@ -162,7 +163,7 @@ BY_CRIU = {"directory", "file of two names, one deleted"}
 #   sleeps, by each engine and in turns
 # held by: this, `kip_engine::wake::reopen::tests::both_ends_of_a_fifo_with_what_is_in_it`,
 #   `kip_engine::wake::reopen::tests::a_reader_knows_of_the_end_or_does_not`
-@pytest.mark.parametrize("engine", ["plan", "criu", "turns"])
+@pytest.mark.parametrize("engine", rest_in_soak(["plan", "criu", "turns"], ["turns"]))
 def test_what_has_no_name(fresh_kip: Callable[..., Kip], engine: str) -> None:
     """One proc for each kind, so that a refusal of one hides no other."""
     kip = fresh_kip(*(["--only-criu"] if engine == "criu" else []))

@@ -84,7 +84,7 @@ def a_second(proc: Proc, seconds: float = 2) -> float:
 
 
 @pytest.mark.measures
-@pytest.mark.parametrize(("makers", "idle"), [(2, 0), (32, 1700)])
+@pytest.mark.parametrize(("makers", "idle"), [(2, 0), pytest.param(32, 1700, marks=pytest.mark.soak)])
 def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, makers: int, idle: int) -> None:
     """Its mappings change thousands of times a second while its memory comes back; it goes on at half its speed at least, and the others
     notice nothing."""

@@ -12,10 +12,13 @@ import pytest
 
 from harness.kip import Kip, Proc, binary
 from harness.profiled import CASES, Case, open_to
+from harness.rows import rest_in_soak
 from harness.wait import wait_for
 
 PARKED_S = 3
 BY_NAME = {case.profile: case for case in CASES}
+# Of each kind one: workers of a master, one process, threads, sessions, a session for each client, forks.
+HERE = {"nginx", "redis", "mariadb", "postgres", "named", "sshd", "rsync"}
 
 
 def run(kip: Kip, case: Case, tmp_path: Path, *flags: str) -> Proc:
@@ -50,7 +53,7 @@ def serves(case: Case, proc: Proc) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", rest_in_soak(BY_NAME, HERE))
 def test_a_program_bears_it(kip: Kip, tmp_path: Path, name: str) -> None:
     """Used, parked for some seconds with its clock standing, used again by a new connection; its own timers go on."""
     case = BY_NAME[name]

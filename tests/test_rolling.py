@@ -18,6 +18,7 @@ import pytest
 from harness import logged, servers
 from harness.clients import Http, free_port, http_get, listens
 from harness.kip import Kip, Proc
+from harness.rows import rest_in_soak
 from harness.wait import wait_for
 from test_apply import actions, told
 
@@ -113,7 +114,7 @@ class Described:
 # promise files: `kip apply --replace` refuses and resets no connection: the new proc is started
 #   beside the old one, gets its name and its ports at once when it is ready or listens where the
 #   old one does, and the old one's connections come to their end before it is stopped
-@pytest.mark.parametrize("which", ["nginx", "lighttpd", "python"])
+@pytest.mark.parametrize("which", rest_in_soak(["nginx", "lighttpd", "python"], ["nginx"]))
 def test_no_client_is_refused(kip: Kip, tmp_path: Path, which: str) -> None:
     web = Described(kip, tmp_path, which)
     web.begin()

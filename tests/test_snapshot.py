@@ -19,10 +19,11 @@ import pytest
 from harness import s3, servers
 from harness.clients import Redis
 from harness.kip import Kip, Proc
+from harness.rows import rest_in_soak
 from harness.wait import wait_for
 
 
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=rest_in_soak(["directory", "bucket"], ["bucket"]))
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The URL of a store, and the directory that its objects are files of."""
     if request.param == "directory":

@@ -10,6 +10,7 @@ import pytest
 from harness import programs
 from harness.clients import Lines
 from harness.kip import Kip, Proc
+from harness.rows import rest_in_soak
 
 SLEEPS = 7
 ATTACHED = "process 2 (system_v) has System V memory attached in part, shmat(2)"
@@ -29,7 +30,7 @@ def run(kip: Kip, *words: str) -> Proc:
 #   attached twice, to read only, split, or by no process), semaphores and message
 #   queues, used by two processes: parked and archived, by each engine and in turns
 # held by: this, `kip_criu_images::system_v::tests::what_is_in_the_images_is_read`
-@pytest.mark.parametrize("engine", ["plan", "criu", "turns"])
+@pytest.mark.parametrize("engine", rest_in_soak(["plan", "criu", "turns"], ["turns"]))
 def test_system_v(fresh_kip: Callable[..., Kip], store: Path, engine: str) -> None:
     """Each answer of the program is about all it has, and changes it for the next one."""
     kip = fresh_kip(*(["--only-criu"] if engine == "criu" else []), "--store", str(store))

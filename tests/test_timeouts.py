@@ -13,6 +13,7 @@ from harness import s3
 from harness.clients import read_to_end
 from harness.kip import Kip
 from harness.line import Proxy
+from harness.rows import rest_in_soak
 from harness.wait import wait_for
 
 # Seven times as long as it waits: half of it is late on the busiest machine, and all of it is a
@@ -136,7 +137,7 @@ def first(proc: Proc, seconds: float) -> str:
 # Not beside the natural runs, whose timers would be late: it writes 0.7 GB at once.
 @pytest.mark.xdist_group("natural")
 @pytest.mark.measures
-@pytest.mark.parametrize("call", ["epoll", "setitimer", "timerfd"])
+@pytest.mark.parametrize("call", rest_in_soak(["epoll", "setitimer", "timerfd"], ["epoll", "setitimer"]))
 def test_a_packet_comes_before_what_passes_while_memory_is_read(kip: Kip, call: str) -> None:
     flags = ["--tick", "0s", "--idle", "1h", "--lazy", "off"]
     proc = kip.run("large", ["python3", "-c", WAITS, call, "700"], ports=["7000"], flags=flags)
@@ -156,7 +157,7 @@ def test_a_packet_comes_before_what_passes_while_memory_is_read(kip: Kip, call: 
 # promise waking: a packet that comes while the proc is woken for a time-out of a wait for events
 #   comes before that time-out, also where the wake takes longer than it was begun ahead
 @pytest.mark.measures
-@pytest.mark.parametrize("call", ["epoll", "poll", "select"])
+@pytest.mark.parametrize("call", rest_in_soak(["epoll", "poll", "select"], ["epoll"]))
 def test_a_packet_in_the_wake_for_a_time_out_comes_before_it(fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call: str) -> None:
     url, line = far_store
     kip = fresh_kip("--store", url, "--cache", "0")
@@ -188,13 +189,17 @@ def test_a_packet_in_the_wake_for_a_time_out_comes_before_it(fresh_kip: Callable
 #   `kip_clocks::timers::tests::what_was_due_after_the_packet_comes_after_it`
 @pytest.mark.measures
 @pytest.mark.parametrize(
-    ("call", "engine"),
-    [(call, "plan") for call in CALLS] + [(call, "criu") for call in ["setitimer", "timer_create-every"]],
+    "call_engine",
+    rest_in_soak(
+        [f"{call} {engine}" for call in CALLS for engine in ["plan", "criu"]],
+        ["epoll plan", "setitimer-every plan", "timerfd plan", "timer_create-every criu"],
+    ),
 )
 def test_a_packet_that_came_in_time_comes_before_the_time_out(
-    fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call: str, engine: str
+    fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call_engine: str
 ) -> None:
     """However long the wake took: here the time-out passes while it waits for the store, and the program for its memory."""
+    call, engine = call_engine.split()
     url, line = far_store
     kip = fresh_kip("--store", url, "--cache", "0", *(["--only-criu"] if engine == "criu" else []))
     line.delay(0)
