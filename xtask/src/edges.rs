@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 32] = [
+const ALLOWED: [(&str, &[&str]); 33] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -159,8 +159,10 @@ const ALLOWED: [(&str, &[&str]); 32] = [
     // Files that describe procs: text to requests and back. What a proc has of the machine without
     // being given it is said by its files.
     ("kip-describe", &[TYPES, "kip-files"]),
-    // The program: is depended on by nothing. `kip doctor` looks for CRIU where the daemon does.
-    ("kip-cli", &[TYPES, SYS, "kip-files", "kip-checkpoint", "kip-daemon", "kip-client", "kip-describe"]),
+    // Looks at the machine as the daemon will: for CRIU, and for how much memory it would use.
+    ("kip-doctor", &[TYPES, SYS, "kip-checkpoint", "kip-daemon"]),
+    // The program: is depended on by nothing.
+    ("kip-cli", &[TYPES, SYS, "kip-files", "kip-daemon", "kip-client", "kip-describe", "kip-doctor"]),
     ("xtask", &[]),
 ];
 

@@ -15,7 +15,6 @@ mod commands;
 mod cp;
 mod detach;
 mod details;
-mod doctor;
 mod events;
 mod exec;
 mod filter;
@@ -76,7 +75,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let data = std::path::absolute(named.as_deref().unwrap_or(Path::new(remote::DATA)))?;
     let json = cli.json;
     match cli.command {
-        Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
+        Command::Doctor(args) => kip_doctor::run(&kip_doctor::DoctorOptions { data, criu: args.criu, json }),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
         Command::Profiles => profiles::profiles(json).map(|()| ExitCode::SUCCESS),

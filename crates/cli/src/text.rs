@@ -1,6 +1,7 @@
 //! Numbers, times and tables as people read them.
 
 use kip_types::name::{MAX_NAME, ProcName};
+pub use kip_types::spec::show_bytes as bytes;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Rows below a head, columns aligned and two spaces apart, without trailing blanks.
@@ -28,21 +29,6 @@ pub fn short(text: &str, longest: usize) -> String {
         return text.to_owned();
     }
     text.chars().take(longest - 1).chain(['…']).collect()
-}
-
-/// `3.0M`, powers of 1024, at most five characters.
-pub fn bytes(n: u64) -> String {
-    if n < 1024 {
-        return n.to_string();
-    }
-    let (mut value, mut unit) = (n as f64 / 1024.0, 'K');
-    for next in ['M', 'G', 'T', 'P', 'E'] {
-        if value < 999.95 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
-    }
-    format!("{value:.1}{unit}")
 }
 
 /// `7.5ms`, from microseconds.

@@ -17,7 +17,7 @@ pub use signal::{BadSignal, parse_signal};
 pub use timing::{Clock, Fallback, Hibernate, Lazy, Timing};
 pub use tmpfs::{BadTmpfs, MOST_TMPFS, SHM, SHM_BYTES, Tmpfs};
 pub use ulimit::{BadUlimit, Ulimit, parse_limit};
-pub use units::{BadDuration, BadSize, parse_duration_ms, parse_size};
+pub use units::{BadDuration, BadSize, parse_duration_ms, parse_size, show_bytes};
 pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, bad_label, parse_label};
 
 use crate::image::OciImage;

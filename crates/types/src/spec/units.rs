@@ -46,6 +46,21 @@ pub fn parse_size(s: &str) -> Result<u64, BadSize> {
     if bytes.is_finite() && bytes < 1e18 { Ok(bytes as u64) } else { Err(bad()) }
 }
 
+/// A size as people read it: `3.0M`, powers of 1024, at most five characters.
+pub fn show_bytes(n: u64) -> String {
+    if n < 1024 {
+        return n.to_string();
+    }
+    let (mut value, mut unit) = (n as f64 / 1024.0, 'K');
+    for next in ['M', 'G', 'T', 'P', 'E'] {
+        if value < 999.95 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    format!("{value:.1}{unit}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,9 @@
 //! Kip's user and how much Kip may have: root, capabilities, open files, processes, memory, inotify
 //! instances.
 
-use super::{DoctorCheck, is_root, read, read_number};
-use crate::text::bytes;
+use crate::check::{DoctorCheck, is_root, read, read_number};
 use kip_daemon::{BadMarks, MemoryMarks};
+use kip_types::spec::show_bytes;
 use rustix::process::{Resource, getrlimit};
 
 /// Bits of CapEff (capabilities(7), linux/capability.h), with what lacks without them.
@@ -105,7 +105,7 @@ fn judge_memory(marks: Result<MemoryMarks, BadMarks>) -> DoctorCheck {
     const NAME: &str = "memory";
     match marks {
         Ok(marks) => {
-            let [limit, high] = [marks.limit_bytes, marks.high_bytes()].map(bytes);
+            let [limit, high] = [marks.limit_bytes, marks.high_bytes()].map(show_bytes);
             DoctorCheck::ok(
                 NAME,
                 format!("{limit} for procs, idle ones are put to sleep above {high}; `kip up --memory` sets less"),
@@ -143,8 +143,8 @@ fn shown(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckStatus;
     use super::*;
+    use crate::check::CheckStatus;
 
     #[test]
     fn capabilities_are_read_and_judged() {

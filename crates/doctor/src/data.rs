@@ -1,7 +1,7 @@
 //! The data directory: whether overlays work on its filesystem, whether /usr can be hard linked
 //! into it, room, rights.
 
-use super::{DoctorCheck, is_root};
+use crate::check::{DoctorCheck, is_root};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::mount::{FsOpenFlags, fsconfig_create, fsconfig_set_string, fsopen};
 use std::fs;
@@ -159,8 +159,8 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckStatus;
     use super::*;
+    use crate::check::CheckStatus;
 
     #[test]
     fn room_is_judged_by_bytes_and_inodes() {

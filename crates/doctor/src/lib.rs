@@ -5,13 +5,17 @@
 //! itself on a descriptor or a directory that is gone when it returns; it never changes a setting,
 //! and a crash leaves at most an empty `.kip-doctor.*` directory beside the data. Needs no daemon.
 //! Without root some checks can only say so.
+#![forbid(unsafe_code)]
 
 mod cgroups;
+mod check;
 mod data;
 mod kernel;
 mod limits;
 mod network;
 mod tools;
+
+pub use check::{CheckStatus, DoctorCheck};
 
 use serde::Serialize;
 use std::fmt::Write;
@@ -26,47 +30,6 @@ pub struct DoctorOptions {
     pub criu: Option<PathBuf>,
     /// JSON in place of a table.
     pub json: bool,
-}
-
-/// How a check came out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CheckStatus {
-    /// As it should be.
-    Ok,
-    /// Procs run, but something is slower, weaker or missing.
-    Warn,
-    /// Procs cannot run or cannot sleep.
-    Fail,
-}
-
-/// One check, done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DoctorCheck {
-    /// What was looked at.
-    pub name: &'static str,
-    /// How it came out.
-    pub status: CheckStatus,
-    /// What is there, one line.
-    pub found: String,
-    /// What the lack costs; none if nothing lacks.
-    pub cost: Option<String>,
-    /// How to mend it; none if nothing lacks.
-    pub mend: Option<String>,
-}
-
-impl DoctorCheck {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: CheckStatus::Ok, found: found.into(), cost: None, mend: None }
-    }
-
-    fn warn(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { name, status: CheckStatus::Warn, found: found.into(), cost: Some(cost.into()), mend: Some(mend.into()) }
-    }
-
-    fn fail(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { status: CheckStatus::Fail, ..Self::warn(name, found, cost, mend) }
-    }
 }
 
 #[derive(Serialize)]
@@ -128,20 +91,6 @@ fn table(checks: &[DoctorCheck]) -> String {
         count(CheckStatus::Fail)
     );
     text
-}
-
-/// The trimmed text of a file under /proc or /sys; none if it cannot be read.
-fn read(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
-}
-
-/// The number in such a file.
-fn read_number(path: &str) -> Option<u64> {
-    read(path)?.parse().ok()
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Control groups: which hierarchy is mounted, and which controllers a proc's limits can use.
 
-use super::{DoctorCheck, read};
+use crate::check::{DoctorCheck, read};
 
 const NEEDED: [&str; 3] = ["memory", "cpu", "pids"];
 
@@ -78,8 +78,8 @@ fn judge_controllers(found: &Hierarchies) -> DoctorCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckStatus;
     use super::*;
+    use crate::check::CheckStatus;
 
     const HYBRID: &str = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
         cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,relatime,cpu,cpuacct 0 0\n\

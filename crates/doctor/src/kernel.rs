@@ -1,7 +1,7 @@
 //! Kernel version and features: namespaces, overlayfs, pidfd_getfd, userfaultfd, sock_diag,
 //! TCP_REPAIR, seccomp.
 
-use super::{DoctorCheck, is_root, read, read_number};
+use crate::check::{DoctorCheck, is_root, read, read_number};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink, socket_with};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use std::os::fd::{AsFd, AsRawFd};
@@ -194,8 +194,8 @@ fn ptrace() -> DoctorCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckStatus;
     use super::*;
+    use crate::check::CheckStatus;
 
     #[test]
     fn releases_are_read_and_judged() {

@@ -1,6 +1,6 @@
 //! Programs Kip starts: CRIU, nft, mkfs.ext4; and ip, for people.
 
-use super::{DoctorCheck, is_root};
+use crate::check::{DoctorCheck, is_root};
 use kip_checkpoint::locate::{CriuCommand, LocateError, OLDEST, locate};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -121,8 +121,8 @@ fn find(name: &str, path: Option<&std::ffi::OsStr>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckStatus;
     use super::*;
+    use crate::check::CheckStatus;
 
     #[test]
     fn a_missing_or_old_criu_says_what_to_do() {

@@ -1,7 +1,7 @@
 //! The way of clients to published ports: forwarding per interface, and rules of others that drop
 //! what is forwarded.
 
-use super::{DoctorCheck, is_root, read};
+use crate::check::{DoctorCheck, is_root, read};
 use rustix::fs::StatVfsMountFlags;
 use serde_json::Value;
 use std::path::Path;
@@ -162,8 +162,8 @@ fn dropping_chains(json: &[u8]) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckStatus;
     use super::*;
+    use crate::check::CheckStatus;
 
     fn interface(name: &str, forwards: bool, is_uplink: bool) -> Interface {
         Interface { name: name.to_owned(), forwards, is_uplink }
