@@ -39,7 +39,7 @@ def _leave_combinations_to_soak(items: list[pytest.Item]) -> None:
         turns = Counter({value: 0 for row in rows for value in values[row]})
         left = list(rows)
         while 0 in turns.values():
-            # The one with the most values that had no turn; of equals one whose other values had few.
+            # The one with the most values that had no turn; of equals one whose others had few.
             row = min(left, key=lambda row: (-sum(turns[value] == 0 for value in values[row]), sum(turns[value] for value in values[row])))
             turns.update(values[row])
             left.remove(row)

@@ -17,7 +17,7 @@ from harness.wait import wait_for
 
 PARKED_S = 3
 BY_NAME = {case.profile: case for case in CASES}
-# Of each kind one: workers of a master, one process, threads, sessions, a session for each client, forks.
+# Of each kind one: workers of a master, one process, threads, sessions, a process for each client.
 HERE = {"nginx", "redis", "mariadb", "postgres", "named", "sshd", "rsync"}
 
 

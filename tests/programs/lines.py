@@ -16,7 +16,10 @@ def accept(server):
 
 
 def talk(client, reader):
-    line = reader.readline()
+    try:
+        line = reader.readline()
+    except ConnectionResetError:
+        line = b""
     if not line:
         ready.unregister(client)
         client.close()

@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 33] = [
+const ALLOWED: [(&str, &[&str]); 34] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -67,6 +67,8 @@ const ALLOWED: [(&str, &[&str]); 33] = [
             "kip-store",
         ],
     ),
+    // Directories of procs, copied: their files, ids and generation; knows of no record.
+    ("kip-copy", &[TYPES, "kip-archive", "kip-records", "kip-snapshot"]),
     // Each step that is taken with one proc; knows no tasks and never decides when. A session of
     // exec is the client's as it is.
     (
@@ -147,6 +149,7 @@ const ALLOWED: [(&str, &[&str]); 33] = [
             "kip-logs",
             "kip-pager",
             "kip-archive",
+            "kip-copy",
             // Its counters are shown with the metrics.
             "kip-store",
         ],

@@ -3,10 +3,11 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`locate`], [`helper`], [`dump`], [`restore`] | CRIU: where it is, its helpers, the two requests |
+//! | [`locate`], [`helper`], [`helper_pool`], [`dump`], [`restore`] | CRIU: where it is, its helpers, the two requests |
 //! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`pages`], [`hold`] | what Kip changes in images |
 //! | [`attributes`] | what images have no place for |
 //! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
+//! | [`remake`] | what was held for a plan and is lost, made anew from the images |
 //! | [`policy`] | what images may ask for |
 //!
 //! Never stores anything for good, never decides when, knows nothing of procs. The format of images
@@ -16,6 +17,7 @@
 pub mod attributes;
 pub mod dump;
 pub mod helper;
+pub mod helper_pool;
 mod hold;
 mod ids;
 pub mod inotify;
@@ -29,6 +31,7 @@ pub mod policy;
 mod procfs;
 mod rebuild;
 mod registers;
+pub mod remake;
 pub mod restore;
 pub mod resume;
 mod rpc;

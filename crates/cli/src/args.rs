@@ -29,6 +29,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use kip_types::api::Detail;
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
+use kip_types::spec::PortSpec;
 use kip_types::spec::{Clock, parse_duration_ms};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -102,6 +103,9 @@ pub enum Command {
     Restart(StopArgs),
     /// Give a proc another name, in any tier, without waking it
     Rename(RenameArgs),
+    /// Make procs that go on from where a proc is: its memory and its files, with names, addresses
+    /// and ports of their own
+    Clone(CloneArgs),
     /// Change limits, times, ports, labels and the restart policy of procs without a restart
     Update(Box<UpdateArgs>),
     /// Create the procs that a file describes: kip.toml, or a Compose file
@@ -196,6 +200,30 @@ pub struct RenameArgs {
     pub name: String,
     /// Its name from now on
     pub new: ProcName,
+}
+
+#[derive(Debug, Args)]
+pub struct CloneArgs {
+    /// Name of the source, in any tier but archived; a sleeper is not woken
+    #[arg(add = names::known())]
+    pub source: String,
+    /// Name of the clone [default: the source's, with a number]
+    pub name: Option<ProcName>,
+    /// Make several, named NAME-1, NAME-2 and so on, all of one moment
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub count: u32,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Publish [ADDRESS:][HOST:]PORT of a single clone there; others of the source's ports get ports of the host that Kip chooses; may be repeated",
+        short = 'p',
+        long = "port",
+        alias = "publish",
+        value_name = "PORT"
+    )]
+    pub ports: Vec<PortSpec>,
+    /// Let the clone sleep until a packet wakes it, also if the source is awake
+    #[arg(long)]
+    pub asleep: bool,
 }
 
 /// Procs. Each one is tried.

@@ -1,6 +1,6 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, DownArgs, InspectArgs, KillArgs};
+use crate::args::{CloneArgs, Command, DownArgs, InspectArgs, KillArgs};
 use crate::image::ImageCommand;
 use crate::many::each;
 use crate::names::name;
@@ -14,6 +14,7 @@ use crate::{
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::StateName;
+use kip_types::api::clone::CloneRequest;
 use kip_types::api::{DownRequest, DownView, ProcView, SignalRequest, SleepRequest, StartRequest};
 use kip_types::name::ProcName;
 use kip_types::spec::parse_signal;
@@ -63,6 +64,11 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Rename(args) => {
             let renamed = client.rename(&name(&args.name)?, &args.new).await?;
             show(&renamed, json, |view| format!("{} is {} now\n", args.name, view.name))?;
+        }
+        Command::Clone(args) => {
+            let CloneArgs { source, name: clone, count, ports, asleep } = args;
+            let request = CloneRequest { name: clone, count, ports, asleep };
+            show(&client.clone_proc(&name(&source)?, &request).await?, json, |made| view::clones(&source, made))?;
         }
         Command::Update(args) => return update::update(client, &args, json).await,
         Command::Top(args) => top::top(client, &args, json).await?,

@@ -2,6 +2,7 @@
 
 use crate::text::{ago, bytes, micros, millis, one_line, table, utc};
 use kip_types::StateName;
+use kip_types::api::clone::ClonesView;
 use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProbeView, ProcView, RefusedCallView, SeenView, SleepView, TimerView,
     WakeView, WhyView,
@@ -22,6 +23,16 @@ pub fn run(view: &ProcView) -> String {
     }
     let row = |port| vec![view.name.to_string(), reached(port)];
     table(&view.ports.iter().map(row).collect::<Vec<_>>())
+}
+
+/// `kip clone`: the clones and where they are reached, and how long the source stood still.
+pub fn clones(source: &str, made: &ClonesView) -> String {
+    let rows: String = made.clones.iter().map(run).collect();
+    let stood = match made.still_us {
+        0 => String::new(),
+        us => format!(", {source} stood still {}", micros(us)),
+    };
+    format!("{rows}cloned in {}{stood}\n", micros(made.total_us))
 }
 
 /// `tcp 80 -> 0.0.0.0:8080`

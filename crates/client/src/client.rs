@@ -7,6 +7,7 @@ use crate::{AnswerFeed, CallError, Remote};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
+use kip_types::api::clone::{CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
@@ -118,6 +119,11 @@ impl Client {
     /// Gives a proc another name.
     pub async fn rename(&self, name: &ProcName, new: &ProcName) -> Result<ProcView, CallError> {
         self.post(&format!("/v1/procs/{name}/rename"), &RenameRequest { name: new.clone() }).await
+    }
+
+    /// Makes procs that go on from where a proc is.
+    pub async fn clone_proc(&self, name: &ProcName, request: &CloneRequest) -> Result<ClonesView, CallError> {
+        self.post(&format!("/v1/procs/{name}/clone"), request).await
     }
 
     /// Sends a signal to a proc's program.

@@ -4,7 +4,7 @@ use crate::codes::state;
 use crate::fields::{
     core_entry, fdinfo_entry, pstree_entry, seccomp_entry, seccomp_filter, task_core_entry, task_kobj_ids_entry,
 };
-use crate::{CheckpointImageError, FieldValue, Images};
+use crate::{CheckpointImageError, FieldValue, Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
@@ -48,23 +48,45 @@ pub fn has_own_filters(images: &Images) -> Result<bool, CheckpointImageError> {
     Ok(own)
 }
 
-/// One place where each file is open, (pid inside, descriptor number) by the file's id.
+/// A table of open files: the files' ids by their descriptors.
+#[derive(Debug)]
+pub struct FileTable {
+    /// One of the processes that have it, as numbered inside.
+    pub pid: u32,
+    /// Ids by descriptors.
+    pub files: BTreeMap<i32, u64>,
+}
+
+/// All of them.
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn places(images: &Images) -> Result<BTreeMap<u64, (u32, i32)>, CheckpointImageError> {
+pub fn tables(images: &Images) -> Result<Vec<FileTable>, CheckpointImageError> {
     let mut tables: BTreeMap<u64, u32> = BTreeMap::new();
     for (pid, name) in images.numbered("ids") {
         for ids in images.entries(&name)? {
             tables.entry(ids.number(task_kobj_ids_entry::FILES_ID)).or_insert(pid);
         }
     }
-    let mut places = BTreeMap::new();
+    let mut found = Vec::new();
     for (table, name) in images.numbered("fdinfo") {
         let Some(&pid) = tables.get(&u64::from(table)) else { continue };
-        for descriptor in images.entries(&name)? {
-            let fd = descriptor.number(fdinfo_entry::FD) as i32;
-            places.entry(descriptor.number(fdinfo_entry::ID)).or_insert((pid, fd));
+        let descriptors = images.entries(&name)?;
+        let place = |d: &Message| (d.number(fdinfo_entry::FD) as i32, d.number(fdinfo_entry::ID));
+        found.push(FileTable { pid, files: descriptors.iter().map(place).collect() });
+    }
+    Ok(found)
+}
+
+/// One place where each file is open, (pid inside, descriptor number) by the file's id.
+///
+/// # Errors
+/// An image is missing or damaged.
+pub fn places(images: &Images) -> Result<BTreeMap<u64, (u32, i32)>, CheckpointImageError> {
+    let mut places = BTreeMap::new();
+    for FileTable { pid, files } in tables(images)? {
+        for (fd, id) in files {
+            places.entry(id).or_insert((pid, fd));
         }
     }
     Ok(places)
@@ -73,7 +95,6 @@ pub fn places(images: &Images) -> Result<BTreeMap<u64, (u32, i32)>, CheckpointIm
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Message;
 
     #[test]
     fn filters_besides_the_sandbox_s_are_the_program_s_own() {

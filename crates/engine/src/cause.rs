@@ -39,8 +39,8 @@ pub enum WakeCommand {
     Stop,
     /// `kip kill -s`: a signal is for the program as a packet is.
     Signal,
-    /// `kip backup`: the program's files are copied while it stands still.
-    Backup,
+    /// The program's files were copied while it stood still, for that: a backup, a clone.
+    StoodStill(&'static str),
     /// An older generation, for the newest one cannot be woken.
     Fallback,
 }
@@ -126,7 +126,7 @@ impl fmt::Display for WakeCause {
             WakeCause::Request(WakeCommand::Signal) => "kip kill",
             WakeCause::Request(WakeCommand::Up) => "kip up",
             WakeCause::Request(WakeCommand::Stop) => "stop",
-            WakeCause::Request(WakeCommand::Backup) => "backup",
+            WakeCause::Request(WakeCommand::StoodStill(purpose)) => purpose,
             WakeCause::Request(WakeCommand::Fallback) => "fallback",
         })
     }

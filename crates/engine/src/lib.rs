@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
 //! | [`renew`] | what was held of a proc and is lost, made anew |
-//! | [`host`], [`prepared`], [`helper_pool`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
+//! | [`host`], [`prepared`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
 //! | [`fd_store`] | descriptors that must survive the daemon, in the keeper |
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
@@ -28,7 +28,6 @@ pub mod exec_ends;
 pub mod exits;
 pub mod fd_store;
 pub mod files;
-pub mod helper_pool;
 pub mod hibernate;
 pub mod host;
 pub mod inotify;

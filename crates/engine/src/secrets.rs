@@ -83,7 +83,8 @@ pub fn seal(
     Ok(Some(sealed))
 }
 
-fn open(proc: &Proc) -> Result<Secrets, SecretsLost> {
+/// What a proc finds below /run/secrets.
+pub fn open(proc: &Proc) -> Result<Secrets, SecretsLost> {
     let path = proc.dir.join(FILE);
     let sealed = fs::read(&path).map_err(|source| SecretsLost::Read { path: path.clone(), source })?;
     let opened = Secrets::open(&*ring(&proc.shared)?, &proc.key, &sealed);

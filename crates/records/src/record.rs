@@ -299,6 +299,11 @@ impl Unpublished {
         sync_directory(&self.path)
     }
 
+    /// Where it lies until then.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Gives it its name, durably. Returns the directory.
     ///
     /// # Errors

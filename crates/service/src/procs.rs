@@ -2,6 +2,7 @@
 
 use crate::{ExecSession, Feed};
 use async_trait::async_trait;
+use kip_types::api::clone::{CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
     RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, UpdateRequest,
@@ -65,6 +66,11 @@ pub trait ProcService: Send + Sync + 'static {
 
     /// Gives a proc another name. Neither wakes it nor stops it.
     async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal>;
+
+    /// Makes procs that go on from where a proc is, each with a copy of its files and a name, ports
+    /// and addresses of its own. A sleeper is not woken; one that runs stands still meanwhile. All
+    /// of them or none.
+    async fn clone_proc(&self, name: ProcName, request: CloneRequest) -> Result<ClonesView, Refusal>;
 
     /// Sends a signal to a proc's program, which is woken for it; its end, if that is what comes of
     /// it, is as by itself. SIGKILL wakes none and ends the proc as a stop does.

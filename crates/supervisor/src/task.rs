@@ -466,7 +466,7 @@ impl Task {
                 let _ = reply.send(self.rest(until).await);
                 return true;
             }
-            TaskCommand::StandStill { over, reply } => self.stand_still(over, reply).await,
+            TaskCommand::StandStill { purpose, over, reply } => self.stand_still(purpose, over, reply).await,
             TaskCommand::HoldFiles { change, over, reply } => self.hold_files(change, over, reply).await,
             TaskCommand::InspectPager => self.inspect_pager(WakeCause::PagerReplaced).await,
             TaskCommand::Relieve { to, cause, reply } => {

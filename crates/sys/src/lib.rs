@@ -35,4 +35,5 @@ pub mod timens;
 pub mod timer;
 pub mod trace;
 pub mod uffd;
+pub mod watch;
 pub mod within;

@@ -7,6 +7,7 @@
 //! | [`procs`], [`node`] | what is asked of procs, and of the daemon |
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
+//! | [`clones`] | procs that go on from where another one is |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
 //! | [`view`], [`inspect`], [`why`], [`history`], [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
@@ -21,6 +22,7 @@ mod adopt;
 mod backup;
 mod beside;
 mod check;
+mod clones;
 mod collecting;
 mod files;
 mod history;

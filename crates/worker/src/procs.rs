@@ -12,6 +12,7 @@ use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
 use kip_supervisor::probe;
 use kip_supervisor::task::{By, Handle, ProcStatus, TaskCommand};
+use kip_types::api::clone::{CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView,
     Refusal, RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest,
@@ -144,6 +145,10 @@ impl ProcService for Worker {
 
     async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {
         self.renamed(name, request).await
+    }
+
+    async fn clone_proc(&self, name: ProcName, request: CloneRequest) -> Result<ClonesView, Refusal> {
+        self.cloned(name, request).await
     }
 
     async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {

@@ -393,7 +393,7 @@ impl Worker {
         self.discard(old).await;
     }
 
-    async fn discard(&self, handle: &Handle) {
+    pub(crate) async fn discard(&self, handle: &Handle) {
         match handle.ask(|reply| TaskCommand::Remove { force: true, reply }).await {
             Ok(()) => {}
             // A start that failed has removed it.

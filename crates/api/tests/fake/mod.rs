@@ -11,6 +11,7 @@ mod kept;
 use async_trait::async_trait;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
 use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, FileService, NodeService, ProcService, TrialService};
+use kip_types::api::clone::{CloneRequest, ClonesView};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::lifecycle::{Generation, StateName, Tier};
@@ -326,6 +327,16 @@ impl ProcService for Fake {
             view.spec = request.spec.clone();
             view.clone()
         })
+    }
+
+    async fn clone_proc(&self, name: ProcName, request: CloneRequest) -> Result<ClonesView, Refusal> {
+        self.hear(&request);
+        let mut procs = self.procs.lock();
+        let source = procs.get(&name).cloned();
+        let source = source.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no proc {name}")))?;
+        let clone = ProcView { name: request.name.unwrap_or_else(|| format!("{name}-1").parse().unwrap()), ..source };
+        procs.insert(clone.name.clone(), clone.clone());
+        Ok(ClonesView { clones: vec![clone], still_us: 0, total_us: 1 })
     }
 
     async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {

@@ -9,6 +9,7 @@ pub mod bpfmap_file_entry {
 pub mod eventfd_file_entry {
     pub const FLAGS: u32 = 2;
     pub const FOWN: u32 = 3;
+    pub const COUNTER: u32 = 4;
 }
 
 /// `eventpoll_tfd_entry` of eventpoll.proto.
@@ -192,6 +193,15 @@ pub mod pidfd_entry {
     pub const FOWN: u32 = 5;
 }
 
+/// `pipe_data_entry` of pipe-data.proto.
+pub mod pipe_data_entry {
+    pub const PIPE_ID: u32 = 1;
+    /// Bytes, which follow the message.
+    pub const BYTES: u32 = 2;
+    /// What the pipe takes at most, bytes.
+    pub const SIZE: u32 = 3;
+}
+
 /// `pipe_entry` of pipe.proto.
 pub mod pipe_entry {
     pub const PIPE_ID: u32 = 2;
@@ -229,6 +239,8 @@ pub mod remap_file_path_entry {
 pub mod signalfd_entry {
     pub const FLAGS: u32 = 2;
     pub const FOWN: u32 = 3;
+    /// Signal N is bit N - 1.
+    pub const SIGMASK: u32 = 4;
 }
 
 /// `inet_sk_entry` of sk-inet.proto.

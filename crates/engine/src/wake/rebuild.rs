@@ -12,15 +12,18 @@ use crate::fd_store::key;
 use crate::hibernate;
 use crate::host::Proc;
 use crate::inotify::key_of;
-use crate::plans::plan_wake;
+use crate::plans::{compile_plan, plan_wake};
 use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs;
 use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
+use kip_checkpoint::remake::{MadeAlready, Remade, remake};
 use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
+use kip_clocks::Boot;
+use kip_criu_images::Images;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
-use kip_records::body::Body;
+use kip_records::body::{Body, ImagesHome};
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, SandboxRestore};
 use kip_sandbox::rootfs::RootfsError;
@@ -80,14 +83,49 @@ impl Ready {
     }
 }
 
+/// What has taken the place of what a proc held.
+struct Renewed<'a> {
+    proc: &'a Proc,
+    body: &'a Body,
+}
+
+impl MadeAlready for Renewed<'_> {
+    fn pipe(&self, id: u64) -> Option<Arc<OwnedFd>> {
+        let was = format!("pipe:[{id}]");
+        let key = self.body.home.as_ref()?.pipes.iter().find(|(_, pipe)| **pipe == was)?.0;
+        self.proc.fd_store.get(key)
+    }
+
+    fn socket(&self, inode: u32) -> Option<Arc<OwnedFd>> {
+        self.proc.fd_store.get(&format!("{}{inode}", key::SOCKET))
+    }
+
+    fn root(&self) -> u32 {
+        self.proc.first_id()
+    }
+}
+
+/// The objects of a plan, made anew; none if only CRIU makes all of them.
+fn remade(proc: &Proc, images: &Path, plan: &Plan, body: &Body) -> Option<Remade> {
+    let objects =
+        plan.received.iter().filter_map(|what| if let Received::Object(id) = what { Some(*id) } else { None });
+    let wanted: Vec<u64> = objects.collect();
+    let read = Images::read(images).map_err(|e| chain(&e));
+    let made = read.and_then(|images| remake(&images, &wanted, &Renewed { proc, body }).map_err(|e| chain(&e)));
+    made.inspect_err(|why| tracing::info!(proc = %proc.name, why, "CRIU will do the wake")).ok()
+}
+
 /// None if there is no plan of this generation for this kernel, or something of it is no longer
-/// held.
+/// held and not made anew here.
 pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_pins: bool) -> Option<Ready> {
     let renewed = crate::renew::is_renewed(proc, &manifest.body);
-    if renewed || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
+    let of_now = |home: &ImagesHome| Boot::read().is_ok_and(|now| now.id == home.boot.id);
+    let lost = renewed && !manifest.body.home.as_ref().is_some_and(of_now);
+    if lost || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
         return None;
     }
     let plan = match Plan::load(images) {
+        Ok(None) if renewed => compile_plan(proc, manifest.generation, &manifest.body)?,
         Ok(plan) => plan?,
         Err(PlanError::OtherVersion) => {
             plan_wake(proc, manifest.generation, &manifest.body);
@@ -101,13 +139,14 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
     if plan.same_files && !tmpfs::are_held(proc, &manifest.body.tmpfs) {
         return None;
     }
+    let anew = if renewed { remade(proc, images, &plan, &manifest.body)? } else { Remade::new() };
     let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
     let mut memory_files = MemoryFiles::default();
     let complain = |error: &io::Error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again");
     let mut get = |what: &Received| match what {
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
-        Received::Object(id) => proc.fd_store.get(&format!("{}{id}", key::OBJECT)),
+        Received::Object(id) => proc.fd_store.get(&format!("{}{id}", key::OBJECT)).or_else(|| anew.get(id).cloned()),
         Received::Deleted(id) => {
             let held = proc.fd_store.get(&format!("{}{id}", key::OBJECT))?;
             let again = open_again(held.as_fd(), mounts.as_ref()?);

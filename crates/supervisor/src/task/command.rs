@@ -70,8 +70,9 @@ pub enum TaskCommand {
     TakeOver { only_if_ours: bool, reply: Reply<()> },
     /// Archive it for `cause` if it is parked; answers when that is done.
     ArchiveForRoom { cause: String, reply: Reply<bool> },
-    /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
-    StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Stand still for that purpose, asleep if it can be, until `over` is done. Answers when it
+    /// stands.
+    StandStill { purpose: &'static str, over: oneshot::Receiver<()>, reply: Reply<Stilled> },
     /// Have its files be looked at, or changed with `change`, without a wake; until `over` is done
     /// where it is asleep.
     HoldFiles { change: bool, over: oneshot::Receiver<()>, reply: Reply<FilesHeld> },

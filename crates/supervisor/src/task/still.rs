@@ -1,5 +1,5 @@
-//! A proc that stands still while its files are copied (`kip backup`): asleep, if it can be, and
-//! nothing that comes meanwhile is looked at before that is over.
+//! A proc that stands still while its files are copied (`kip backup`, `kip clone`): asleep, if it
+//! can be, and nothing that comes meanwhile is looked at before that is over.
 
 use super::*;
 use kip_engine::cause::{WakeCause, WakeCommand};
@@ -37,14 +37,19 @@ impl Still {
 
 impl Task {
     /// Parks it if it runs, answers, and waits for the end. Then it is woken if it was awake.
-    pub(super) async fn stand_still(&mut self, over: oneshot::Receiver<()>, reply: Reply<Stilled>) {
+    pub(super) async fn stand_still(
+        &mut self,
+        purpose: &'static str,
+        over: oneshot::Receiver<()>,
+        reply: Reply<Stilled>,
+    ) {
         let was_awake = matches!(self.record.state, State::Hot { .. });
         let runs = match &self.record.state {
             State::Hot { .. } | State::Hibernated { .. } if self.starting.is_some() => {
                 Some(format!("{} is not ready yet", self.proc.name))
             }
             State::Hot { .. } | State::Hibernated { .. } => {
-                self.pressed.sleep_cause = Some("a backup".to_owned());
+                self.pressed.sleep_cause = Some(format!("a {purpose}"));
                 self.park_on_request(By::Kip).await.err().map(|refusal| refusal.message)
             }
             _ => None,
@@ -58,7 +63,7 @@ impl Task {
         }
         if was_awake && matches!(self.record.state, State::Parked { .. }) {
             let now = Instant::now();
-            self.wake_in_turn(WakeCause::Request(WakeCommand::Backup), now, now, false).await;
+            self.wake_in_turn(WakeCause::Request(WakeCommand::StoodStill(purpose)), now, now, false).await;
         }
     }
 

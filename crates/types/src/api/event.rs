@@ -44,6 +44,8 @@ pub enum EventKind {
     Archived,
     /// A backup was written.
     Backup,
+    /// The proc was made as a clone of another.
+    Cloned,
     /// A snapshot could not be used: the proc starts cold on its newest files.
     ColdStart,
     /// Objects of the store that nothing refers to were deleted.

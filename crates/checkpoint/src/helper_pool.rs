@@ -3,7 +3,7 @@
 //! A helper serves one request; a thread of this module has the template fork the next while the
 //! first still works.
 
-use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Template};
+use crate::helper::{Helper, HelperConfig, HelperError, Template};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;

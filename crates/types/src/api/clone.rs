@@ -1,0 +1,46 @@
+//! Clones of procs: the request and its answer.
+
+use super::ProcView;
+use crate::ProcName;
+use crate::spec::PortSpec;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Clones that one request may ask for.
+pub const MOST_CLONES: u32 = 256;
+
+fn one() -> u32 {
+    1
+}
+
+/// `POST /v1/procs/NAME/clone`.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneRequest {
+    /// The clone's name. With `count`, or without a name, it is this one, or the source's, with a
+    /// number: the first that are free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<ProcName>,
+    /// How many clones, all of the same moment; at most 256.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 256))]
+    pub count: u32,
+    /// Where the ports of a single clone are published; others of the source's ports are published
+    /// at ports of the host that Kip chooses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortSpec>,
+    /// The clones sleep until a packet wakes them, also if the source is awake.
+    #[serde(default)]
+    pub asleep: bool,
+}
+
+/// Answer of `POST /v1/procs/NAME/clone`.
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
+pub struct ClonesView {
+    /// The clones.
+    pub clones: Vec<ProcView>,
+    /// How long the source stood still at most, microseconds; 0 if it slept.
+    pub still_us: u64,
+    /// From the request until each clone was there, microseconds.
+    pub total_us: u64,
+}

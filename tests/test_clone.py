@@ -1,0 +1,374 @@
+"""`kip clone`: procs that go on from where another one is, with files, names, addresses and ports of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from harness import logged, servers
+from harness.clients import Http, Lines, Redis, free_port, http_get, listens
+from harness.databases import MariaDb
+from harness.kip import Kip, Proc
+from harness.programs import SOURCES
+from harness.rows import rest_in_soak
+from harness.wait import wait_for
+from test_trouble import COUNTING, UNPARKABLE
+
+LINES = ["/usr/bin/python3", "/srv/lines.py", "8080"]
+PROGRAM = ["-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"]
+
+
+def clone(proc: Proc, *words: str) -> list[Proc]:
+    made = proc.kip.json("clone", proc.name, *words)
+    assert made["total_us"] > 0
+    return [Proc(proc.kip, view["name"]) for view in made["clones"]]
+
+
+def redis(kip: Kip, name: str = "redis", flags: list[str] | None = None) -> Proc:
+    server = servers.redis()
+    return kip.run(name, server.command, ports=server.published, flags=["--never-sleep", *(flags or [])])
+
+
+def lines(kip: Kip, name: str = "lines", flags: list[str] | None = None) -> Proc:
+    proc = kip.run(name, LINES, ports=["8080"], flags=[*PROGRAM, "--never-sleep", *(flags or [])])
+    wait_for("it listens", lambda: listens(proc.port()), 20)
+    return proc
+
+
+def directories(kip: Kip) -> list[str]:
+    return sorted(path.name for path in (kip.data / "procs").iterdir())
+
+
+# promise clones: `kip clone` makes a proc that goes on from where another one is, in every tier on
+#   this machine: its memory and its files, and a name, host name, address, ports and logs of its
+#   own
+# promise clones: a sleeper that is cloned is not woken
+@pytest.mark.smoke
+@pytest.mark.parametrize("state", ["running", "hibernated", "parked"])
+def test_from_every_tier(kip: Kip, state: str) -> None:
+    proc = redis(kip)
+    Redis(proc.port()).ask_all([("SET", f"key:{i}", b"%d" % i * 100) for i in range(3000)])
+    proc.exec("sh", "-c", "echo source > /tmp/file; echo $(hostname) > /tmp/name")
+    {"running": Proc.wake, "hibernated": Proc.hibernate, "parked": Proc.sleep}[state](proc)
+    wakes = proc.inspect()["wakes"]
+    (other,) = clone(proc, "other")
+    assert proc.state == {"running": "running", "hibernated": "parked", "parked": "parked"}[state]
+    assert proc.inspect()["wakes"] == wakes + (state == "running")
+    assert other.state == ("running" if state == "running" else "parked")
+    assert other.port() != proc.port() and other.address() != proc.address()
+
+    client = Redis(other.port())
+    assert client.ask_all([("GET", f"key:{i}") for i in range(3000)]) == [b"%d" % i * 100 for i in range(3000)]
+    client.ask("SET", "key:1", "the clone's")
+    other.exec("sh", "-c", "echo clone > /tmp/file")
+    assert Redis(proc.port()).ask("GET", "key:1") == b"1" * 100
+    assert proc.exec("cat", "/tmp/file").stdout == "source\n" and other.exec("cat", "/tmp/file").stdout == "clone\n"
+    assert other.exec("sh", "-c", "hostname; cat /etc/hostname; cat /tmp/name").stdout == "other\nother\nredis\n"
+    hosts = other.exec("cat", "/etc/hosts").stdout
+    assert "other" in hosts and "redis" not in hosts
+    assert [event["detail"] for event in kip.events() if event["kind"] == "cloned" and event["name"] == "other"][-1] == "from redis"
+    assert "Ready to accept" not in other.logs(), "its log begins with it"
+
+    # A proc as any other.
+    for go in (Proc.sleep, Proc.hibernate, Proc.sleep):
+        go(other)
+        assert client.ask("GET", "key:1") == b"the clone's"
+    proc.remove()
+    other.sleep()
+    assert client.ask("GET", "key:2") == b"2" * 100
+    other.stop()
+    other.start(ready=True)
+    assert other.exec("cat", "/tmp/file").stdout == "clone\n"
+
+
+def page(proc: Proc) -> bytes:
+    return http_get(proc.port(), "/page.html")
+
+
+# promise clones: real servers with workers, threads and runtimes of their own are cloned while they
+#   run: the clone answers with what the source had in memory, and the source goes on
+@pytest.mark.parametrize("name", rest_in_soak(servers.WEB, ["nginx", "node", "go"]))
+def test_web_servers(kip: Kip, tmp_path: Path, name: str) -> None:
+    server = servers.WEB[name]()
+    proc = kip.run(server.name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--never-sleep"])
+    kept = Http(proc.port())
+    assert kept.get("/page.html") == servers.PAGE
+    if server.has_kv:
+        kept.ask("PUT", "/kv/a", b"before")
+    clones = clone(proc, "--count", "2")
+    assert [other.name for other in clones] == [f"{name}-1", f"{name}-2"]
+    assert kept.get("/page.html") == servers.PAGE, "the source's connections stay"
+    for other in clones:
+        assert page(other) == servers.PAGE
+        if server.has_kv:
+            mine = Http(other.port())
+            assert mine.get("/kv/a") == b"before"
+            mine.ask("PUT", "/kv/a", other.name.encode())
+    if server.has_kv:
+        assert kept.get("/kv/a") == b"before"
+        assert [http_get(other.port(), "/kv/a") for other in clones] == [other.name.encode() for other in clones]
+
+
+# promise clones: a clone of a clone of a clone is one, also after each has slept
+def test_of_a_clone(kip: Kip) -> None:
+    proc = lines(kip)
+    assert Lines(proc.port()).ask("x = 1") == "None"
+    line = [proc]
+    for depth, go in enumerate((Proc.sleep, Proc.hibernate, Proc.wake)):
+        (other,) = clone(line[-1])
+        client = Lines(other.port())
+        assert client.ask("x") == str(depth + 1)
+        assert client.ask(f"x = {depth + 2}") == "None"
+        go(other)
+        line.append(other)
+    assert [Lines(one.port()).ask("x") for one in line] == ["1", "2", "3", "4"]
+    assert [one.name for one in line] == ["lines", "lines-1", "lines-1-1", "lines-1-1-1"]
+
+
+# promise clones: connections to the outside are the source's: in the clone they end with a reset;
+#   connections inside the tree stay
+def test_connections(kip: Kip) -> None:
+    proc = lines(kip)
+    client = Lines(proc.port())
+    assert client.ask("ours, theirs = socket.socketpair()") == "None"
+    assert client.ask("ours.send(b'kept')") == "4"
+    (other,) = clone(proc)
+    assert client.ask("theirs.recv(4, socket.MSG_PEEK)") == "b'kept'", "the source has its connection"
+    assert Lines(other.port()).ask("theirs.recv(4)") == "b'kept'"
+    wait_for("the other end is gone there", lambda: len(connections(other)) == 0, 20)
+
+
+# promise clones: pipes with what is in them, eventfds, signalfds and epoll sets of these and of
+#   sockets are the clone's own, and are made without CRIU
+def test_objects_of_the_kernel(kip: Kip) -> None:
+    proc = lines(kip)
+    client = Lines(proc.port())
+    for line in (
+        "import select, signal, struct; heard = socket.create_server(('', 7999))",
+        "small, large = os.pipe(), os.pipe2(os.O_NONBLOCK)",
+        "import fcntl; fcntl.fcntl(large[1], 1031, 1 << 20)",
+        "os.write(small[1], b'waits') and os.write(large[1], b'x' * 500_000)",
+        "count = os.eventfd(5, os.EFD_NONBLOCK)",
+        "mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
+        "libc = __import__('ctypes').CDLL(None)",
+        "signals = libc.signalfd(-1, struct.pack('Q', 1 << 9) + bytes(120), 0)",
+        "watched, inner = select.epoll(), select.epoll()",
+        "inner.register(count, select.EPOLLIN)",
+        "watched.register(small[0], select.EPOLLIN | select.EPOLLET); watched.register(inner.fileno(), select.EPOLLIN)",
+        "watched.register(signals, select.EPOLLIN); watched.register(heard.fileno(), select.EPOLLIN)",
+        "moved = os.dup2(small[0], 200); watched.register(200, select.EPOLLIN)",
+    ):
+        assert client.ask(line) in ("None", "500000", "200"), line
+    (other,) = clone(proc)
+    mine = Lines(other.port())
+    assert other.rebuilt()
+    for ask in (client, mine):
+        assert ask.ask("sorted(fd for fd, _ in watched.poll(0)) == sorted([small[0], inner.fileno(), 200])") == "True"
+        assert ask.ask("os.read(small[0], 100), len(os.read(large[0], 1 << 20)), os.eventfd_read(count)") == "(b'waits', 500000, 5)"
+        assert ask.ask("fcntl.fcntl(large[1], 1032), os.get_blocking(large[1]), os.get_blocking(small[1])") == "(1048576, False, True)"
+        assert ask.ask("watched.poll(0)") == "[]"
+        assert ask.ask("watched.unregister(200)") == "None" and ask.ask("watched.modify(small[0], select.EPOLLIN)") == "None"
+        assert ask.ask("os.kill(os.getpid(), signal.SIGUSR1)") == "None"
+        assert ask.ask("[fd for fd, _ in watched.poll(1)] == [signals] and os.read(signals, 128)[0]") == "10"
+        # Of one and not of the other.
+        assert ask.ask("os.write(small[1], b'mine')") == "4" and ask.ask("os.read(small[0], 100)") == "b'mine'"
+
+
+def connections(proc: Proc) -> list[str]:
+    return proc.exec("ss", "-Htn", "state", "established").stdout.splitlines()
+
+
+@contextmanager
+def asked_all_the_time(port: int) -> Iterator[list[Any]]:
+    """By one connection, and by a new one each time. What it heard."""
+    heard: list[Any] = []
+    over = Event()
+
+    def ask() -> None:
+        client = Redis(port)
+        while not over.is_set():
+            try:
+                heard.append((client.ask("INCR", "n"), Redis(port).ask("GET", "key")))
+            except (OSError, AssertionError) as error:
+                heard.append(error)
+                return
+
+    asking = Thread(target=ask)
+    asking.start()
+    try:
+        yield heard
+    finally:
+        over.set()
+        asking.join(60)
+
+
+# promise clones: the source loses no request while it is cloned again and again
+@pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.timeout(600)
+def test_the_source_under_load(kip: Kip, times: int) -> None:
+    proc = redis(kip)
+    Redis(proc.port()).ask("SET", "key", "value")
+    with asked_all_the_time(proc.port()) as heard:
+        for _ in range(times):
+            before = len(heard)
+            (other,) = clone(proc)
+            assert Redis(other.port()).ask("GET", "key") == b"value"
+            other.remove()
+            wait_for("it is asked on", lambda before=before: len(heard) > before + 2, 30)
+    assert [n for n, _ in heard] == list(range(1, len(heard) + 1)) and {value for _, value in heard} == {b"value"}, heard[-1]
+
+
+# promise clones: a database with its files is cloned with both of one moment, and neither writes
+#   where the other reads
+def test_mariadb(kip: Kip, tmp_path: Path) -> None:
+    server = servers.mariadb()
+    flags = [*server.flags, "--never-sleep"]
+    proc = kip.run("mariadb", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    wait_for("it listens", lambda: listens(proc.port()), 60)
+    client = MariaDb(proc.port())
+    client.ask("CREATE DATABASE d")
+    client.ask("CREATE TABLE d.t (n INT PRIMARY KEY) ENGINE=InnoDB")
+    client.ask("INSERT INTO d.t VALUES (1), (2), (3)")
+    (other,) = clone(proc)
+    client.ask("INSERT INTO d.t VALUES (4)")
+    theirs = MariaDb(other.port())
+    assert theirs.ask("SELECT n FROM d.t ORDER BY n") == [["1"], ["2"], ["3"]]
+    theirs.ask("INSERT INTO d.t VALUES (5)")
+    for one, last in ((proc, "4"), (other, "5")):
+        one.sleep()
+        assert MariaDb(one.port()).ask("SELECT n FROM d.t ORDER BY n") == [["1"], ["2"], ["3"], [last]]
+
+
+# promise clones: secrets, a limited disk, file systems in memory and the owners of files are the
+#   clone's own, with the same contents
+def test_what_it_has(kip: Kip, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    flags = ["--secret", f"s={secret}", "--disk", "64M", "--tmpfs", "/scratch", "--label", "team=shop"]
+    proc = lines(kip, flags=flags)
+    proc.exec("sh", "-c", "echo own > /root/own; echo of > /tmp/of; chown 33:33 /tmp/of; chmod 640 /tmp/of; ln /tmp/of /tmp/link;"
+              "echo there > /scratch/there; mkfifo /tmp/fifo; ln -s nowhere /tmp/broken; rm /etc/debian_version")  # fmt: skip
+    look = "cat /run/secrets/s /root/own /scratch/there; stat -c '%u %g %a %h %F' /tmp/of /tmp/fifo /tmp/broken; ls /etc/debian_version; df -k / | tail -1"
+    mine = proc.exec("sh", "-c", look, check=False).stdout
+    (other,) = clone(proc)
+    assert other.exec("sh", "-c", look, check=False).stdout.split()[:-4] == mine.split()[:-4]
+    assert other.inspect()["spec"]["labels"] == {"team": "shop"}
+    other.exec("sh", "-c", "echo theirs > /scratch/there; echo theirs > /root/own")
+    assert proc.exec("cat", "/scratch/there", "/root/own").stdout == "there\nown\n"
+    other.sleep()
+    assert other.exec("cat", "/scratch/there", "/root/own").stdout == "theirs\ntheirs\n"
+    # No file of one is the other's in the host's eyes.
+    owners = {path.stat().st_uid >> 16 for path in (kip.data / "procs" / other.name).rglob("own")}
+    assert len(owners) <= 1
+
+
+# promise clones: a single clone's ports are where its owner says, others where Kip chooses
+def test_ports(kip: Kip) -> None:
+    proc = lines(kip, "web")
+    port = free_port()
+    (other,) = clone(proc, "mine", "-p", f"{port}:8080")
+    assert other.port() == port and Lines(port).ask("1 + 1") == "2"
+    assert f"tcp port {port} is taken by proc mine" in kip.refused("clone", "web", "-p", f"{port}:8080")
+    assert kip.names() == ["mine", "web"]
+
+
+# promise clones: what cannot be cloned is refused with one line, and nothing is left of it
+def test_refused(kip: Kip, tmp_path: Path) -> None:
+    lines(kip)
+    kip.run("other", ["sleep", "1000"])
+    kip.run("volume", ["sleep", "1000"], flags=["-v", "data:/data"])
+    stopped = kip.run("stopped", ["sleep", "1000"])
+    stopped.stop()
+    for words, said in {
+        ("nothing",): "there is no proc",
+        ("lines", "other"): "exists already",
+        ("lines", "--count", "0"): "1 to 256",
+        ("lines", "--count", "257"): "1 to 256",
+        ("lines", "--count", "2", "-p", "9000:8080"): "a single clone",
+        ("lines", "-p", "9000:81"): "has no tcp port 81",
+        ("volume",): "the volume data at /data, which a clone would write to as well",
+        ("stopped",): "it is stopped",
+    }.items():
+        assert said in kip.refused("clone", *words), words
+    kip.run("stuck", ["/usr/bin/python3", "-c", next(iter(UNPARKABLE.values())) + COUNTING])
+    wait_for("it has its descriptor", lambda: "descriptor" in Proc(kip, "stuck").logs(), 30)
+    assert "stuck cannot be cloned now" in kip.refused("clone", "stuck")
+    assert kip.names() == ["lines", "other", "stopped", "stuck", "volume"] == directories(kip)
+
+
+# promise clones: a proc that is archived is to be woken first; a clone is archived as any other
+def test_with_a_store(archiving: Kip) -> None:
+    proc = redis(archiving)
+    Redis(proc.port()).ask("SET", "key", "value")
+    (other,) = clone(proc, "other")
+    proc.archive()
+    assert "wake it first" in archiving.refused("clone", "redis")
+    assert archiving.names() == ["other", "redis"] and proc.state == "archived"
+    # What both have was one file.
+    assert Redis(other.port()).ask("GET", "key") == b"value"
+    other.archive()
+    for one in (proc, other):
+        assert Redis(one.port()).ask("GET", "key") == b"value"
+
+
+# promise clones: killed in the middle, the next daemon has the source as it was, and the clone
+#   whole or not at all
+@pytest.mark.parametrize("step", ["clone-copied", "clone-synced", "clone-published"])
+def test_killed_in_the_middle(fresh_kip: Callable[..., Kip], step: str) -> None:
+    kip = fresh_kip(start=False)
+    kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_GONE]
+    kip.up("--fault-at", step)
+    proc = redis(kip)
+    Redis(proc.port()).ask("SET", "key", "value")
+    kip.cli("clone", "redis", "other", check=False)
+    assert kip.wait_dead(30) == -signal.SIGKILL
+    kip.up()
+    assert Redis(proc.port()).ask("GET", "key") == b"value"
+    assert kip.names() == (["other", "redis"] if step == "clone-published" else ["redis"]) == directories(kip)
+    if step == "clone-published":
+        assert Redis(Proc(kip, "other").port()).ask("GET", "key") == b"value"
+    else:
+        (other,) = clone(proc, "other")
+        assert Redis(other.port()).ask("GET", "key") == b"value"
+
+
+# promise clones: a clone outlives the daemon, the keeper, a restart of the machine and its source
+def test_it_is_a_proc_of_its_own(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_GONE]
+    proc = redis(kip)
+    Redis(proc.port()).ask("SET", "key", "value")
+    proc.sleep()
+    one, two = clone(proc, "--count", "2")
+    proc.remove()
+    kip.kill()
+    kip.up()
+    assert Redis(one.port()).ask("GET", "key") == b"value"
+    one.wait_state("running")
+    kip.reboot()
+    wait_for("it listens", lambda: listens(two.port()), 20)
+    assert Redis(two.port()).ask("GET", "key") == b"value"
+    assert one.state == "stopped"
+
+
+# promise clones: the same by the API, where clones may be asked to sleep at first
+def test_by_the_api(kip: Kip) -> None:
+    proc = redis(kip)
+    Redis(proc.port()).ask("SET", "key", "value")
+    with socket.socket(socket.AF_UNIX) as api:
+        api.connect(str(kip.data / "run/api.sock"))
+        body = json.dumps({"asleep": True}).encode()
+        api.sendall(b"POST /v1/procs/redis/clone HTTP/1.1\r\nHost: kip\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        answer = api.makefile("rb").read()
+    assert b" 200 " in answer.splitlines()[0], answer
+    made = json.loads(answer[answer.index(b"{") : answer.rindex(b"}") + 1])
+    assert made["still_us"] > 0 and made["clones"][0]["state"] == "parked"
+    assert Redis(Proc(kip, made["clones"][0]["name"]).port()).ask("GET", "key") == b"value"
