@@ -65,6 +65,23 @@ def test_in_every_tier(archiving: Kip) -> None:
     assert list((kip.data / "procs").iterdir()) == []
 
 
+# promise invariants: what Kip writes into a proc's files stays there, wherever the program's links
+#   lead
+# held by: this, `kip_sys::within::tests::a_text_is_changed_below_the_root_and_nowhere_else`
+def test_links_of_the_program_lead_kip_nowhere(kip: Kip, tmp_path: Path) -> None:
+    """/etc/hosts of a proc in a network is written by the daemon, from outside."""
+    kip.expected += ["it is not told of its network"]
+    (tmp_path / "hosts").write_text("the host's own\n")
+    proc = kip.run("hostile", ["sleep", "1000"], flags=["--network", "n", "--never-sleep"])
+    proc.exec("sh", "-c", f"rm -rf /etc; ln -s {tmp_path} /etc")
+    kip.run("other", ["sleep", "1000"], flags=["--network", "n"]).remove()
+    proc.sleep()
+    kip.cli("clone", proc.name, "hostile-too")
+    proc.wake()
+    assert (tmp_path / "hosts").read_text() == "the host's own\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hosts"]
+
+
 # promise life: others of its network find a renamed proc by its new name, and by the old one no
 #   more
 def test_in_its_network(kip: Kip) -> None:

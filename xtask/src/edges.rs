@@ -68,7 +68,7 @@ const ALLOWED: [(&str, &[&str]); 34] = [
         ],
     ),
     // Directories of procs, copied: their files, ids and generation; knows of no record.
-    ("kip-copy", &[TYPES, "kip-archive", "kip-records", "kip-snapshot"]),
+    ("kip-copy", &[TYPES, SYS, "kip-archive", "kip-records", "kip-snapshot"]),
     // Each step that is taken with one proc; knows no tasks and never decides when. A session of
     // exec is the client's as it is.
     (

@@ -4,57 +4,26 @@
 //! there, and get a second name. The proc's own files are copied, with the ids of the clone's
 //! block. Owns the two directories while it works; knows of no record.
 
-use crate::{BOUND, Said, TAR};
+use crate::tree::{self, How};
+use crate::{CopyError, at};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_records::instance::IDS_PER_BLOCK;
+use kip_sys::within;
 use kip_types::Generation;
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// What is copied of a directory, where it is there: without a limit of the disk, and with one.
 const OWN: [&str; 2] = ["upper", "disk"];
-/// Below those, what is made anew.
-const MADE_ANEW: [&str; 3] = ["disk/work", "disk/lost+found", "disk/files.new"];
+/// At the top of those, what is made anew.
+const MADE_ANEW: [&str; 3] = ["work", "lost+found", "files.new"];
 /// What gets a second name.
 const LINKED: [&str; 2] = ["pins", "layer"];
 /// Ends the names of notes about page files of which pages are still in a store.
 const REMOTE: &str = "-remote.table";
 /// What a clone's root has its name in.
 const NAMED: [&str; 2] = ["root/etc/hostname", "root/etc/hosts"];
-
-/// A directory is not there as a whole.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the text of each is what it means")]
-pub enum CopyError {
-    #[error("cannot read or write {path}")]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("some of its memory is still in the store: wake it, and clone it when all of it has come")]
-    Remote,
-    #[error("{program} cannot be started: install it")]
-    Missing {
-        program: &'static str,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{program} failed: {said}")]
-    Failed { program: &'static str, said: String },
-}
-
-fn at(path: &Path) -> impl FnOnce(io::Error) -> CopyError {
-    let path = path.to_owned();
-    move |source| CopyError::Io { path, source }
-}
-
-fn missing(program: &'static str) -> impl Fn(io::Error) -> CopyError {
-    move |source| CopyError::Missing { program, source }
-}
 
 /// What is to be copied.
 #[derive(Debug)]
@@ -79,20 +48,17 @@ impl ProcCopy {
     pub fn copy(&self) -> Result<(), CopyError> {
         self.link_generation()?;
         for name in LINKED.iter().filter(|name| self.from.join(name).is_dir()) {
-            self.link(name)?;
+            tree::copy(&self.from.join(name), &self.to.join(name), How::Linked, &[])?;
         }
         let own: Vec<&str> = OWN.into_iter().filter(|name| self.from.join(name).is_dir()).collect();
-        if own.is_empty() {
-            return Ok(());
-        }
-        self.copy_files(&own)?;
         let ids = IdShift { from: self.ids.0, to: self.ids.1, count: IDS_PER_BLOCK };
         for name in own {
             let root = self.to.join(name);
+            tree::copy(&self.from.join(name), &root, How::Copied, &MADE_ANEW)?;
             shift(&root, ids).map_err(at(&root))?;
         }
         for upper in ["upper", "disk/upper"] {
-            self.rename(&self.to.join(upper))?;
+            self.rename(&self.to.join(upper));
         }
         Ok(())
     }
@@ -113,60 +79,17 @@ impl ProcCopy {
         Ok(())
     }
 
-    /// A directory with the same attributes, of the same files.
-    fn link(&self, name: &str) -> Result<(), CopyError> {
-        let output =
-            Command::new("cp").args(["--archive", "--link", "--"]).arg(self.from.join(name)).arg(&self.to).output();
-        let output = output.map_err(missing("cp"))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or("it was killed").to_owned();
-        Err(CopyError::Failed { program: "cp", said })
-    }
-
-    fn copy_files(&self, own: &[&str]) -> Result<(), CopyError> {
-        let io = at(&self.to);
-        let (mut packer_said, mut unpacker_said) = match (Said::new(), Said::new()) {
-            (Ok(packer), Ok(unpacker)) => (packer, unpacker),
-            (Err(e), _) | (_, Err(e)) => return Err(io(e)),
-        };
-        let mut packer = Command::new("tar");
-        packer.args(["--create", "--file=-", "--format=posix", "--sparse", "--no-check-device"]).args(TAR);
-        for name in BOUND {
-            packer.args(["trusted", "user"].map(|space| format!("--xattrs-exclude={space}.overlay.{name}")));
-        }
-        packer.args(["--anchored", "--no-wildcards"]).args(MADE_ANEW.map(|name| format!("--exclude={name}")));
-        packer.arg("--directory").arg(&self.from).arg("--").args(own);
-        packer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(packer_said.hand().map_err(at(&self.to))?);
-        let mut packer = packer.spawn().map_err(missing("tar"))?;
-        let mut unpacker = Command::new("tar");
-        unpacker.args(["--extract", "--file=-", "--sparse", "--preserve-permissions", "--same-owner"]);
-        unpacker.arg("--delay-directory-restore").args(TAR).arg("--directory").arg(&self.to);
-        unpacker.stdin(packer.stdout.take().expect("it is piped")).stdout(Stdio::null());
-        let unpacked = unpacker_said.hand().and_then(|said| unpacker.stderr(said).status());
-        let packed = packer.wait().map_err(missing("tar"))?;
-        let failed = |said: &mut Said| Err(CopyError::Failed { program: "tar", said: said.line() });
-        match unpacked.map_err(missing("tar"))?.success() {
-            false => failed(&mut unpacker_said),
-            true if !packed.success() => failed(&mut packer_said),
-            true => Ok(()),
-        }
-    }
-
     /// What of the clone's files says its host name, says its own.
-    fn rename(&self, upper: &Path) -> Result<(), CopyError> {
+    fn rename(&self, upper: &Path) {
         let (from, to) = &self.names;
-        for path in NAMED.map(|name| upper.join(name)) {
-            // A link that the program has made there would lead anywhere.
-            if from == to || !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
-                continue;
+        for name in NAMED.into_iter().filter(|_| from != to && upper.is_dir()) {
+            let change =
+                |text: &str| text.split_inclusive('\n').map(|line| renamed(line, from, to)).collect::<String>();
+            // Where the program has put something else there, it does not say the host name.
+            if let Err(error) = within::rewrite(upper, name, change) {
+                tracing::info!(path = %upper.join(name).display(), %error, "a clone's host name is not in its files");
             }
-            let text = fs::read_to_string(&path).map_err(at(&path))?;
-            let new: Vec<String> = text.split_inclusive('\n').map(|line| renamed(line, from, to)).collect();
-            fs::write(&path, new.concat()).map_err(at(&path))?;
         }
-        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@ use crate::host::Proc;
 use crate::host::resolver;
 use crate::input;
 use crate::ports::{self, Earlier};
+use crate::prepared::PreparedNetwork;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
@@ -55,13 +56,23 @@ pub fn is_lost(proc: &Proc) -> bool {
 /// Makes it. `earlier`: the ports that it has on the host; others are taken where they are not to
 /// be had any more.
 pub fn renew(proc: &Proc, body: &Body, earlier: &[PortView]) -> Result<Vec<PortView>, RenewError> {
+    proc.shared.pool.release(&[proc.slot])?;
+    let prepared = proc.shared.prepared_networks.make(proc.slot)?;
+    renew_in(proc, body, earlier, prepared)
+}
+
+/// The same with the network that was prepared for its slot.
+pub fn renew_in(
+    proc: &Proc,
+    body: &Body,
+    earlier: &[PortView],
+    prepared: PreparedNetwork,
+) -> Result<Vec<PortView>, RenewError> {
     let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
     let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
     let recipes = recipes.ok_or(RenewError::Unknown)?;
     key::ALL_UP.iter().try_for_each(|prefix| proc.fd_store.drop_prefix(prefix))?;
     let machine = &proc.shared;
-    machine.pool.release(&[proc.slot])?;
-    let prepared = machine.prepared_networks.make(proc.slot)?;
     proc.meter.without_network();
     proc.meter.engine_at_work();
     let made = machine.launcher().namespaces(proc.first_id(), proc.spec().hostname())?;

@@ -2,6 +2,8 @@
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::{Errno, Result};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -33,6 +35,29 @@ pub fn open(root: impl AsFd, path: impl AsRef<Path>, flags: OFlags, resolve: Res
     }
 }
 
+/// Changes the text of a file below `root`, in place, so that it stays the file that it is. Links
+/// on the way are not followed: what lies below `root` is a program's, and may lead anywhere.
+///
+/// # Errors
+/// Those of openat2(2), ELOOP for a link among them; it is no file; it is no text.
+pub fn rewrite(root: &Path, path: &str, change: impl FnOnce(&str) -> String) -> io::Result<()> {
+    let root = File::open(root)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(open(&root, path, flags, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    let new = change(&text);
+    if new != text {
+        file.set_len(0)?;
+        file.rewind()?;
+        file.write_all(new.as_bytes())?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +66,33 @@ mod tests {
 
     // promise volumes: what is renamed or mounted elsewhere on the machine disturbs no lookup
     //   within a root
+    #[test]
+    fn a_text_is_changed_below_the_root_and_nowhere_else() {
+        let place = tempfile::tempdir().unwrap();
+        let (root, outside) = (place.path().join("root"), place.path().join("outside"));
+        fs::create_dir_all(root.join("etc")).unwrap();
+        fs::create_dir(&outside).unwrap();
+        for directory in [root.join("etc"), outside.clone()] {
+            fs::write(directory.join("hosts"), "a longer text\n").unwrap();
+        }
+        let id = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+        let was = id(&root.join("etc/hosts"));
+        rewrite(&root, "etc/hosts", |text| text.replace("longer ", "")).unwrap();
+        assert_eq!(fs::read_to_string(root.join("etc/hosts")).unwrap(), "a text\n");
+        assert_eq!(id(&root.join("etc/hosts")), was);
+        let never = |_: &str| unreachable!("a link was followed");
+        std::os::unix::fs::symlink(outside.join("hosts"), root.join("etc/link")).unwrap();
+        assert!(rewrite(&root, "etc/link", never).is_err());
+        fs::rename(root.join("etc"), root.join("was")).unwrap();
+        for target in [outside.as_path(), Path::new("../outside"), Path::new("was")] {
+            std::os::unix::fs::symlink(target, root.join("etc")).unwrap();
+            assert!(rewrite(&root, "etc/hosts", never).is_err());
+            fs::remove_file(root.join("etc")).unwrap();
+        }
+        assert!(rewrite(&root, "was", never).is_err() && rewrite(&root, "../outside/hosts", never).is_err());
+        assert_eq!(fs::read_to_string(outside.join("hosts")).unwrap(), "a longer text\n");
+    }
+
     #[test]
     fn what_is_renamed_elsewhere_disturbs_nobody() {
         let dir = tempfile::tempdir().unwrap();

@@ -22,7 +22,7 @@ pub(crate) mod restore;
 
 use crate::worker::Worker;
 use kip_archive::backup::BackupWriter;
-use kip_copy::{BOUND, Said, TAR};
+use kip_copy::BOUND;
 use kip_engine::host::Host;
 use kip_offload::find::absolute;
 use kip_offload::place::OWN;
@@ -35,11 +35,12 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
 use kip_types::chain;
 use kip_types::{Generation, ProcName, State, VolumeName, VolumeSource};
+use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
@@ -51,6 +52,8 @@ use tokio::sync::mpsc;
 pub(crate) const FORMAT: u32 = 1;
 /// The last member.
 pub(crate) const NOTE: &str = "backup.json";
+/// What tar has to do alike at both ends.
+pub(crate) const TAR: &[&str] = &["--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*", "--warning=none"];
 /// What is derived, or of one process's life.
 const LEFT_OUT: [&str; 10] = [
     "work",
@@ -69,6 +72,9 @@ const LEFT_OUT: [&str; 10] = [
 const PIECE: usize = 256 << 10;
 /// Between two words about how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
+/// Of what tar says.
+const SAID_MAX: usize = 300;
+
 /// What a backup says of itself.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Note {
@@ -156,6 +162,28 @@ fn groups(procs: Vec<Handle>) -> Vec<Group> {
         groups.push(joined);
     }
     groups
+}
+
+/// What tar says, in memory: a disk may be what it complains of.
+pub(crate) struct Said(File);
+
+impl Said {
+    pub(crate) fn new() -> io::Result<Said> {
+        Ok(Said(rustix::fs::memfd_create(c"tar", MemfdFlags::CLOEXEC)?.into()))
+    }
+
+    /// For tar.
+    pub(crate) fn hand(&self) -> io::Result<File> {
+        self.0.try_clone()
+    }
+
+    /// The first thing that it said.
+    pub(crate) fn line(&mut self) -> String {
+        let mut text = String::new();
+        let read = self.0.seek(SeekFrom::Start(0)).and_then(|_| self.0.read_to_string(&mut text));
+        let line = text.lines().next().filter(|_| read.is_ok()).unwrap_or("it was killed");
+        line.chars().take(SAID_MAX).collect()
+    }
 }
 
 struct Backup {

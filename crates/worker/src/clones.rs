@@ -16,6 +16,7 @@ use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
 use kip_engine::host::{Host, Proc};
 use kip_engine::plans::take_custody;
+use kip_engine::prepared::PreparedNetwork;
 use kip_engine::{renew, secrets, stop, volumes};
 use kip_journal::meter::Meter;
 use kip_net::Slot;
@@ -56,6 +57,7 @@ struct Staging {
     record: Record,
     key: ProcName,
     made: Option<Unpublished>,
+    prepared: Option<PreparedNetwork>,
     _volumes: volumes::Claim,
 }
 
@@ -172,8 +174,6 @@ impl Worker {
         }
         let prepared = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
         let slot = prepared.slot;
-        // It gets another when what it holds is made, as after a reboot.
-        drop(prepared.net);
         let state = record.state.clone();
         let record = Record {
             state,
@@ -190,7 +190,15 @@ impl Worker {
             machine.prepared_networks.free(slot);
             Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&e)))
         })?;
-        let staging = Staging { machine: Arc::clone(machine), spec, record, key, made: Some(made), _volumes };
+        let staging = Staging {
+            machine: Arc::clone(machine),
+            spec,
+            record,
+            key,
+            made: Some(made),
+            prepared: Some(prepared),
+            _volumes,
+        };
         if let (Some(sealed), Some(made)) = (sealed, &staging.made) {
             made.add(secrets::FILE, &sealed).map_err(|e| failed("its secrets", &e))?;
         }
@@ -280,7 +288,7 @@ impl Worker {
             })?;
             Ok::<_, Refusal>(staging)
         });
-        let staging = published.await?;
+        let mut staging = published.await?;
         fault::reach("clone-published");
         let (key, spec, record) = (staging.key.clone(), staging.spec.clone(), staging.record.clone());
         let meter = Meter::new(now_ms());
@@ -290,7 +298,8 @@ impl Worker {
         let proc = Proc::new(&machine, key, spec, slot, record.base.clone(), fd_store, meter);
         let held = {
             let (proc, record) = (Arc::clone(&proc), record.clone());
-            blocking(move || hold(&proc, record)).await
+            let prepared = staging.prepared.take().expect("it is held once");
+            blocking(move || hold(&proc, record, prepared)).await
         };
         let record = match held {
             Ok(record) => record,
@@ -314,10 +323,10 @@ impl Worker {
 }
 
 /// What a clone needs of the kernel while it sleeps, and its ports; with them its record.
-fn hold(proc: &Arc<Proc>, record: Record) -> Result<Record, String> {
+fn hold(proc: &Arc<Proc>, record: Record, prepared: PreparedNetwork) -> Result<Record, String> {
     let directory = kip_snapshot::path_of(&proc.dir, record.generation());
     let body = kip_snapshot::open::<Body>(&directory).map_err(|e| chain(&e))?.body;
-    let ports = renew::renew(proc, &body, &[]).map_err(|e| chain(&e))?;
+    let ports = renew::renew_in(proc, &body, &[], prepared).map_err(|e| chain(&e))?;
     let record = Record { ports, ..record };
     proc.write_record(&record, Durability::Fsync).map_err(|e| chain(&e))?;
     proc.meter.level(kip_snapshot::bytes_of(&directory));

@@ -11,9 +11,9 @@
 use super::{Host, Proc, resolver};
 use kip_net::addr::Addresses;
 use kip_sandbox::quota::OwnFilesPlace;
+use kip_sys::within;
 use kip_types::chain;
 use std::fs;
-use std::io;
 use std::sync::Arc;
 
 const BEGIN: &str = "# kip: procs of this network\n";
@@ -50,18 +50,8 @@ pub fn write_at(proc: &Proc, place: &OwnFilesPlace) {
     let mut all: Vec<&Arc<Proc>> = procs.iter().filter(|p| p.spec().network.as_ref() == Some(network)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     let part: String = all.into_iter().map(|p| lines(p)).collect();
-    let path = place.path().join(FILE);
-    let written = (|| {
-        // A link that the program has made there would lead anywhere.
-        if !fs::symlink_metadata(&path)?.is_file() {
-            return Err(io::Error::other("it is no file"));
-        }
-        let text = fs::read_to_string(&path)?;
-        let new = with_part(&text, &part);
-        if new == text { Ok(()) } else { fs::write(&path, new) }
-    })();
-    if let Err(error) = written {
-        tracing::warn!(proc = %proc.name, path = %path.display(), %error, "it is not told of its network");
+    if let Err(error) = within::rewrite(place.path(), FILE, |text| with_part(text, &part)) {
+        tracing::warn!(proc = %proc.name, path = FILE, %error, "it is not told of its network");
     }
 }
 

@@ -9,11 +9,10 @@
 //! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash
 //! leaves that directory, which the next try removes.
 
-use super::{FORMAT, NOTE, Note, Noted};
+use super::{FORMAT, NOTE, Note, Noted, Said, TAR};
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
-use kip_copy::{Said, TAR};
 use kip_engine::volumes::sleep::RESTORED;
 use kip_net::Instance;
 use kip_offload::{KeyLength, with_wrap};
