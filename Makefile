@@ -40,6 +40,7 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/activeset
 	bench/archive
 	bench/sleepers
+	bench/clones
 	bench/first-minutes
 
 PREFIX ?= /usr/local

@@ -301,7 +301,10 @@ def test_refused(kip: Kip, tmp_path: Path) -> None:
     kip.run("stuck", ["/usr/bin/python3", "-c", next(iter(UNPARKABLE.values())) + COUNTING])
     wait_for("it has its descriptor", lambda: "descriptor" in Proc(kip, "stuck").logs(), 30)
     assert "stuck cannot be cloned now" in kip.refused("clone", "stuck")
-    assert kip.names() == ["lines", "other", "stopped", "stuck", "volume"] == directories(kip)
+    # Held for a sleeper on this machine, and for it alone.
+    kip.run("shell", ["sh"], flags=["-t", "-d"])
+    assert "shell cannot be cloned now: it has a terminal open" in kip.refused("clone", "shell")
+    assert kip.names() == ["lines", "other", "shell", "stopped", "stuck", "volume"] == directories(kip)
 
 
 # promise clones: a proc that is archived is to be woken first; a clone is archived as any other

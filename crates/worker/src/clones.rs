@@ -11,6 +11,7 @@
 use crate::view;
 use crate::worker::{NameClaim, Worker, first};
 use kip_copy::ProcCopy;
+use kip_criu_images::{Images, bars_criu};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -35,7 +36,7 @@ use kip_types::name::MAX_NAME;
 use kip_types::{Generation, PortSpec, ProcName, Spec, State, VolumeSource};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -108,7 +109,7 @@ impl Worker {
         let (still, over) = Still::new();
         let stood = Instant::now();
         let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
-        let generation = cloneable(&name, &stilled)?;
+        let generation = cloneable(&name, &source.proc.dir, &stilled)?;
         let (worker, mut staged) = (self.clone(), Vec::new());
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
         let (first, others) = names.split_first().expect("at least one is asked for");
@@ -120,8 +121,8 @@ impl Worker {
         fault::reach("clone-copied");
         // It goes on, whatever came of the copy.
         drop(still);
+        let runs = was_awake.then(|| tokio::spawn(runs_again(source.clone(), stood)));
         staged.push(made?);
-        let still_us = if was_awake { runs_again(&source, stood).await } else { 0 };
         for name in others {
             let (worker, source, request, name) = (worker.clone(), source.clone(), request.clone(), name.clone());
             let (record, from) = (
@@ -133,6 +134,10 @@ impl Worker {
         }
         let clones = self.publish_all(&name, staged, awake).await?;
         drop(claimed);
+        let still_us = match runs {
+            Some(runs) => runs.await.unwrap_or_default(),
+            None => 0,
+        };
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64 })
     }
@@ -369,13 +374,22 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
 }
 
 /// The generation that a clone goes on from.
-fn cloneable(name: &ProcName, stilled: &Stilled) -> Result<Generation, Refusal> {
+fn cloneable(name: &ProcName, directory: &Path, stilled: &Stilled) -> Result<Generation, Refusal> {
     let refuse = |why: String| Err(Refusal::new(Code::State, format!("{name} cannot be cloned now: {why}")));
+    // What is held for the source alone, and is made anew by neither way.
+    let bars = |generation| {
+        let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
+        bars_criu(&images)
+    };
     if let Some(why) = &stilled.runs {
         return refuse(why.clone());
     }
     match &stilled.record.state {
-        State::Parked { generation } => Ok(*generation),
+        State::Parked { generation } => match bars(*generation) {
+            Ok(None) => Ok(*generation),
+            Ok(Some(what)) => refuse(what),
+            Err(e) => refuse(chain(&e)),
+        },
         State::Stopped { .. } => refuse("it is stopped, and a clone goes on from where its source is: start it".into()),
         State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
         state => refuse(format!("it is {}: try again", state.name())),
@@ -383,7 +397,7 @@ fn cloneable(name: &ProcName, stilled: &Stilled) -> Result<Generation, Refusal> 
 }
 
 /// How long the source stood, microseconds, once it runs.
-async fn runs_again(source: &Handle, stood: Instant) -> u64 {
+async fn runs_again(source: Handle, stood: Instant) -> u64 {
     let mut status = source.status.clone();
     let runs = status.wait_for(|status| !matches!(status.record.state, State::Parked { .. } | State::Waking { .. }));
     let _ = tokio::time::timeout(RUNS_WITHIN, runs).await;
