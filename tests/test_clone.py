@@ -182,6 +182,28 @@ def test_objects_of_the_kernel(kip: Kip) -> None:
         assert ask.ask("os.write(small[1], b'mine')") == "4" and ask.ask("os.read(small[0], 100)") == "b'mine'"
 
 
+# promise clones: what draws random numbers from the kernel draws others in each clone (Go, Python's
+#   `secrets`); where a library goes on by itself (OpenSSL) that is said
+def test_random_numbers(kip: Kip, tmp_path: Path) -> None:
+    server = servers.go()
+    proc = kip.run("go", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--never-sleep"])
+    wait_for("it listens", lambda: listens(proc.port()), 20)
+    # Its library has a state by now, which the kernel is to wipe.
+    http_get(proc.port(), "/random")
+    made = kip.json("clone", "go", "--count", "3")
+    drawn = [http_get(view["ports"][0]["host_port"], "/random") for view in made["clones"]] + [http_get(proc.port(), "/random")]
+    assert len(set(drawn)) == 4 and made["notes"] == []
+    proc = lines(kip)
+    client = Lines(proc.port())
+    assert client.ask("import secrets") == "None"
+    (other,) = clone(proc)
+    assert client.ask("secrets.token_hex(16)") != Lines(other.port()).ask("secrets.token_hex(16)")
+    assert client.ask("import ssl; ssl.RAND_bytes(8)") == "None"
+    (note,) = kip.json("clone", proc.name)["notes"]
+    assert "libcrypto.so" in note and "which go on alike in source and clones" in note
+    assert f"note: {note}\n" in kip.cli("clone", proc.name).stdout
+
+
 def connections(proc: Proc) -> list[str]:
     return proc.exec("ss", "-Htn", "state", "established").stdout.splitlines()
 

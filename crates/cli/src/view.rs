@@ -32,7 +32,8 @@ pub fn clones(source: &str, made: &ClonesView) -> String {
         0 => String::new(),
         us => format!(", {source} stood still {}", micros(us)),
     };
-    format!("{rows}cloned in {}{stood}\n", micros(made.total_us))
+    let notes: String = made.notes.iter().map(|note| format!("note: {note}\n")).collect();
+    format!("{rows}cloned in {}{stood}\n{notes}", micros(made.total_us))
 }
 
 /// `tcp 80 -> 0.0.0.0:8080`

@@ -11,7 +11,8 @@
 use crate::view;
 use crate::worker::{NameClaim, Worker, first};
 use kip_copy::ProcCopy;
-use kip_criu_images::{Images, bars_criu};
+use kip_criu_images::fields::{file_entry, reg_file_entry};
+use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -34,7 +35,7 @@ use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::name::MAX_NAME;
 use kip_types::{Generation, PortSpec, ProcName, Spec, State, VolumeSource};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,7 +110,7 @@ impl Worker {
         let (still, over) = Still::new();
         let stood = Instant::now();
         let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
-        let generation = cloneable(&name, &source.proc.dir, &stilled)?;
+        let (generation, notes) = cloneable(&name, &source.proc.dir, &stilled)?;
         let (worker, mut staged) = (self.clone(), Vec::new());
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
         let (first, others) = names.split_first().expect("at least one is asked for");
@@ -139,7 +140,7 @@ impl Worker {
             None => 0,
         };
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
-        Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64 })
+        Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64, notes })
     }
 
     /// Names that no other proc has, in their order.
@@ -373,27 +374,42 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The generation that a clone goes on from.
-fn cloneable(name: &ProcName, directory: &Path, stilled: &Stilled) -> Result<Generation, Refusal> {
+/// The generation that a clone goes on from, and what its owner should know of that.
+fn cloneable(name: &ProcName, directory: &Path, stilled: &Stilled) -> Result<(Generation, Vec<String>), Refusal> {
     let refuse = |why: String| Err(Refusal::new(Code::State, format!("{name} cannot be cloned now: {why}")));
     // What is held for the source alone, and is made anew by neither way.
-    let bars = |generation| {
+    let read = |generation| {
         let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
-        bars_criu(&images)
+        Ok::<_, CheckpointImageError>((bars_criu(&images)?, generators(&images)?))
     };
     if let Some(why) = &stilled.runs {
         return refuse(why.clone());
     }
     match &stilled.record.state {
-        State::Parked { generation } => match bars(*generation) {
-            Ok(None) => Ok(*generation),
-            Ok(Some(what)) => refuse(what),
+        State::Parked { generation } => match read(*generation) {
+            Ok((None, notes)) => Ok((*generation, notes)),
+            Ok((Some(what), _)) => refuse(what),
             Err(e) => refuse(chain(&e)),
         },
         State::Stopped { .. } => refuse("it is stopped, and a clone goes on from where its source is: start it".into()),
         State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
         state => refuse(format!("it is {}: try again", state.name())),
     }
+}
+
+/// Programs and libraries with a random number generator that takes a clone for the process that it
+/// was: it draws new numbers from the kernel when its pid changes, and that is the same.
+fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
+    let mut notes = BTreeSet::new();
+    for file in images.entries("files.img")? {
+        let reg = file.message(file_entry::REG).map_err(images.damaged("files.img"))?.unwrap_or_default();
+        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if name.starts_with("libcrypto.so") || name == "node" {
+            notes.insert(format!("{path} has OpenSSL's random numbers, which go on alike in source and clones"));
+        }
+    }
+    Ok(notes.into_iter().collect())
 }
 
 /// How long the source stood, microseconds, once it runs.

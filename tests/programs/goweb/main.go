@@ -2,6 +2,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -38,6 +39,11 @@ func main() {
 			}
 			w.Write(body)
 		}
+	})
+	http.HandleFunc("/random", func(w http.ResponseWriter, r *http.Request) {
+		bytes := make([]byte, 16)
+		rand.Read(bytes)
+		fmt.Fprintf(w, "%x", bytes)
 	})
 	http.HandleFunc("/count", func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()

@@ -336,7 +336,7 @@ impl ProcService for Fake {
         let source = source.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no proc {name}")))?;
         let clone = ProcView { name: request.name.unwrap_or_else(|| format!("{name}-1").parse().unwrap()), ..source };
         procs.insert(clone.name.clone(), clone.clone());
-        Ok(ClonesView { clones: vec![clone], still_us: 0, total_us: 1 })
+        Ok(ClonesView { clones: vec![clone], still_us: 0, total_us: 1, notes: Vec::new() })
     }
 
     async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {

@@ -43,4 +43,8 @@ pub struct ClonesView {
     pub still_us: u64,
     /// From the request until each clone was there, microseconds.
     pub total_us: u64,
+    /// What the clones have in common that no two procs should: libraries of theirs go on with the
+    /// same random numbers.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
