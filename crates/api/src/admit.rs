@@ -4,7 +4,10 @@
 //! Never asks the machine: whether a name is free, a file exists or a limit suffices is the
 //! worker's to find out.
 
+use kip_types::PortSpec;
+use kip_types::api::clone::CloneRequest;
 use kip_types::api::{CheckRequest, Code, Refusal, RunRequest, UpdateRequest};
+use kip_types::life::Probe;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
@@ -73,7 +76,9 @@ pub fn check_update(change: &UpdateRequest, mut spec: Spec) -> Result<(), Refusa
         );
         return Err(Refusal::new(Code::Invalid, message));
     }
-    check_changeable(&spec).and_then(|()| check_ports(&spec)).map_err(|line| Refusal::new(Code::Invalid, line))
+    check_changeable(&spec)
+        .and_then(|()| check_ports(&spec.ports, &spec.probes))
+        .map_err(|line| Refusal::new(Code::Invalid, line))
 }
 
 /// Refuses a trial that would change what is not its own.
@@ -136,7 +141,7 @@ fn check(spec: &Spec) -> Result<(), String> {
         return Err(format!("there is no realm {}: this daemon has only the realm {}", spec.realm, Realm::default()));
     }
     check_program(spec)?;
-    check_ports(spec)?;
+    check_ports(&spec.ports, &spec.probes)?;
     check_names(spec)?;
     check_end(spec)?;
     if let Some(twice) =
@@ -211,10 +216,18 @@ fn check_program(spec: &Spec) -> Result<(), String> {
     }
 }
 
-fn check_ports(spec: &Spec) -> Result<(), String> {
+/// Refuses ports of a clone that no proc can have.
+///
+/// # Errors
+/// Which, and why.
+pub(crate) fn check_clone(request: &CloneRequest) -> Result<(), Refusal> {
+    check_ports(&request.ports, &[]).map_err(|line| Refusal::new(Code::Invalid, line))
+}
+
+fn check_ports(ports: &[PortSpec], probes: &[Probe]) -> Result<(), String> {
     let mut inside = BTreeSet::new();
     let mut outside: Vec<(Protocol, u16, Option<IpAddr>)> = Vec::new();
-    for port in &spec.ports {
+    for port in ports {
         if port.private && (port.host_port.is_some() || port.host_addr.is_some()) {
             return Err(format!("{} port {} is private: it has no port on the host", port.proto, port.port));
         }
@@ -230,7 +243,7 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
         let Some(host_port) = port.host_port else { continue };
         outside.push((port.proto, host_port, port.host_addr));
     }
-    outside.extend(spec.probes.iter().map(|probe| (Protocol::Tcp, probe.host_port, None)));
+    outside.extend(probes.iter().map(|probe| (Protocol::Tcp, probe.host_port, None)));
     for (at, (proto, port, addr)) in outside.iter().enumerate() {
         let same = |(p, n, a): &&(Protocol, u16, Option<IpAddr>)| (p, n) == (proto, port) && addresses_meet(*a, *addr);
         if outside[..at].iter().any(|other| same(&other)) {

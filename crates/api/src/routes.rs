@@ -263,6 +263,7 @@ async fn clone(
     Name(name): Name,
     Asked(request): Asked<CloneRequest>,
 ) -> Answer<Json<ClonesView>> {
+    admit::check_clone(&request)?;
     let service = api.service.clone();
     let mut made = api.operate(async move { service.clone_proc(name, request).await }).await?;
     made.clones.iter_mut().for_each(|view| view.spec.hide_values());

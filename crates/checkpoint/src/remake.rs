@@ -11,13 +11,14 @@ use kip_criu_images::fields::{
     eventfd_file_entry, eventpoll_file_entry, eventpoll_tfd_entry, file_entry, fown_entry, pipe_data_entry, pipe_entry,
     reg_file_entry, signalfd_entry,
 };
-use kip_criu_images::processes::tables;
+use kip_criu_images::processes::{FileTable, tables};
 use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 use kip_sys::watch::{self, WatchedFile};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::pipe::PipeFlags;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -26,6 +27,9 @@ use std::sync::Arc;
 const PIPE_BYTES: u64 = 64 << 10;
 /// What fcntl(2) changes of an open file.
 const STATUS: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
+
+/// The kernel sends a signal when there is something to read, open(2).
+const O_ASYNC: u32 = 0o20000;
 
 /// Open files by their ids in the images.
 pub type Remade = BTreeMap<u64, Arc<OwnedFd>>;
@@ -52,6 +56,33 @@ fn errno(what: &'static str) -> impl Fn(rustix::io::Errno) -> RemakeError {
     move |source| RemakeError::System(what, source.into())
 }
 
+/// What images have no place for of an object that is held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectNote {
+    /// Its file id in the images.
+    pub id: u64,
+    /// Of a pipe: user and group that may open it anew, as numbered inside; root if there are none.
+    pub owner: (u32, u32),
+    /// Of an eventfd: a read takes one of its count, EFD_SEMAPHORE.
+    pub semaphore: bool,
+}
+
+impl ObjectNote {
+    /// Of a held object, whose proc's ids begin at `first`; none if nothing is to be noted.
+    ///
+    /// # Errors
+    /// Those of fstat(2); proc(5) cannot be read.
+    pub fn of(id: u64, fd: &OwnedFd, first: u32) -> io::Result<Option<ObjectNote>> {
+        let found = rustix::fs::fstat(fd)?;
+        let is_pipe = rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo;
+        let inside = |id: u32| if is_pipe { id.saturating_sub(first) } else { 0 };
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let semaphore = info.lines().any(|line| line.split_whitespace().eq(["eventfd-semaphore:", "1"]));
+        let note = ObjectNote { id, owner: (inside(found.st_uid), inside(found.st_gid)), semaphore };
+        Ok((note != ObjectNote { id, ..ObjectNote::default() }).then_some(note))
+    }
+}
+
 /// What the caller has made already.
 pub trait MadeAlready {
     /// The pipe that takes the place of one from outside, by CRIU's number of that.
@@ -60,6 +91,8 @@ pub trait MadeAlready {
     fn socket(&self, inode: u32) -> Option<Arc<OwnedFd>>;
     /// Host id of the user that is root inside.
     fn root(&self) -> u32;
+    /// What the images do not say of the file with that id.
+    fn noted(&self, id: u64) -> ObjectNote;
 }
 
 /// Makes the open files with these ids.
@@ -69,7 +102,8 @@ pub trait MadeAlready {
 pub fn remake(images: &Images, wanted: &[u64], around: &impl MadeAlready) -> Result<Remade, RemakeError> {
     let files = images.entries("files.img")?;
     let files: BTreeMap<u64, Message> = files.into_iter().map(|file| (file.number(file_entry::ID), file)).collect();
-    let mut maker = Maker { images, files, around, pipes: BTreeMap::new(), made: Remade::new() };
+    let tables = tables(images)?;
+    let mut maker = Maker { images, files, tables, around, pipes: BTreeMap::new(), made: Remade::new() };
     maker.fill_pipes(wanted)?;
     for id in wanted {
         let made = maker.make(*id)?;
@@ -85,6 +119,7 @@ pub fn remake(images: &Images, wanted: &[u64], around: &impl MadeAlready) -> Res
 struct Maker<'a, A> {
     images: &'a Images,
     files: BTreeMap<u64, Message>,
+    tables: Vec<FileTable>,
     around: &'a A,
     /// Both ends of the tree's own pipes, by CRIU's number.
     pipes: BTreeMap<u64, [OwnedFd; 2]>,
@@ -115,9 +150,6 @@ impl<A: MadeAlready> Maker<'_, A> {
             if self.around.pipe(pipe).is_none() && !self.pipes.contains_key(&pipe) {
                 let (reader, writer) =
                     rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(errno("a pipe"))?;
-                let root = self.around.root();
-                rustix::fs::fchown(&writer, Some(Uid::from_raw(root)), Some(Gid::from_raw(root)))
-                    .map_err(errno("a pipe's owner"))?;
                 self.pipes.insert(pipe, [reader, writer]);
             }
         }
@@ -143,8 +175,9 @@ impl<A: MadeAlready> Maker<'_, A> {
             kind::PIPE => self.pipe_end(id),
             kind::EVENTFD => {
                 let part = self.part(id, file_entry::EFD, eventfd_file_entry::FOWN)?;
-                let made = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                    .map_err(errno("an eventfd"))?;
+                let mut kind = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+                kind.set(EventfdFlags::SEMAPHORE, self.around.noted(id).semaphore);
+                let made = rustix::event::eventfd(0, kind).map_err(errno("an eventfd"))?;
                 let count = part.number(eventfd_file_entry::COUNTER);
                 if count > 0 {
                     rustix::io::write(&made, &count.to_ne_bytes()).map_err(errno("the count of an eventfd"))?;
@@ -184,6 +217,9 @@ impl<A: MadeAlready> Maker<'_, A> {
         // An end without the other one would be waited for.
         let end = rustix::fs::open(path, way | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
             .map_err(errno("an end of a pipe"))?;
+        let (root, (user, group)) = (self.around.root(), self.around.noted(id).owner);
+        rustix::fs::fchown(&end, Some(Uid::from_raw(root + user)), Some(Gid::from_raw(root + group)))
+            .map_err(errno("a pipe's owner"))?;
         with_status(end, part.number(pipe_entry::FLAGS))
     }
 
@@ -194,9 +230,10 @@ impl<A: MadeAlready> Maker<'_, A> {
         }
         let entries =
             self.part(id, file_entry::EPFD, eventpoll_file_entry::FOWN)?.messages(eventpoll_file_entry::TFD)?;
+        let tables: Vec<&FileTable> = self.tables.iter().filter(|t| t.files.values().any(|file| *file == id)).collect();
         let found = entries.iter().map(|entry| {
             let number = entry.number(eventpoll_tfd_entry::TFD) as i32;
-            Ok((self.watched(id, number)?, number, entry))
+            Ok((self.watched(&tables, number)?, number, entry))
         });
         let found = found.collect::<Result<Vec<_>, RemakeError>>()?;
         let watches: Vec<WatchedFile<'_>> = found
@@ -212,13 +249,11 @@ impl<A: MadeAlready> Maker<'_, A> {
     }
 
     /// The file that a set has by that number: that of the processes which have the set.
-    fn watched(&self, set: u64, number: i32) -> Result<Arc<OwnedFd>, RemakeError> {
+    fn watched(&self, of_set: &[&FileTable], number: i32) -> Result<Arc<OwnedFd>, RemakeError> {
         const UNKNOWN: RemakeError =
             RemakeError::Unsupported("an epoll set with a file that its processes do not have");
-        let tables = tables(self.images)?;
-        let of_set = tables.iter().filter(|table| table.files.values().any(|id| *id == set));
-        let mut ids: Vec<u64> = of_set.filter_map(|table| table.files.get(&number).copied()).collect();
-        ids.dedup();
+        let ids: BTreeSet<u64> = of_set.iter().filter_map(|table| table.files.get(&number).copied()).collect();
+        let ids: Vec<u64> = ids.into_iter().collect();
         let [id] = ids[..] else { return Err(UNKNOWN) };
         if let Some(made) = self.made.get(&id) {
             return Ok(Arc::clone(made));
@@ -231,7 +266,11 @@ impl<A: MadeAlready> Maker<'_, A> {
 
 /// With the flags that fcntl(2) can change as they were.
 fn with_status(fd: OwnedFd, flags: u64) -> Result<OwnedFd, RemakeError> {
-    let wanted = OFlags::from_bits_retain(flags as u32) & STATUS;
+    let flags = OFlags::from_bits_retain(flags as u32);
+    if flags.contains(OFlags::from_bits_retain(O_ASYNC)) {
+        return Err(RemakeError::Unsupported("an open file that sends signals"));
+    }
+    let wanted = flags & STATUS;
     let now = rustix::fs::fcntl_getfl(&fd).map_err(errno("an open file"))?;
     rustix::fs::fcntl_setfl(&fd, (now - STATUS) | wanted).map_err(errno("an open file with its flags"))?;
     Ok(fd)

@@ -112,18 +112,20 @@ fn renamed(line: &str, from: &str, to: &str) -> String {
 /// # Errors
 /// [`CopyError::Io`].
 pub fn sync(root: &Path) -> Result<(), CopyError> {
-    let metadata = fs::symlink_metadata(root).map_err(at(root))?;
-    if metadata.is_dir() {
-        for entry in fs::read_dir(root).map_err(at(root))? {
-            let entry = entry.map_err(at(root))?;
-            let linked = LINKED.iter().any(|name| entry.file_name() == *name);
-            if !linked {
-                sync(&entry.path())?;
+    let mut left = vec![root.to_owned()];
+    while let Some(path) = left.pop() {
+        let metadata = fs::symlink_metadata(&path).map_err(at(&path))?;
+        if metadata.is_dir() {
+            for entry in fs::read_dir(&path).map_err(at(&path))? {
+                let entry = entry.map_err(at(&path))?;
+                if path != root || !LINKED.iter().any(|name| entry.file_name() == *name) {
+                    left.push(entry.path());
+                }
             }
         }
-    }
-    if metadata.is_dir() || metadata.is_file() {
-        File::open(root).and_then(|file| file.sync_all()).map_err(at(root))?;
+        if metadata.is_dir() || metadata.is_file() {
+            File::open(&path).and_then(|file| file.sync_all()).map_err(at(&path))?;
+        }
     }
     Ok(())
 }

@@ -30,7 +30,22 @@ pub(crate) enum How {
 /// `from`).
 pub(crate) fn copy(from: &Path, to: &Path, how: How, except: &[&str]) -> Result<(), CopyError> {
     let except = except.iter().map(|path| from.join(path)).collect();
-    Walk { how, except, linked: BTreeMap::new() }.one(from, to)
+    let mut walk =
+        Walk { how, except, linked: BTreeMap::new(), left: vec![Step::Copy(from.to_owned(), to.to_owned())] };
+    // A program's directories may lie deeper in each other than a stack reaches.
+    while let Some(step) = walk.left.pop() {
+        match step {
+            Step::Copy(from, to) => walk.one(&from, &to)?,
+            Step::Close(from, to, found) => attributes(&from, &to, &found)?,
+        }
+    }
+    Ok(())
+}
+
+enum Step {
+    Copy(PathBuf, PathBuf),
+    /// A directory has all that is in it.
+    Close(PathBuf, PathBuf, Box<Metadata>),
 }
 
 struct Walk {
@@ -38,6 +53,8 @@ struct Walk {
     except: Vec<PathBuf>,
     /// Where a file with several names is by now.
     linked: BTreeMap<(u64, u64), PathBuf>,
+    /// What is still to be done, the next at the end.
+    left: Vec<Step>,
 }
 
 impl Walk {
@@ -45,13 +62,14 @@ impl Walk {
         let found = fs::symlink_metadata(from).map_err(at(from))?;
         if found.is_dir() {
             fs::create_dir(to).map_err(at(to))?;
+            self.left.push(Step::Close(from.to_owned(), to.to_owned(), Box::new(found)));
             for entry in fs::read_dir(from).map_err(at(from))? {
                 let entry = entry.map_err(at(from))?;
                 if !self.except.contains(&entry.path()) {
-                    self.one(&entry.path(), &to.join(entry.file_name()))?;
+                    self.left.push(Step::Copy(entry.path(), to.join(entry.file_name())));
                 }
             }
-            return attributes(from, to, &found);
+            return Ok(());
         }
         if self.how == How::Linked {
             return fs::hard_link(from, to).map_err(at(to));

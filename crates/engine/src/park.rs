@@ -36,6 +36,7 @@ use crate::volumes;
 use kip_checkpoint::attributes;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
 use kip_checkpoint::policy::mount_key;
+use kip_checkpoint::remake::ObjectNote;
 use kip_checkpoint::{is_below, mend_proc_paths, page_map, plan, sockets, take_owners};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Boot, Frozen, Now, Pending};
@@ -351,7 +352,8 @@ fn finalize(
     sockets::mend_mounts(&mut images)?;
     // Without the mounts what has a path would be in the way of new ones.
     let is_for_criu = proc.shared.only_criu.load(Ordering::Relaxed) || seen.mounts.is_none();
-    let objects = if is_for_criu { None } else { take_objects(&tree, &images)? };
+    let mut noted = Vec::new();
+    let objects = if is_for_criu { None } else { take_objects(&tree, &images, proc.first_id(), &mut noted)? };
     let has_all = objects.is_some();
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
@@ -376,6 +378,7 @@ fn finalize(
         masks,
         sys: seen.sys.clone(),
         attributes: attributes::read(&tree, init, &seen.slacks),
+        objects: noted,
         pins,
         own_ipc,
         home,
@@ -506,12 +509,18 @@ fn take_sockets(
 }
 
 /// What can be held instead of rebuilt, with its key; none if the tree is for CRIU in any case.
-fn take_objects(tree: &Tree, images: &Images) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
+fn take_objects(
+    tree: &Tree,
+    images: &Images,
+    first_id: u32,
+    noted: &mut Vec<ObjectNote>,
+) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
     let mut taken = Vec::new();
     for object in plan::objects(images)? {
         let Some(&host) = tree.threads.get(&object.pid) else { return Ok(None) };
         // Without it the wake takes the other way.
         let Ok(fd) = duplicate(host, object.fd) else { return Ok(None) };
+        noted.extend(ObjectNote::of(object.id, &fd, first_id).map_err(ParkError::Tree)?);
         taken.push((format!("{}{}", key::OBJECT, object.id), fd));
     }
     Ok(Some(taken))

@@ -3,9 +3,10 @@
 //! socket; listeners listen where they did.
 //!
 //! Connections cannot come back: they are sockets that their peer has reset, and the program is
-//! told so. Everything else that the kernel kept of it, CRIU makes from the images, which therefore
-//! does the next wake. Steps may be repeated: a crash leaves descriptors with the keeper, and the
-//! next start of the daemon takes those, or makes all of them again.
+//! told so. Everything else that the kernel kept of it, the next wake makes from the images: what
+//! it can for a plan ([`kip_checkpoint::remake`]), or all of it by CRIU. Steps may be repeated: a
+//! crash leaves descriptors with the keeper, and the next start of the daemon takes those, or
+//! makes all of them again.
 
 use crate::descriptors::pipe_key;
 use crate::fd_store::key;

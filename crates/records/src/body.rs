@@ -3,6 +3,7 @@
 
 use kip_checkpoint::Owned;
 use kip_checkpoint::attributes::ThreadAttributes;
+use kip_checkpoint::remake::ObjectNote;
 use kip_checkpoint::terminals::Controlled;
 use kip_clocks::{Boot, Clocks};
 use kip_net::custody::SavedOptions;
@@ -83,6 +84,9 @@ pub struct Body {
     /// Threads with attributes of their own that no image has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<ThreadAttributes>,
+    /// What no image has of pipes and eventfds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<ObjectNote>,
     /// How many threads it has; 0 in generations before format 3, where each has an image file.
     #[serde(default)]
     pub threads: usize,

@@ -23,6 +23,14 @@ pub struct WatchedFile<'a> {
     pub data: u64,
 }
 
+impl WatchedFile<'_> {
+    /// It was for one event, which has come: EPOLLONESHOT and nothing to wait for.
+    fn is_disarmed(&self) -> bool {
+        let private = libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE;
+        self.events & libc::EPOLLONESHOT as u32 != 0 && self.events & !(private as u32) == 0
+    }
+}
+
 /// Adds files to an epoll set, each under the number that its program knows it by.
 ///
 /// # Errors
@@ -42,11 +50,20 @@ pub fn watch(set: BorrowedFd<'_>, watches: &[WatchedFile<'_>]) -> io::Result<()>
             let aside = |fd: i32| check(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, above));
             let set = aside(set.as_raw_fd())?;
             let moved = watches.iter().map(|watch| aside(watch.fd.as_raw_fd())).collect::<io::Result<Vec<_>>>()?;
-            for (watch, fd) in watches.iter().zip(moved) {
-                check(libc::dup2(fd, watch.number))?;
-                let mut event = libc::epoll_event { events: watch.events, u64: watch.data };
-                check(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, watch.number, &raw mut event))?;
-            }
+            let put = |disarmed: bool| -> io::Result<()> {
+                for (watch, fd) in watches.iter().zip(&moved).filter(|(watch, _)| watch.is_disarmed() == disarmed) {
+                    check(libc::dup2(*fd, watch.number))?;
+                    let mut event = libc::epoll_event { events: watch.events, u64: watch.data };
+                    check(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, watch.number, &raw mut event))?;
+                }
+                Ok(())
+            };
+            put(true)?;
+            // The kernel arms what is added for ends and errors. Of those that have come already
+            // this takes the events, and disarms them.
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+            while check(libc::epoll_wait(set, events.as_mut_ptr(), events.len() as i32, 0))? > 0 {}
+            put(false)?;
         }
         Ok(())
     };
@@ -73,6 +90,24 @@ mod tests {
     use super::*;
     use rustix::event::epoll;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn what_was_for_one_event_that_has_come_stays_silent() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let (reader, ended) = rustix::pipe::pipe().unwrap();
+        drop(reader);
+        let armed = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let once = libc::EPOLLONESHOT as u32;
+        let watches = [
+            WatchedFile { fd: ended.as_fd(), number: 901, events: once, data: 1 },
+            WatchedFile { fd: armed.as_fd(), number: 902, events: once | libc::EPOLLIN as u32, data: 2 },
+        ];
+        watch(set.as_fd(), &watches).unwrap();
+        let mut events = Vec::with_capacity(4);
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap();
+        assert_eq!(events.iter().map(|event| event.data.u64()).collect::<Vec<_>>(), [2]);
+    }
 
     #[test]
     fn what_is_watched_is_known_by_the_program_s_number() {

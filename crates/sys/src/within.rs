@@ -35,20 +35,26 @@ pub fn open(root: impl AsFd, path: impl AsRef<Path>, flags: OFlags, resolve: Res
     }
 }
 
+/// Of a text that is changed, bytes.
+const LONGEST: u64 = 1 << 20;
+
 /// Changes the text of a file below `root`, in place, so that it stays the file that it is. Links
 /// on the way are not followed: what lies below `root` is a program's, and may lead anywhere.
 ///
 /// # Errors
-/// Those of openat2(2), ELOOP for a link among them; it is no file; it is no text.
+/// Those of openat2(2), ELOOP for a link among them; it is no file, no text, or above 1 MiB.
 pub fn rewrite(root: &Path, path: &str, change: impl FnOnce(&str) -> String) -> io::Result<()> {
     let root = File::open(root)?;
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(open(&root, path, flags, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
+    match file.metadata()? {
+        found if !found.is_file() => return Err(io::Error::other("it is no file")),
+        // A hole costs its owner nothing.
+        found if found.len() > LONGEST => return Err(io::Error::other("it is too large")),
+        _ => {}
     }
     let mut text = String::new();
-    file.read_to_string(&mut text)?;
+    std::io::Read::take(&mut file, LONGEST).read_to_string(&mut text)?;
     let new = change(&text);
     if new != text {
         file.set_len(0)?;
@@ -89,6 +95,8 @@ mod tests {
             assert!(rewrite(&root, "etc/hosts", never).is_err());
             fs::remove_file(root.join("etc")).unwrap();
         }
+        fs::File::create(root.join("was/hole")).unwrap().set_len(1 << 40).unwrap();
+        assert!(rewrite(&root, "was/hole", never).is_err());
         assert!(rewrite(&root, "was", never).is_err() && rewrite(&root, "../outside/hosts", never).is_err());
         assert_eq!(fs::read_to_string(outside.join("hosts")).unwrap(), "a longer text\n");
     }

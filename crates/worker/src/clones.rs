@@ -46,6 +46,20 @@ const MOST_NUMBERED: u32 = 100_000;
 /// How long the source may take to run again before the answer says so.
 const RUNS_WITHIN: Duration = Duration::from_secs(30);
 
+/// A proc as it stood, from which clones go on.
+struct Moment {
+    source: Handle,
+    /// As it was then.
+    spec: Arc<Spec>,
+    record: Record,
+    generation: Generation,
+    /// Contents of its secrets, by their names.
+    secrets: BTreeMap<String, Hex>,
+    /// What the owner of the clones should know.
+    notes: Vec<String>,
+    request: CloneRequest,
+}
+
 /// What files are copied from: a directory, and the first id of the block that owns them.
 struct CopiedFrom {
     directory: PathBuf,
@@ -59,6 +73,8 @@ struct Staging {
     record: Record,
     key: ProcName,
     made: Option<Unpublished>,
+    /// Its directory has its name: the slot is the proc's.
+    published: bool,
     prepared: Option<PreparedNetwork>,
     _volumes: volumes::Claim,
 }
@@ -76,13 +92,16 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        let Some(made) = self.made.take() else { return };
-        if let Err(e) = fs::remove_dir_all(made.path()) {
+        if let Some(made) = self.made.take()
+            && let Err(e) = fs::remove_dir_all(made.path())
+        {
             tracing::warn!(path = %made.path().display(), error = %e, "a clone that was not made is left to the next daemon");
         }
-        let slot = Slot::new(self.record.slot).expect("it was taken");
-        let _ = self.machine.pool.release(&[slot]);
-        self.machine.prepared_networks.free(slot);
+        if !self.published {
+            let slot = Slot::new(self.record.slot).expect("it was taken");
+            let _ = self.machine.pool.release(&[slot]);
+            self.machine.prepared_networks.free(slot);
+        }
     }
 }
 
@@ -94,45 +113,55 @@ impl Worker {
             return Err(refusal);
         }
         let source = self.handle(&name)?;
-        let spec = source.proc.spec();
-        check(&spec, &request)?;
+        check(&source.proc.spec(), &request)?;
         let _begun = self.begin_on(&source, &name).await?;
-        let _in_use = self.has_layers(&spec).await?;
+        let _in_use = self.has_layers(&source.proc.spec()).await?;
         let claimed = self.claim_names(&name, &request)?;
-        let was_awake = matches!(source.status.borrow().record.state, State::Hot { .. });
-        let awake = was_awake && !request.asleep;
-        if awake {
-            for claimed in &claimed {
-                self.machine.pressure.admit_new(&claimed.name).await?;
+        let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
+        if !request.asleep {
+            for name in &names {
+                self.machine.pressure.admit_new(name).await?;
             }
         }
 
         let (still, over) = Still::new();
         let stood = Instant::now();
         let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
-        let (generation, notes) = cloneable(&name, &source.proc.dir, &stilled)?;
-        let (worker, mut staged) = (self.clone(), Vec::new());
-        let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
-        let (first, others) = names.split_first().expect("at least one is asked for");
-        let made = {
-            let (worker, source, request) = (worker.clone(), source.clone(), request.clone());
-            let (first, record) = (first.clone(), stilled.record.clone());
-            blocking(move || worker.stage_of_source(&source, first, &request, &record, generation)).await
+        let awake = stilled.was_awake && !request.asleep;
+        let (worker, first) = (self.clone(), names[0].clone());
+        let moment = {
+            let (worker, source) = (self.clone(), source.clone());
+            blocking(move || worker.moment(source, request, &stilled).map(|moment| (moment, stilled.was_awake))).await
+        };
+        let first = match moment {
+            Err(refusal) => Err(refusal),
+            Ok((moment, was_awake)) => {
+                let staged = blocking(move || {
+                    // Mounted, if its disk is limited.
+                    let _place = moment.source.proc.files.place();
+                    let _place = _place.map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
+                    let proc = &moment.source.proc;
+                    let from = CopiedFrom { directory: proc.dir.clone(), first_id: proc.first_id() };
+                    worker.stage(&moment, first, from).map(|staging| (moment, staging))
+                });
+                staged.await.map(|(moment, staging)| (moment, staging, was_awake))
+            }
         };
         fault::reach("clone-copied");
         // It goes on, whatever came of the copy.
         drop(still);
+        let (moment, first, was_awake) = first?;
         let runs = was_awake.then(|| tokio::spawn(runs_again(source.clone(), stood)));
-        staged.push(made?);
-        for name in others {
-            let (worker, source, request, name) = (worker.clone(), source.clone(), request.clone(), name.clone());
-            let (record, from) = (
-                stilled.record.clone(),
-                CopiedFrom { directory: staged[0].directory(), first_id: staged[0].first_id() },
-            );
-            let made = blocking(move || worker.stage_of_clone(&source, name, &request, &record, generation, from));
-            staged.push(made.await?);
-        }
+        let (worker, others) = (self.clone(), names[1..].to_vec());
+        let (notes, staged) = blocking(move || {
+            let mut staged = vec![first];
+            for name in others {
+                let from = CopiedFrom { directory: staged[0].directory(), first_id: staged[0].first_id() };
+                staged.push(worker.stage(&moment, name, from)?);
+            }
+            Ok::<_, Refusal>((moment.notes, staged))
+        })
+        .await?;
         let clones = self.publish_all(&name, staged, awake).await?;
         drop(claimed);
         let still_us = match runs {
@@ -151,33 +180,54 @@ impl Worker {
         let like = request.name.as_ref().unwrap_or(source);
         let stem: String = like.as_str().chars().take(MAX_NAME - 7).collect();
         let names = (1..MOST_NUMBERED).filter_map(|n| format!("{stem}-{n}").parse().ok());
-        let mut free = names.filter_map(|name: ProcName| self.claim_name(&name).ok());
+        // The directory of a proc whose record cannot be read is left alone.
+        let unused =
+            |name: &ProcName| self.key_for(name).is_ok_and(|key| !self.machine.records.directory(&key).exists());
+        let mut free = names.filter(unused).filter_map(|name: ProcName| self.claim_name(&name).ok());
         (0..request.count).map(|_| first(&mut free, like)).collect()
     }
 
+    /// What clones go on from.
+    fn moment(&self, source: Handle, request: CloneRequest, stilled: &Stilled) -> Result<Moment, Refusal> {
+        let (generation, notes) = cloneable(&source.proc.name, &source.proc.dir, stilled)?;
+        let (spec, mut secrets) = (source.proc.spec(), BTreeMap::new());
+        if spec.volumes.iter().any(|volume| volume.source == VolumeSource::Secrets) {
+            let failed = |e| Refusal::new(Code::Failed, format!("{} cannot be cloned: {}", spec.name, chain(&e)));
+            let opened = secrets::open(&source.proc).map_err(failed)?;
+            secrets.extend(opened.files().map(|(name, contents)| (name.to_owned(), Hex(contents.to_vec()))));
+        }
+        Ok(Moment { source, spec, record: stilled.record.clone(), generation, secrets, notes, request })
+    }
+
+    /// A clone whose directory is whole, copied from that of the source, or of another clone.
+    fn stage(&self, moment: &Moment, name: ProcName, from: CopiedFrom) -> Result<Staging, Refusal> {
+        let staging = self.begin_staging(moment, name.clone())?;
+        let copy = ProcCopy {
+            from: from.directory,
+            to: staging.directory(),
+            ids: (from.first_id, staging.first_id()),
+            generation: moment.generation,
+            names: (moment.spec.hostname().to_owned(), staging.spec.hostname().to_owned()),
+        };
+        copy.copy().map_err(|e| {
+            let source = &moment.spec.name;
+            Refusal::new(Code::Failed, format!("{name} cannot be made: the files of {source}: {}", chain(&e)))
+        })?;
+        Ok(staging)
+    }
+
     /// What the clone has of itself: its spec, its secrets under its own key, and its place.
-    fn begin_staging(
-        &self,
-        source: &Handle,
-        name: ProcName,
-        request: &CloneRequest,
-        record: &Record,
-    ) -> Result<Staging, Refusal> {
-        let machine = &self.machine;
+    fn begin_staging(&self, moment: &Moment, name: ProcName) -> Result<Staging, Refusal> {
+        let (machine, record) = (&self.machine, &moment.record);
         let failed = |what: &str, e: &dyn std::error::Error| {
             Refusal::new(Code::Failed, format!("{name} cannot be made: {what}: {}", chain(e)))
         };
-        let mut spec = spec_of(&source.proc.spec(), &name, request);
+        let mut spec = spec_of(&moment.spec, &name, &moment.request);
         let key = self.key_for(&name)?;
         let _volumes = volumes::declare(machine, &mut spec)?;
-        let mut sealed = None;
-        if spec.volumes.iter().any(|volume| volume.source == VolumeSource::Secrets) {
-            let opened = secrets::open(&source.proc).map_err(|e| failed("its secrets", &e))?;
-            let contents: BTreeMap<String, Hex> =
-                opened.files().map(|(name, contents)| (name.to_owned(), Hex(contents.to_vec()))).collect();
-            spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
-            sealed = secrets::seal(machine, &key, &mut spec, contents).map_err(|e| failed("its secrets", &e))?;
-        }
+        spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
+        let sealed = secrets::seal(machine, &key, &mut spec, moment.secrets.clone());
+        let sealed = sealed.map_err(|e| failed("its secrets", &e))?;
         let prepared = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
         let slot = prepared.slot;
         let state = record.state.clone();
@@ -189,7 +239,7 @@ impl Worker {
             ticks: record.ticks,
             started_at_ms: record.started_at_ms,
             ready: record.ready,
-            ..Record::new(slot.number(), source.proc.base.clone())
+            ..Record::new(slot.number(), moment.source.proc.base.clone())
         };
         let made = machine.records.prepare(&key, &spec, &record).map_err(|e| {
             let _ = machine.pool.release(&[slot]);
@@ -202,54 +252,13 @@ impl Worker {
             record,
             key,
             made: Some(made),
+            published: false,
             prepared: Some(prepared),
             _volumes,
         };
         if let (Some(sealed), Some(made)) = (sealed, &staging.made) {
             made.add(secrets::FILE, &sealed).map_err(|e| failed("its secrets", &e))?;
         }
-        Ok(staging)
-    }
-
-    fn stage_of_source(
-        &self,
-        source: &Handle,
-        name: ProcName,
-        request: &CloneRequest,
-        record: &Record,
-        generation: Generation,
-    ) -> Result<Staging, Refusal> {
-        let from = CopiedFrom { directory: source.proc.dir.clone(), first_id: source.proc.first_id() };
-        // Mounted, if its disk is limited.
-        let _place = source.proc.files.place().map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
-        self.stage_of_clone(source, name, request, record, generation, from)
-    }
-
-    /// Copies from the directory of that source, or of a clone of it.
-    fn stage_of_clone(
-        &self,
-        source: &Handle,
-        name: ProcName,
-        request: &CloneRequest,
-        record: &Record,
-        generation: Generation,
-        from: CopiedFrom,
-    ) -> Result<Staging, Refusal> {
-        let staging = self.begin_staging(source, name.clone(), request, record)?;
-        let names = (source.proc.spec().hostname().to_owned(), staging.spec.hostname().to_owned());
-        let copy = ProcCopy {
-            from: from.directory,
-            to: staging.directory(),
-            ids: (from.first_id, staging.first_id()),
-            generation,
-            names,
-        };
-        copy.copy().map_err(|e| {
-            Refusal::new(
-                Code::Failed,
-                format!("{name} cannot be made: the files of {}: {}", source.proc.name, chain(&e)),
-            )
-        })?;
         Ok(staging)
     }
 
@@ -274,7 +283,7 @@ impl Worker {
             });
             // One that does not wake says why itself, and is woken by its first client.
             for woken in woken.collect::<Vec<_>>() {
-                woken.await?;
+                let _ = woken.await;
             }
         }
         Ok(clones)
@@ -292,6 +301,7 @@ impl Worker {
                 RecordError::Exists { name, .. } => crate::worker::taken(&name),
                 other => Refusal::new(Code::Exhausted, chain(&other)),
             })?;
+            staging.published = true;
             Ok::<_, Refusal>(staging)
         });
         let mut staging = published.await?;
@@ -360,6 +370,13 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
             "{name} has no {proto} port {inner}: `kip update {name} -p {inner}` publishes it first"
         ));
     }
+    let outside = |port: &PortSpec| port.host_port.map(|host_port| (port.proto, host_port));
+    for (at, port) in request.ports.iter().enumerate() {
+        let before = &request.ports[..at];
+        if before.iter().any(|p| p.inner() == port.inner() || outside(p).is_some() && outside(p) == outside(port)) {
+            return invalid(format!("{} port {} is asked for twice, inside or on the host", port.proto, port.port));
+        }
+    }
     if source.trial {
         return Err(Refusal::new(Code::State, format!("{name} is a trial: it is about to go")));
     }
@@ -422,19 +439,35 @@ async fn runs_again(source: Handle, stood: Instant) -> u64 {
 
 /// What a clone of that proc is asked to be.
 fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest) -> Spec {
-    let asked = |port: &PortSpec| request.ports.iter().find(|asked| asked.inner() == port.inner());
-    let ports = source.ports.iter().map(|port| match asked(port) {
-        Some(asked) => asked.clone(),
-        None => PortSpec { host_port: None, ..port.clone() },
-    });
-    Spec {
+    let published = |ports: &[PortSpec]| -> Vec<PortSpec> {
+        let place = |port: &PortSpec| {
+            let asked = request.ports.iter().find(|asked| asked.inner() == port.inner());
+            let private = asked.map_or(port.private, |asked| asked.private);
+            let (host_port, host_addr) = match asked {
+                Some(asked) => (asked.host_port, asked.host_addr),
+                None => (None, port.host_addr.filter(|_| !private)),
+            };
+            PortSpec { host_port, host_addr, private, ..port.clone() }
+        };
+        ports.iter().map(place).collect()
+    };
+    // What of it is one proc's.
+    let own = |spec: &Spec| Spec {
         name: name.clone(),
-        ports: ports.collect(),
-        // These are one proc's.
+        ports: published(&spec.ports),
         aliases: Vec::new(),
         probes: Vec::new(),
         file: None,
         replaced: 0,
-        ..source.clone()
+        ..spec.clone()
+    };
+    let mut spec = own(source);
+    if let Some(asked) = &mut spec.asked {
+        asked.spec = own(&asked.spec);
+        // A proc that was renamed has its old one, which its owner did not ask for.
+        if asked.spec.hostname.is_none() {
+            spec.hostname = None;
+        }
     }
+    spec
 }

@@ -22,11 +22,15 @@ const VALUE_MAX: usize = 64 << 10;
 /// The file system's, with the path.
 pub fn shift(root: &Path, shift: IdShift) -> io::Result<u64> {
     let at = |path: &Path, e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-    let metadata = fs::symlink_metadata(root).map_err(|e| at(root, e))?;
-    let mut changed = u64::from(one(root, &metadata, shift).map_err(|e| at(root, e))?);
-    if metadata.is_dir() {
-        for entry in fs::read_dir(root).map_err(|e| at(root, e))? {
-            changed += self::shift(&entry.map_err(|e| at(root, e))?.path(), shift)?;
+    let (mut changed, mut left) = (0, vec![root.to_owned()]);
+    // A program's directories may lie deeper in each other than a stack reaches.
+    while let Some(path) = left.pop() {
+        let metadata = fs::symlink_metadata(&path).map_err(|e| at(&path, e))?;
+        changed += u64::from(one(&path, &metadata, shift).map_err(|e| at(&path, e))?);
+        if metadata.is_dir() {
+            for entry in fs::read_dir(&path).map_err(|e| at(&path, e))? {
+                left.push(entry.map_err(|e| at(&path, e))?.path());
+            }
         }
     }
     Ok(changed)

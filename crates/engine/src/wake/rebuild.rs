@@ -17,7 +17,7 @@ use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs;
 use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
-use kip_checkpoint::remake::{MadeAlready, Remade, remake};
+use kip_checkpoint::remake::{MadeAlready, ObjectNote, Remade, remake};
 use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
 use kip_clocks::Boot;
 use kip_criu_images::Images;
@@ -102,6 +102,10 @@ impl MadeAlready for Renewed<'_> {
 
     fn root(&self) -> u32 {
         self.proc.first_id()
+    }
+
+    fn noted(&self, id: u64) -> ObjectNote {
+        self.body.objects.iter().find(|note| note.id == id).copied().unwrap_or_default()
     }
 }
 

@@ -12,6 +12,8 @@ pub struct Stilled {
     pub record: Record,
     /// Why it goes on running.
     pub runs: Option<String>,
+    /// It ran before, and is woken afterwards.
+    pub was_awake: bool,
 }
 
 /// How a proc is while its files are looked at or changed.
@@ -56,7 +58,7 @@ impl Task {
         };
         let stands = runs.is_none();
         self.publish();
-        if reply.send(Ok(Stilled { record: self.record.clone(), runs })).is_ok() && stands {
+        if reply.send(Ok(Stilled { record: self.record.clone(), runs, was_awake })).is_ok() && stands {
             fault::reach("backup-still");
             // However it ends.
             let _ = over.await;
