@@ -58,7 +58,7 @@ def test_who_can_sleep(kip: Kip) -> None:
     shown = kip.cli("check", "--to", "hibernated", "--", "sleep", "1000").stdout
     assert "It can sleep: it was hibernated and woke as it was.\n" in shown, shown
     assert "Not tried: whether it can be parked: `--to parked` does.\n" in shown, shown
-    assert "Can it be cloned: not tried: Kip has no clones yet.\n" in shown, shown
+    assert "Can it be cloned: not tried: no trial is cloned: `kip clone` of the proc that runs says it.\n" in shown, shown
 
 
 # promise trials: what was not tried is said, and is no yes: tiers, moving (tried by `--to
@@ -74,7 +74,7 @@ def test_what_was_not_tried_is_said(kip: Kip) -> None:
     needed = next(line for line in view["moves"]["because"] if "processor needs" in line)
     assert "sse2" in needed or not {"sse2"} & set(flags), needed
     assert any("files of the host" in line for line in view["moves"]["because"]), view
-    assert view["clones"] == {"answer": "untried", "because": ["Kip has no clones yet"]}
+    assert view["clones"] == {"answer": "untried", "because": ["no trial is cloned: `kip clone` of the proc that runs says it"]}
     nothing = kip.refused("check", "--hibernate", "off", "--to", "hibernated", "--", "sleep", "1000")
     assert "nothing would be tried" in nothing and "--to parked" in nothing
 

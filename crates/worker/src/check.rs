@@ -96,7 +96,7 @@ fn moves(spec: &Spec, pinned: &[String], trial: &Trial) -> CheckVerdict {
 }
 
 fn clones(spec: &Spec) -> CheckVerdict {
-    let mut because = vec!["Kip has no clones yet".to_owned()];
+    let mut because = vec!["no trial is cloned: `kip clone` of the proc that runs says it".to_owned()];
     let written = spec.volumes.iter().filter(|volume| !volume.read_only);
     because.extend(written.map(|v| format!("copies of it would all write to the volume {} at {}", v.source, v.target)));
     if !spec.secrets.is_empty() {

@@ -118,7 +118,8 @@ impl Worker {
         let _in_use = self.has_layers(&source.proc.spec()).await?;
         let claimed = self.claim_names(&name, &request)?;
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
-        if !request.asleep {
+        // Those of a sleeper sleep, and take no memory.
+        if !request.asleep && matches!(source.status.borrow().record.state, State::Hot { .. }) {
             for name in &names {
                 self.machine.pressure.admit_new(name).await?;
             }

@@ -180,10 +180,10 @@ mod tests {
     fn an_event_of_another_kip_keeps_its_word() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = Log { data: dir.path().to_owned(), open: None, told: false };
-        log.append(b"{\"id\":1,\"at_ms\":1,\"name\":\"web\",\"kind\":\"cloned\",\"detail\":\"\"}\n");
+        log.append(b"{\"id\":1,\"at_ms\":1,\"name\":\"web\",\"kind\":\"divined\",\"detail\":\"\"}\n");
         append(&mut log, &event(2, "ours"));
         let kinds: Vec<_> = read(dir.path(), 10).into_iter().map(|e| e.kind).collect();
-        assert_eq!(kinds, [EventKind::Unknown("cloned".to_owned()), EventKind::Ready]);
+        assert_eq!(kinds, [EventKind::Unknown("divined".to_owned()), EventKind::Ready]);
     }
 
     #[test]
