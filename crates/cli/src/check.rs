@@ -146,13 +146,21 @@ mod tests {
         ];
         let pinned = vec!["the volume a at /b is here".to_owned()];
         let moves = CheckVerdict { answer: CheckAnswer::No, because: pinned.clone() };
-        let clones = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["no trial is cloned: `kip clone` of the proc that runs says it".into()] };
+        let clones = CheckVerdict {
+            answer: CheckAnswer::Untried,
+            because: vec!["no trial is cloned: `kip clone` of the proc that runs says it".into()],
+        };
         let untried = vec!["whether it can be archived: `--to archived` does".to_owned()];
         let view = CheckView { steps, sleeps: false, untried, moves, clones, pinned };
         let text = lines(&view);
         assert!(text.contains("\nbe parked  NO\n") && text.contains("cannot be parked: fd 3 is a thing\n"), "{text}");
         assert!(text.contains("\nNot tried: whether it can be archived: `--to archived` does.\n"), "{text}");
         assert!(text.contains("\nCan it move to another machine: no: the volume a at /b is here.\n"), "{text}");
-        assert!(text.ends_with("Can it be cloned: not tried: no trial is cloned: `kip clone` of the proc that runs says it.\n"), "{text}");
+        assert!(
+            text.ends_with(
+                "Can it be cloned: not tried: no trial is cloned: `kip clone` of the proc that runs says it.\n"
+            ),
+            "{text}"
+        );
     }
 }

@@ -26,7 +26,7 @@ const REMOTE: &str = "-remote.table";
 const NAMED: [&str; 2] = ["root/etc/hostname", "root/etc/hosts"];
 
 /// What is to be copied.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ProcCopy {
     /// The directory of a proc that does not run.
     pub from: PathBuf,

@@ -89,6 +89,9 @@ pub enum RecordError {
         /// The mount point in it.
         mount: PathBuf,
     },
+    /// The proc does not fall asleep: its generation was made for a copy.
+    #[error("the generation is not the proc's to sleep in")]
+    NotKept,
 }
 
 impl RecordError {
@@ -302,6 +305,14 @@ impl Unpublished {
     /// Where it lies until then.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Puts another state in place of the one that it was made with, durably.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`].
+    pub fn change_state(&self, state: &impl Serialize) -> Result<(), RecordError> {
+        write_state(&self.path, state, Durability::Fsync)
     }
 
     /// Gives it its name, durably. Returns the directory.

@@ -42,7 +42,7 @@ pub use place::{TakenPlace, hidden};
 pub use pressed::need;
 pub use probes::Probes;
 pub use ready::check_once;
-pub use still::{FilesHeld, Still, Stilled};
+pub use still::{Copied, CopySealed, FilesHeld, Still, Stilled};
 pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Sample};
@@ -467,6 +467,9 @@ impl Task {
                 return true;
             }
             TaskCommand::StandStill { purpose, over, reply } => self.stand_still(purpose, over, reply).await,
+            TaskCommand::CopyRunning { copy, reply } => {
+                let _ = reply.send(self.copy_running(copy).await);
+            }
             TaskCommand::HoldFiles { change, over, reply } => self.hold_files(change, over, reply).await,
             TaskCommand::InspectPager => self.inspect_pager(WakeCause::PagerReplaced).await,
             TaskCommand::Relieve { to, cause, reply } => {

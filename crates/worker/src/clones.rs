@@ -10,6 +10,7 @@
 
 use crate::view;
 use crate::worker::{NameClaim, Worker, first};
+use kip_checkpoint::plan::PLAN;
 use kip_copy::ProcCopy;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
@@ -17,7 +18,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
 use kip_engine::host::{Host, Proc};
-use kip_engine::plans::take_custody;
+use kip_engine::plans::{plan_wake, take_custody};
 use kip_engine::prepared::PreparedNetwork;
 use kip_engine::{renew, secrets, stop, volumes};
 use kip_journal::meter::Meter;
@@ -26,7 +27,7 @@ use kip_records::body::Body;
 use kip_records::record::{Durability, RecordError, Unpublished};
 use kip_records::state::Record;
 use kip_supervisor::probe::Listeners;
-use kip_supervisor::task::{Handle, Still, Stilled, TaskCommand};
+use kip_supervisor::task::{CopySealed, Handle, Still, Stilled, TaskCommand};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::clone::{CloneRequest, ClonesView, MOST_CLONES};
@@ -46,18 +47,29 @@ const MOST_NUMBERED: u32 = 100_000;
 /// How long the source may take to run again before the answer says so.
 const RUNS_WITHIN: Duration = Duration::from_secs(30);
 
-/// A proc as it stood, from which clones go on.
+/// What clones have of their source beside memory and files.
 struct Moment {
     source: Handle,
-    /// As it was then.
+    /// As it was when they were asked for.
     spec: Arc<Spec>,
-    record: Record,
-    generation: Generation,
     /// Contents of its secrets, by their names.
     secrets: BTreeMap<String, Hex>,
-    /// What the owner of the clones should know.
-    notes: Vec<String>,
     request: CloneRequest,
+}
+
+impl Moment {
+    /// Copies from another clone.
+    fn copy(&self, to: &Staging, from: CopiedFrom, generation: Generation) -> Result<(), Refusal> {
+        let copy = ProcCopy {
+            from: from.directory,
+            to: to.directory(),
+            ids: (from.first_id, to.first_id()),
+            generation,
+            names: (self.spec.hostname().to_owned(), to.spec.hostname().to_owned()),
+        };
+        let failed = |e| Refusal::new(Code::Failed, format!("{} cannot be made: {}", to.spec.name, chain(&e)));
+        copy.copy().map_err(failed)
+    }
 }
 
 /// What files are copied from: a directory, and the first id of the block that owns them.
@@ -82,6 +94,23 @@ struct Staging {
 impl Staging {
     fn directory(&self) -> PathBuf {
         self.made.as_ref().expect("it is published last").path().to_owned()
+    }
+
+    /// Records what it sleeps in: what its source would.
+    fn settle(&mut self, source: &Record) -> Result<(), Refusal> {
+        self.record = Record {
+            state: source.state.clone(),
+            established: true,
+            program: source.program,
+            last_sleep: source.last_sleep.clone(),
+            ticks: source.ticks,
+            started_at_ms: source.started_at_ms,
+            ready: source.ready,
+            ..self.record.clone()
+        };
+        let made = self.made.as_ref().expect("it is published last");
+        let failed = |e| Refusal::new(Code::Exhausted, format!("{} cannot be recorded: {}", self.spec.name, chain(&e)));
+        made.change_state(&self.record).map_err(failed)
     }
 
     fn first_id(&self) -> u32 {
@@ -125,52 +154,82 @@ impl Worker {
             }
         }
 
-        let (still, over) = Still::new();
-        let stood = Instant::now();
-        let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
-        let awake = stilled.was_awake && !request.asleep;
         let (worker, first) = (self.clone(), names[0].clone());
-        let moment = {
-            let (worker, source) = (self.clone(), source.clone());
-            blocking(move || worker.moment(source, request, &stilled).map(|moment| (moment, stilled.was_awake))).await
+        let begun = {
+            let (source, asleep) = (source.clone(), request.asleep);
+            blocking(move || {
+                let moment = worker.moment(source, request)?;
+                let first = worker.begin_staging(&moment, first)?;
+                Ok::<_, Refusal>((moment, first, asleep))
+            })
         };
-        let first = match moment {
-            Err(refusal) => Err(refusal),
-            Ok((moment, was_awake)) => {
-                let staged = blocking(move || {
-                    // Mounted, if its disk is limited.
-                    let _place = moment.source.proc.files.place();
-                    let _place = _place.map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
-                    let proc = &moment.source.proc;
-                    let from = CopiedFrom { directory: proc.dir.clone(), first_id: proc.first_id() };
-                    worker.stage(&moment, first, from).map(|staging| (moment, staging))
-                });
-                staged.await.map(|(moment, staging)| (moment, staging, was_awake))
-            }
-        };
+        let (moment, mut first, asleep) = begun.await?;
+        let stood = Instant::now();
+        let copied = self.copy_source(&source, &moment, &first).await;
         fault::reach("clone-copied");
-        // It goes on, whatever came of the copy.
-        drop(still);
-        let (moment, first, was_awake) = first?;
-        let runs = was_awake.then(|| tokio::spawn(runs_again(source.clone(), stood)));
+        let (record, was_awake) = copied?;
+        let still_us = if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
         let (worker, others) = (self.clone(), names[1..].to_vec());
         let (notes, staged) = blocking(move || {
+            first.settle(&record)?;
+            let notes = cloneable(&moment.spec.name, &first.directory(), record.generation())?;
             let mut staged = vec![first];
             for name in others {
+                let mut other = worker.begin_staging(&moment, name)?;
                 let from = CopiedFrom { directory: staged[0].directory(), first_id: staged[0].first_id() };
-                staged.push(worker.stage(&moment, name, from)?);
+                moment.copy(&other, from, record.generation())?;
+                other.settle(&record)?;
+                staged.push(other);
             }
-            Ok::<_, Refusal>((moment.notes, staged))
+            Ok::<_, Refusal>((notes, staged))
         })
         .await?;
-        let clones = self.publish_all(&name, staged, awake).await?;
+        let clones = self.publish_all(&name, staged, was_awake && !asleep).await?;
         drop(claimed);
-        let still_us = match runs {
-            Some(runs) => runs.await.unwrap_or_default(),
-            None => 0,
-        };
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64, notes })
+    }
+
+    /// Copies the source into the directory of the first clone: while it is frozen and then runs
+    /// on, if it runs; else while it stands still, parked. Returns what would be recorded of it in
+    /// that generation, and whether it ran.
+    async fn copy_source(&self, source: &Handle, moment: &Moment, first: &Staging) -> Result<(Record, bool), Refusal> {
+        let proc = Arc::clone(&source.proc);
+        let copy = ProcCopy {
+            from: proc.dir.clone(),
+            to: first.directory(),
+            ids: (proc.first_id(), first.first_id()),
+            // It is known when it is copied.
+            generation: Generation(0),
+            names: (moment.spec.hostname().to_owned(), first.spec.hostname().to_owned()),
+        };
+        let copied = move |generation| {
+            // Mounted, if its disk is limited.
+            let _place = proc.files.place().map_err(|e| chain(&e))?;
+            ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))
+        };
+        let running = CopySealed(Box::new(copied.clone()));
+        let name = &moment.spec.name;
+        let refused = |refusal: Refusal| {
+            let message = format!("{name} cannot be cloned now: {}", refusal.message);
+            Refusal { message, ..refusal }
+        };
+        let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
+        if let Some(copied) = copied_running.map_err(refused)? {
+            return Ok((copied.record, true));
+        }
+        let (still, over) = Still::new();
+        let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
+        let generation = parked_in(&moment.spec.name, &stilled)?;
+        let done = blocking(move || copied(generation)).await;
+        // It goes on, whatever came of the copy.
+        drop(still);
+        let failed = |why| Refusal::new(Code::Failed, format!("{} cannot be cloned: {why}", moment.spec.name));
+        done.map_err(failed)?;
+        if stilled.was_awake {
+            runs_again(source).await;
+        }
+        Ok((stilled.record, stilled.was_awake))
     }
 
     /// Names that no other proc has, in their order.
@@ -188,38 +247,20 @@ impl Worker {
         (0..request.count).map(|_| first(&mut free, like)).collect()
     }
 
-    /// What clones go on from.
-    fn moment(&self, source: Handle, request: CloneRequest, stilled: &Stilled) -> Result<Moment, Refusal> {
-        let (generation, notes) = cloneable(&source.proc.name, &source.proc.dir, stilled)?;
+    /// What clones of that proc have of it.
+    fn moment(&self, source: Handle, request: CloneRequest) -> Result<Moment, Refusal> {
         let (spec, mut secrets) = (source.proc.spec(), BTreeMap::new());
         if spec.volumes.iter().any(|volume| volume.source == VolumeSource::Secrets) {
             let failed = |e| Refusal::new(Code::Failed, format!("{} cannot be cloned: {}", spec.name, chain(&e)));
             let opened = secrets::open(&source.proc).map_err(failed)?;
             secrets.extend(opened.files().map(|(name, contents)| (name.to_owned(), Hex(contents.to_vec()))));
         }
-        Ok(Moment { source, spec, record: stilled.record.clone(), generation, secrets, notes, request })
-    }
-
-    /// A clone whose directory is whole, copied from that of the source, or of another clone.
-    fn stage(&self, moment: &Moment, name: ProcName, from: CopiedFrom) -> Result<Staging, Refusal> {
-        let staging = self.begin_staging(moment, name.clone())?;
-        let copy = ProcCopy {
-            from: from.directory,
-            to: staging.directory(),
-            ids: (from.first_id, staging.first_id()),
-            generation: moment.generation,
-            names: (moment.spec.hostname().to_owned(), staging.spec.hostname().to_owned()),
-        };
-        copy.copy().map_err(|e| {
-            let source = &moment.spec.name;
-            Refusal::new(Code::Failed, format!("{name} cannot be made: the files of {source}: {}", chain(&e)))
-        })?;
-        Ok(staging)
+        Ok(Moment { source, spec, secrets, request })
     }
 
     /// What the clone has of itself: its spec, its secrets under its own key, and its place.
     fn begin_staging(&self, moment: &Moment, name: ProcName) -> Result<Staging, Refusal> {
-        let (machine, record) = (&self.machine, &moment.record);
+        let machine = &self.machine;
         let failed = |what: &str, e: &dyn std::error::Error| {
             Refusal::new(Code::Failed, format!("{name} cannot be made: {what}: {}", chain(e)))
         };
@@ -231,17 +272,8 @@ impl Worker {
         let sealed = sealed.map_err(|e| failed("its secrets", &e))?;
         let prepared = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
         let slot = prepared.slot;
-        let state = record.state.clone();
-        let record = Record {
-            state,
-            established: true,
-            program: record.program,
-            last_sleep: record.last_sleep.clone(),
-            ticks: record.ticks,
-            started_at_ms: record.started_at_ms,
-            ready: record.ready,
-            ..Record::new(slot.number(), moment.source.proc.base.clone())
-        };
+        // What it sleeps in is recorded when that is there.
+        let record = Record::new(slot.number(), moment.source.proc.base.clone());
         let made = machine.records.prepare(&key, &spec, &record).map_err(|e| {
             let _ = machine.pool.release(&[slot]);
             machine.prepared_networks.free(slot);
@@ -348,6 +380,10 @@ fn hold(proc: &Arc<Proc>, record: Record, prepared: PreparedNetwork) -> Result<R
     proc.write_record(&record, Durability::Fsync).map_err(|e| chain(&e))?;
     proc.meter.level(kip_snapshot::bytes_of(&directory));
     take_custody(proc, &body);
+    // Of a source that ran on, which has none.
+    if !directory.join(PLAN).exists() {
+        plan_wake(proc, record.generation(), &body);
+    }
     proc.shared.follow_output(proc);
     proc.fd_store.pack();
     Ok(record)
@@ -392,27 +428,33 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The generation that a clone goes on from, and what its owner should know of that.
-fn cloneable(name: &ProcName, directory: &Path, stilled: &Stilled) -> Result<(Generation, Vec<String>), Refusal> {
+/// The generation in which a source stands still.
+fn parked_in(name: &ProcName, stilled: &Stilled) -> Result<Generation, Refusal> {
     let refuse = |why: String| Err(Refusal::new(Code::State, format!("{name} cannot be cloned now: {why}")));
-    // What is held for the source alone, and is made anew by neither way.
-    let read = |generation| {
-        let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
-        Ok::<_, CheckpointImageError>((bars_criu(&images)?, generators(&images)?))
-    };
     if let Some(why) = &stilled.runs {
         return refuse(why.clone());
     }
     match &stilled.record.state {
-        State::Parked { generation } => match read(*generation) {
-            Ok((None, notes)) => Ok((*generation, notes)),
-            Ok((Some(what), _)) => refuse(what),
-            Err(e) => refuse(chain(&e)),
-        },
+        State::Parked { generation } => Ok(*generation),
         State::Stopped { .. } => refuse("it is stopped, and a clone goes on from where its source is: start it".into()),
         State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
         state => refuse(format!("it is {}: try again", state.name())),
     }
+}
+
+/// What the owner of a clone with that generation should know.
+fn cloneable(source: &ProcName, directory: &Path, generation: Generation) -> Result<Vec<String>, Refusal> {
+    let read = || {
+        let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
+        Ok::<_, CheckpointImageError>((bars_criu(&images)?, generators(&images)?))
+    };
+    let why = match read() {
+        Ok((None, notes)) => return Ok(notes),
+        // What is held for the source alone, and is made anew by neither way.
+        Ok((Some(what), _)) => what,
+        Err(e) => chain(&e),
+    };
+    Err(Refusal::new(Code::State, format!("{source} cannot be cloned now: {why}")))
 }
 
 /// Programs and libraries with a random number generator that takes a clone for the process that it
@@ -430,12 +472,11 @@ fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
     Ok(notes.into_iter().collect())
 }
 
-/// How long the source stood, microseconds, once it runs.
-async fn runs_again(source: Handle, stood: Instant) -> u64 {
+/// Waits until the source runs.
+async fn runs_again(source: &Handle) {
     let mut status = source.status.clone();
     let runs = status.wait_for(|status| !matches!(status.record.state, State::Parked { .. } | State::Waking { .. }));
     let _ = tokio::time::timeout(RUNS_WITHIN, runs).await;
-    stood.elapsed().as_micros() as u64
 }
 
 /// What a clone of that proc is asked to be.

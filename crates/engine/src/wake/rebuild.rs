@@ -12,7 +12,7 @@ use crate::fd_store::key;
 use crate::hibernate;
 use crate::host::Proc;
 use crate::inotify::key_of;
-use crate::plans::{compile_plan, plan_wake};
+use crate::plans::plan_wake;
 use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs;
@@ -129,9 +129,9 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
         return None;
     }
     let plan = match Plan::load(images) {
-        Ok(None) if renewed => compile_plan(proc, manifest.generation, &manifest.body)?,
-        Ok(plan) => plan?,
-        Err(PlanError::OtherVersion) => {
+        Ok(Some(plan)) => plan,
+        Ok(None) if !renewed => return None,
+        Ok(None) | Err(PlanError::OtherVersion) => {
             plan_wake(proc, manifest.generation, &manifest.body);
             Plan::load(images).ok()??
         }

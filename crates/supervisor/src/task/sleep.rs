@@ -2,6 +2,7 @@
 
 use super::archive::FETCH_AGAIN;
 use super::phase::{Parked, Phase, Running, Woke};
+use super::still::{Copied, CopySealed};
 use super::{AFTER_TICKS, By, Task};
 use kip_checkpoint::dump::DumpError;
 use kip_clocks::tree::Tree;
@@ -34,6 +35,13 @@ pub(super) const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
 /// How often a park is tried again because a process was about to end when it was to be frozen.
 const TRIES_AT_AN_END: usize = 5;
+
+/// How a park ended that has not failed.
+enum Ended {
+    Parked(Box<(park::ParkDone, kip_sys::smaps::MemoryUse)>),
+    /// What came of the copy that it was for.
+    Copied(Result<(), String>),
+}
 
 /// What is to be done about a wake that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +91,16 @@ impl Task {
     }
 
     pub(super) async fn park_by(&mut self, ticks: Ticks, by: By) -> Result<(), Refusal> {
+        self.park_or_copy(ticks, by, None).await.map(drop)
+    }
+
+    /// Parks it; or, with `copy`, lets it run on when that was done with its generation.
+    pub(super) async fn park_or_copy(
+        &mut self,
+        ticks: Ticks,
+        by: By,
+        mut copy: Option<CopySealed>,
+    ) -> Result<Option<Copied>, Refusal> {
         let once = match by {
             By::Owner(clock) => Some(clock),
             By::Kip => None,
@@ -99,7 +117,9 @@ impl Task {
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         self.leave_hibernation();
-        self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Parking, "");
+        if copy.is_none() {
+            self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Parking, "");
+        }
         fault::reach("park-intent");
         let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
         let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
@@ -110,7 +130,14 @@ impl Task {
             let out = proc.shared.pager.prepare_parking(proc.key.as_str())?;
             let pids = || proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)));
             let mut memory = kip_sys::smaps::memory(&Tree::read(&pids()?).pids);
-            let mut record = || proc.write_record(&next, record::Durability::Fsync);
+            let mut copied = None;
+            let mut record = || match &mut copy {
+                None => proc.write_record(&next, record::Durability::Fsync),
+                Some(copy) => {
+                    copied = Some((copy.0)(generation));
+                    Err(record::RecordError::NotKept)
+                }
+            };
             let mut there = pids()?;
             let mut done = park::park(&proc, &there, generation, out, once, &mut record);
             for _ in 0..TRIES_AT_AN_END {
@@ -129,32 +156,47 @@ impl Task {
                 proc.shared.pager.restore(proc.key.as_str())?;
                 done = park::park(&proc, &pids()?, generation, false, once, &mut record);
             }
+            if let Some(copied) = copied {
+                return Ok(Ended::Copied(copied));
+            }
             let done = done?;
             // Of one that was hibernated most is out.
             memory.proportional = memory.proportional.max(done.image_bytes);
             memory.own = memory.own.max(done.image_bytes);
-            Ok((done, memory))
+            Ok(Ended::Parked(Box::new((done, memory))))
         })
         .await;
         match result {
-            Ok((done, memory)) => {
+            Ok(Ended::Parked(parked_with)) => {
                 fault::reach("park-killed");
                 self.record = parked;
+                let (done, memory) = *parked_with;
                 self.finish_park(done, memory, begin).await;
-                Ok(())
+                Ok(None)
+            }
+            Ok(Ended::Copied(copied)) => {
+                self.runs_on(init);
+                let name = self.proc.name.clone();
+                let failed = |why| Refusal::new(Code::Failed, format!("{name} cannot be copied: {why}"));
+                copied.map(|()| Some(Copied { record: parked })).map_err(failed)
             }
             Err(e) => {
                 let causes = causes_of(&e);
                 self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
                 self.cannot_sleep(causes.clone());
-                self.record_outcome(Input::ParkRefused);
-                if self.phase.running().is_none() {
-                    self.begin_running(init, Tier::Hot, Woke::Called);
-                }
+                self.runs_on(init);
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
                 self.proc.shared.events.emit(Some(&self.proc.name), EventKind::Refused, message.clone());
                 Err(Refusal::new(Code::CannotSleep, message))
             }
+        }
+    }
+
+    /// It was not parked.
+    fn runs_on(&mut self, init: u32) {
+        self.record_outcome(Input::ParkRefused);
+        if self.phase.running().is_none() {
+            self.begin_running(init, Tier::Hot, Woke::Called);
         }
     }
 

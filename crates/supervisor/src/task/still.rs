@@ -37,7 +37,39 @@ impl Still {
     }
 }
 
+/// What is done while a program stands still, with the number of its generation, in its proc's
+/// directory.
+pub struct CopySealed(pub Box<dyn FnMut(Generation) -> Result<(), String> + Send>);
+
+impl std::fmt::Debug for CopySealed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CopySealed")
+    }
+}
+
+/// A proc that runs on, and was copied.
+#[derive(Debug)]
+pub struct Copied {
+    /// What would be recorded of it if it slept in the generation that was copied.
+    pub record: Record,
+}
+
 impl Task {
+    /// See [`TaskCommand::CopyRunning`]. None if it does not run, is not ready, or has hooks: these
+    /// are for sleeps.
+    pub(super) async fn copy_running(&mut self, copy: CopySealed) -> Result<Option<Copied>, Refusal> {
+        let runs = matches!(self.record.state, State::Hot { .. }) && self.starting.is_none();
+        if !runs || !self.proc.spec().hooks.is_none() {
+            return Ok(None);
+        }
+        self.refuse_if_in_use(Tier::Parked)?;
+        let (_, ticks) = self.ticks_if_parked(By::Kip).await;
+        let before = self.record.ticks;
+        let copied = self.park_or_copy(ticks, By::Kip, Some(copy)).await;
+        self.record.ticks = before;
+        copied
+    }
+
     /// Parks it if it runs, answers, and waits for the end. Then it is woken if it was awake.
     pub(super) async fn stand_still(
         &mut self,
