@@ -127,12 +127,12 @@ def test_a_memory_file_in_flight(kip: Kip) -> None:
 
 @pytest.mark.parametrize("kind", ["pidfds", "group", "seccomp", "proc"])
 def test_after_a_reboot(fresh_kip: Callable[..., Kip], tmp_path: Path, kind: str) -> None:
-    """Nothing is held any more, and no plan counts: CRIU makes all of it."""
+    """Nothing is held any more: CRIU makes all of it."""
     kip = fresh_kip()
     kip.expected += logged.KEEPER_GONE
     proc = run(kip, tmp_path, kind)
     proc.sleep()
-    kip.reboot("--only-criu")
+    kip.reboot()
     answers(proc)
     assert not proc.rebuilt() and cold_starts(kip, proc) == []
 
@@ -142,7 +142,7 @@ def test_what_the_machine_held_is_gone(fresh_kip: Callable[..., Kip], tmp_path: 
     kip.expected += [*logged.KEEPER_GONE, logged.SNAPSHOT_UNUSABLE]
     proc = run(kip, tmp_path, "subreaper")
     proc.sleep()
-    kip.reboot("--only-criu")
+    kip.reboot()
     answers(proc)
     [line] = cold_starts(kip, proc)
     assert "kernel objects that Kip held for the sleeping proc are lost" in line and "begun elsewhere" in line, line

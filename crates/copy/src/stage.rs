@@ -47,6 +47,7 @@ impl ProcCopy {
     /// See [`CopyError`]; what is there by then is the caller's to remove.
     pub fn copy(&self) -> Result<(), CopyError> {
         self.link_generation()?;
+        kip_snapshot::note_cloned(&self.to, self.generation).map_err(at(&self.to))?;
         for name in LINKED.iter().filter(|name| self.from.join(name).is_dir()) {
             tree::copy(&self.from.join(name), &self.to.join(name), How::Linked, &[])?;
         }

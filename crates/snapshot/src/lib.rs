@@ -87,6 +87,19 @@ pub fn path_of(dir: &Path, generation: Generation) -> PathBuf {
     dir.join(format!("gen-{generation}"))
 }
 
+/// In a proc's directory: the generation that it has from the proc that it is a clone of.
+const CLONED: &str = "cloned";
+
+/// Notes that a generation is another proc's, of which this one holds nothing.
+pub fn note_cloned(dir: &Path, generation: Generation) -> io::Result<()> {
+    fs::write(dir.join(CLONED), generation.0.to_string())
+}
+
+/// Whether a proc has that generation from the proc that it is a clone of.
+pub fn is_cloned(dir: &Path, generation: Generation) -> bool {
+    fs::read_to_string(dir.join(CLONED)).is_ok_and(|text| text.trim() == generation.0.to_string())
+}
+
 /// The directory a generation grows in.
 pub fn growing_path(dir: &Path, generation: Generation) -> PathBuf {
     dir.join(format!("gen-{generation}.new"))

@@ -124,7 +124,9 @@ fn remade(proc: &Proc, images: &Path, plan: &Plan, body: &Body) -> Option<Remade
 pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_pins: bool) -> Option<Ready> {
     let renewed = crate::renew::is_renewed(proc, &manifest.body);
     let of_now = |home: &ImagesHome| Boot::read().is_ok_and(|now| now.id == home.boot.id);
-    let lost = renewed && !manifest.body.home.as_ref().is_some_and(of_now);
+    // What was held for a clone's source is not lost, and a plan of this boot is one for both.
+    let is_clone = kip_snapshot::is_cloned(&proc.dir, manifest.generation);
+    let lost = renewed && !(is_clone && manifest.body.home.as_ref().is_some_and(of_now));
     if lost || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
         return None;
     }
