@@ -44,6 +44,8 @@ use std::time::{Duration, Instant};
 
 /// Numbers that are tried for the name of a clone: there are fewer procs.
 const MOST_NUMBERED: u32 = 100_000;
+/// Memory of a source that is copied while it is frozen, and not while it is parked, bytes.
+const COPIED_RUNNING: u64 = 64 << 20;
 /// How long the source may take to run again before the answer says so.
 const RUNS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -214,9 +216,13 @@ impl Worker {
             let message = format!("{name} cannot be cloned now: {}", refusal.message);
             Refusal { message, ..refusal }
         };
-        let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
-        if let Some(copied) = copied_running.map_err(refused)? {
-            return Ok((copied.record, true));
+        // All that is here is written while it stands still, by each copy again: much of it is
+        // better put away once, by a sleep, from which it comes back as it is needed.
+        if source.proc.cgroup.held_bytes() <= COPIED_RUNNING {
+            let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
+            if let Some(copied) = copied_running.map_err(refused)? {
+                return Ok((copied.record, true));
+            }
         }
         let (still, over) = Still::new();
         let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
