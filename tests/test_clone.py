@@ -114,6 +114,19 @@ def test_of_one_that_was_hibernated(kip: Kip) -> None:
         assert client.ask("GET", "turn") == b"%d" % turn
 
 
+# promise clones: a source with much in memory, or with hooks, is parked for its clone and wakes
+#   again
+@pytest.mark.parametrize("flags", [[], ["--after-wake", "true"]], ids=["large", "hooks"])
+def test_of_one_that_is_parked_for_it(kip: Kip, flags: list[str]) -> None:
+    proc = redis(kip, flags=flags)
+    client = Redis(proc.port())
+    client.ask_all([("SET", f"key:{i}", b"%d" % i * 5000) for i in range(10 if flags else 6000)])
+    (other,) = clone(proc)
+    assert proc.inspect()["last_wake"]["trigger"] == "clone"
+    for one in (client, Redis(other.port())):
+        assert one.ask("GET", "key:7") == b"7" * 5000 and one.ask("DBSIZE") == (10 if flags else 6000)
+
+
 def page(proc: Proc) -> bytes:
     return http_get(proc.port(), "/page.html")
 

@@ -47,7 +47,10 @@ pub fn instances(images: &Images) -> Result<Vec<InotifyInstance>, CheckpointImag
         if !watches_device(file, proc).map_err(&damaged)? {
             let watches = watches(file).map_err(&damaged)?;
             let sees_sleep = watches.iter().any(|watch| watch.number(inotify_wd_entry::MASK) & BY_SLEEP != 0);
-            found.push(InotifyInstance { object: HeldObject { id: file.number(file_entry::ID), pid, fd }, sees_sleep });
+            found.push(InotifyInstance {
+                object: HeldObject { id: file.number(file_entry::ID), kind: kind::INOTIFY, pid, fd },
+                sees_sleep,
+            });
         }
     }
     Ok(found)

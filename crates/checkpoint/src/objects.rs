@@ -5,6 +5,8 @@
 pub struct HeldObject {
     /// Its file id in the images.
     pub id: u64,
+    /// See [`kip_criu_images::codes::kind`].
+    pub kind: u64,
     /// A process that has it open, as numbered inside.
     pub pid: u32,
     /// Its descriptor there.

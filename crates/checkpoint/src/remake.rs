@@ -1,10 +1,12 @@
 //! What is held for a plan beside sockets, made anew from the images where it is lost: in a clone,
 //! after a reboot, in another data directory.
 //!
-//! Pipes with what was in them, eventfds, signalfds, and epoll sets of all these and of the sockets
-//! that the caller has made anew. What depends on who made it, on a place in the file system or on
-//! a clock (unix sockets, FIFOs, terminals, timerfds) is CRIU's to make. Never looks at a process.
+//! Pipes with what was in them, eventfds, signalfds, and epoll sets of all these and of the
+//! sockets that the caller has made anew. What depends on its maker's identity, on a place in
+//! the file system or on a clock (unix sockets, FIFOs, terminals, timerfds) is CRIU's to make.
+//! Never looks at a process.
 
+use crate::objects::HeldObject;
 use crate::plan::inode_of;
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{
@@ -68,18 +70,27 @@ pub struct ObjectNote {
 }
 
 impl ObjectNote {
-    /// Of a held object, whose proc's ids begin at `first`; none if nothing is to be noted.
+    /// Of a held object, whose proc's ids begin at `first`; none if nothing is to be noted. Only
+    /// what its kind may have is looked at, for the program stands still.
     ///
     /// # Errors
     /// Those of fstat(2); proc(5) cannot be read.
-    pub fn of(id: u64, fd: &OwnedFd, first: u32) -> io::Result<Option<ObjectNote>> {
-        let found = rustix::fs::fstat(fd)?;
-        let is_pipe = rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo;
-        let inside = |id: u32| if is_pipe { id.saturating_sub(first) } else { 0 };
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-        let semaphore = info.lines().any(|line| line.split_whitespace().eq(["eventfd-semaphore:", "1"]));
-        let note = ObjectNote { id, owner: (inside(found.st_uid), inside(found.st_gid)), semaphore };
-        Ok((note != ObjectNote { id, ..ObjectNote::default() }).then_some(note))
+    pub fn of(object: HeldObject, fd: &OwnedFd, first: u32) -> io::Result<Option<ObjectNote>> {
+        let plain = ObjectNote { id: object.id, ..ObjectNote::default() };
+        let note = match object.kind {
+            kind::PIPE => {
+                let found = rustix::fs::fstat(fd)?;
+                let inside = |id: u32| id.saturating_sub(first);
+                ObjectNote { owner: (inside(found.st_uid), inside(found.st_gid)), ..plain }
+            }
+            kind::EVENTFD => {
+                let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+                let semaphore = info.lines().any(|line| line.split_whitespace().eq(["eventfd-semaphore:", "1"]));
+                ObjectNote { semaphore, ..plain }
+            }
+            _ => plain,
+        };
+        Ok((note != plain).then_some(note))
     }
 }
 

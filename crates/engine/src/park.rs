@@ -520,7 +520,7 @@ fn take_objects(
         let Some(&host) = tree.threads.get(&object.pid) else { return Ok(None) };
         // Without it the wake takes the other way.
         let Ok(fd) = duplicate(host, object.fd) else { return Ok(None) };
-        noted.extend(ObjectNote::of(object.id, &fd, first_id).map_err(ParkError::Tree)?);
+        noted.extend(ObjectNote::of(object, &fd, first_id).map_err(ParkError::Tree)?);
         taken.push((format!("{}{}", key::OBJECT, object.id), fd));
     }
     Ok(Some(taken))

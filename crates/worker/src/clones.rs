@@ -1,9 +1,10 @@
 //! `kip clone`: procs that go on from where another one is.
 //!
 //! A clone is a sleeper after a reboot: it has a generation and files, and nothing in the kernel.
-//! The source stands still ([`Still`]: parked, if it runs) while its files are copied and its
-//! generation, which does not change any more, is linked; then it goes on. What it was that listens
-//! is made anew for the clone ([`renew`]), as after a reboot; connections end there with a reset.
+//! The source stands still while its files are copied and its generation, which does not change
+//! any more, is linked: frozen in a dump that is called off then, if it runs and has little in
+//! memory ([`CopySealed`]), else parked ([`Still`]). Listening sockets are made anew for the clone
+//! ([`renew`]), as after a reboot; connections end there with a reset.
 //!
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
@@ -316,9 +317,9 @@ impl Worker {
             }
         }
         if awake {
-            let woken = clones.iter().map(|clone| {
+            let woken = clones.iter().cloned().map(|clone| {
                 let cause = WakeCause::Request(WakeCommand::StoodStill("clone"));
-                clone.ask(move |reply| TaskCommand::Wake { cause, reply })
+                tokio::spawn(async move { clone.ask(|reply| TaskCommand::Wake { cause, reply }).await })
             });
             // One that does not wake says why itself, and is woken by its first client.
             for woken in woken.collect::<Vec<_>>() {
@@ -412,13 +413,6 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
         return invalid(format!(
             "{name} has no {proto} port {inner}: `kip update {name} -p {inner}` publishes it first"
         ));
-    }
-    let outside = |port: &PortSpec| port.host_port.map(|host_port| (port.proto, host_port));
-    for (at, port) in request.ports.iter().enumerate() {
-        let before = &request.ports[..at];
-        if before.iter().any(|p| p.inner() == port.inner() || outside(p).is_some() && outside(p) == outside(port)) {
-            return invalid(format!("{} port {} is asked for twice, inside or on the host", port.proto, port.port));
-        }
     }
     if source.trial {
         return Err(Refusal::new(Code::State, format!("{name} is a trial: it is about to go")));

@@ -52,7 +52,7 @@ pub fn objects(images: &Images) -> Result<Vec<HeldObject>, PlanError> {
         if (file.number(file_entry::TYPE) != kind::REG || files.is_deleted(*id))
             && let Some(&(pid, fd)) = places.get(id)
         {
-            found.push(HeldObject { id: *id, pid, fd });
+            found.push(HeldObject { id: *id, kind: file.number(file_entry::TYPE), pid, fd });
         }
     }
     Ok(found)
