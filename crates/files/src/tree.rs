@@ -36,7 +36,10 @@ impl Id {
     }
 }
 
-/// What lies over a file.
+/// Names an entry of a directory: by the directory and its name there.
+pub type EntryName = (Id, OsString);
+
+/// What lies over an entry.
 #[derive(Debug)]
 enum Over {
     Mount(OwnedFd),
@@ -48,9 +51,12 @@ enum Over {
 #[derive(Debug)]
 pub struct RootTree {
     root: Rc<OwnedFd>,
-    covers: Vec<(Id, Over)>,
-    /// What is covered, held open: an overlay may give another number to what it has forgotten.
-    pinned: Vec<OwnedFd>,
+    /// By the entry, not by what is there: that is another file when the kernel's own mount on it
+    /// is gone, with the namespace of a program that has just ended.
+    covers: Vec<(EntryName, Over)>,
+    /// The directories of `covers`, held open: an overlay may give another number to what it has
+    /// forgotten.
+    pinned: Vec<Rc<OwnedFd>>,
     /// It is a proc's: what the kernel makes up is not a file of its own.
     of_proc: bool,
 }
@@ -98,11 +104,7 @@ impl RootTree {
     /// # Errors
     /// Those of a lookup, but not that there is nothing.
     pub fn cover(&mut self, target: &Path, mount: OwnedFd) -> Result<()> {
-        if let Some((id, there)) = self.at(target)? {
-            self.covers.push((id, Over::Mount(mount)));
-            self.pinned.push(there);
-        }
-        Ok(())
+        self.put_over(target, Over::Mount(mount))
     }
 
     /// Notes that what is at `target` is not on a disk while the proc runs.
@@ -110,17 +112,18 @@ impl RootTree {
     /// # Errors
     /// As [`RootTree::cover`].
     pub fn made_up(&mut self, target: &Path) -> Result<()> {
-        if let Some((id, there)) = self.at(target)? {
-            self.covers.push((id, Over::MadeUp));
-            self.pinned.push(there);
-        }
-        Ok(())
+        self.put_over(target, Over::MadeUp)
     }
 
-    fn at(&self, target: &Path) -> Result<Option<(Id, OwnedFd)>> {
+    fn put_over(&mut self, target: &Path, over: Over) -> Result<()> {
         match self.find(target, true) {
-            Ok(Place { file: Some(file), .. }) => Ok(Some((Id::of(&file)?, file))),
-            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Ok(Place { mut dirs, name: Some(name), file: Some(_) }) => {
+                let dir = dirs.pop().expect("the root is always there");
+                self.covers.push(((Id::of(&dir)?, name), over));
+                self.pinned.push(dir);
+                Ok(())
+            }
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
             Err(e) => Err(e),
         }
     }
@@ -185,9 +188,9 @@ impl RootTree {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let mut file = kip_sys::within::open(dir, Path::new(name), flags, resolve)?;
         if !self.covers.is_empty() {
-            let id = Id::of(&file)?;
+            let id = Id::of(dir)?;
             // The last one lies on top.
-            match self.covers.iter().rev().find(|(over, _)| *over == id) {
+            match self.covers.iter().rev().find(|((of, at), _)| *of == id && at == name) {
                 Some((_, Over::Mount(mount))) => file = mount.try_clone().map_err(|_| Errno::MFILE)?,
                 Some((_, Over::MadeUp)) => return Err(Errno::XDEV),
                 None => {}
@@ -204,11 +207,8 @@ impl RootTree {
         if self.covers.is_empty() {
             return Ok(false);
         }
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-            Err(Errno::NOENT) => Ok(false),
-            file => Id::of(file?).map(|id| self.covers.iter().any(|(over, _)| *over == id)),
-        }
+        let id = Id::of(dir)?;
+        Ok(self.covers.iter().any(|((of, at), _)| *of == id && at == name))
     }
 }
 

@@ -10,7 +10,7 @@
 //! `.kip-cp-*` beside its place.
 
 use crate::error::FilesError;
-use crate::tree::{Dirs, Id, Place, RootTree, is_directory};
+use crate::tree::{Dirs, EntryName, Id, Place, RootTree, is_directory};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, fstat};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -58,9 +58,6 @@ pub struct UnpackRequest<'a> {
     /// What is too much.
     pub limits: UnpackLimits,
 }
-
-/// A name in a directory.
-pub type EntryName = (Id, OsString);
 
 /// What was unpacked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

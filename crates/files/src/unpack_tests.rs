@@ -224,6 +224,21 @@ fn what_is_packed_is_unpacked_as_it_was() {
     assert!(pipe.to_string().contains("not a file on a disk"));
 }
 
+// A program that could not be executed has its mounts a moment longer than the look at its files.
+#[test]
+fn what_covers_an_entry_does_so_when_a_mount_on_it_is_gone() {
+    let (place, over) = (Place::new(), tempfile::tempdir().unwrap());
+    let usr = place.root().join("usr");
+    fs::create_dir(&usr).unwrap();
+    fs::create_dir(over.path().join("bin")).unwrap();
+    let mut tree = place.tree();
+    rustix::mount::mount_bind(over.path(), &usr).unwrap();
+    let covered = tree.cover(Path::new("/usr"), fs::File::open(over.path()).unwrap().into());
+    rustix::mount::unmount(&usr, rustix::mount::UnmountFlags::DETACH).unwrap();
+    covered.unwrap();
+    assert!(tree.find(Path::new("/usr/bin"), true).unwrap().file.is_some());
+}
+
 #[test]
 fn mounts_that_are_attached_nowhere_are_crossed() {
     let (place, over) = (Place::new(), tempfile::tempdir().unwrap());
