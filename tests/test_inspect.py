@@ -205,7 +205,7 @@ def test_a_sleeper_says_what_it_was_hot(archiving: Kip, tmp_path: Path, name: st
 
 
 # promise command-line: what they say of a running proc is what the kernel says
-# held by: this, `kip_worker::inspect::live::tests::our_own_descriptors_are_understood`,
+# held by: this, `kip_insight::inspect::live::tests::our_own_descriptors_are_understood`,
 #   `kip_net::diag::unix::tests::our_own_are_among_them`
 def test_hot_is_what_the_kernel_says(kip: Kip, tmp_path: Path) -> None:
     server = servers.nginx()

@@ -34,7 +34,7 @@ from test_api import local
 #   `tests/test_why_top.py::test_why_keeps_nobody_awake_and_wakes_nobody`
 # promise command-line: why names the socket: both addresses, the client's own, bytes queued, age of
 #   the newest packet (whole seconds), who has it open
-# held by: this, `kip_worker::why::flows::tests::a_socket_s_flow_is_found_with_its_client_and_age`
+# held by: this, `kip_insight::why::flows::tests::a_socket_s_flow_is_found_with_its_client_and_age`
 def test_why_names_the_connection(kip: Kip, tmp_path: Path) -> None:
     """The socket, its client's own port, what is queued, when the newest packet was, and which process has it open."""
     server = servers.echo()
@@ -82,10 +82,10 @@ select.poll().poll(3600 * 1000)
 
 
 # promise command-line: why names the thread: name, id inside, CPU in the last second
-# held by: this, `kip_worker::why::inspect::tests::the_thread_that_works_is_named`
+# held by: this, `kip_insight::why::inspect::tests::the_thread_that_works_is_named`
 # promise command-line: why names timers that are set, and when they are due where the kernel tells
 #   that from outside
-# held by: this, `kip_worker::why::inspect::tests::timerfds_report_what_is_left`
+# held by: this, `kip_insight::why::inspect::tests::timerfds_report_what_is_left`
 def test_why_names_the_thread_that_works(kip: Kip) -> None:
     kip.run("hot", ["/usr/bin/python3", "-c", BURNER])
 

@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 34] = [
+const ALLOWED: [(&str, &[&str]); 35] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -124,6 +124,24 @@ const ALLOWED: [(&str, &[&str]); 34] = [
             "kip-archive",
         ],
     ),
+    // What people see of one proc: reads, and wakes none.
+    (
+        "kip-insight",
+        &[
+            TYPES,
+            SYS,
+            "kip-net",
+            "kip-criu-images",
+            "kip-clocks",
+            "kip-snapshot",
+            "kip-pager",
+            "kip-archive",
+            "kip-records",
+            "kip-offload",
+            "kip-engine",
+            "kip-supervisor",
+        ],
+    ),
     (
         "kip-worker",
         &[
@@ -150,6 +168,7 @@ const ALLOWED: [(&str, &[&str]); 34] = [
             "kip-pager",
             "kip-archive",
             "kip-copy",
+            "kip-insight",
             // Its counters are shown with the metrics.
             "kip-store",
         ],

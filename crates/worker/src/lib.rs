@@ -9,9 +9,8 @@
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
 //! | [`clones`] | procs that go on from where another one is |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
-//! | [`view`], [`inspect`], [`why`], [`history`], [`lately`], [`logs`] | what people see |
+//! | [`view`], [`history`], [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
-//! | [`beside`] | looks that may take their time |
 //! | [`scrape`] | what is at the moment of a scrape, as metrics |
 //! | [`rest`] | how a daemon that ends waits for its procs |
 //!
@@ -20,14 +19,12 @@
 
 mod adopt;
 mod backup;
-mod beside;
 mod check;
 mod clones;
 mod collecting;
 mod files;
 mod history;
 mod images;
-mod inspect;
 mod keys;
 mod lately;
 mod logs;
@@ -41,7 +38,6 @@ mod rest;
 mod scrape;
 mod snapshots;
 mod view;
-mod why;
 mod worker;
 
 pub use backup::restore::{BackupRestoreError, RestoredBackup, restore};

@@ -2,7 +2,7 @@
 //! answers is shown.
 
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
-use crate::{inspect, logs, view, why};
+use crate::{logs, view};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
@@ -89,13 +89,13 @@ impl ProcService for Worker {
     }
 
     async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {
-        inspect::details(&mut self.handle(&name)?, of).await
+        kip_insight::details(&mut self.handle(&name)?, of).await
     }
 
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
         let mut handle = self.handle(&name)?;
         handle.wait_until_stable().await;
-        Ok(why::why(&handle).await)
+        Ok(kip_insight::why(&handle).await)
     }
 
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {

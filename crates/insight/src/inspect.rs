@@ -68,7 +68,7 @@ impl Subject {
 }
 
 /// What is asked about a proc.
-pub(crate) async fn details(handle: &mut Handle, of: Detail) -> Result<Details, Refusal> {
+pub async fn details(handle: &mut Handle, of: Detail) -> Result<Details, Refusal> {
     let name = handle.proc.name.clone();
     for _ in 0..TRIES {
         handle.wait_until_stable().await;

@@ -37,7 +37,7 @@ const INSPECT_WITHIN: Duration = Duration::from_secs(4);
 const MOST_LINES: usize = 5;
 
 /// Why it is in the tier that it is in.
-pub(crate) async fn why(handle: &Handle) -> WhyView {
+pub async fn why(handle: &Handle) -> WhyView {
     let running = matches!(handle.status.borrow().record.state, State::Hot { .. });
     let seen = if running { Some(inspect_within(&handle.proc).await) } else { None };
     // After the inspection: it may have fallen asleep meanwhile.

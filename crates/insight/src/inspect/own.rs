@@ -112,7 +112,7 @@ mod tests {
 
     // promise command-line: own files that differ from the base: deletions and replaced directories
     //   too; bounds are said
-    // held by: this, `kip_worker::inspect::own::tests::what_goes_beyond_the_bounds_is_said`
+    // held by: this, `kip_insight::inspect::own::tests::what_goes_beyond_the_bounds_is_said`
     #[test]
     fn files_deletions_and_replaced_directories_are_listed() {
         let dir = tempfile::tempdir().unwrap();
