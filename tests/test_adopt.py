@@ -16,7 +16,7 @@ import pytest
 from harness import s3, servers, logged
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip, Proc
-from harness.rows import rest_in_soak
+from harness.rows import one_in, rest_in_soak
 from harness.wait import wait_for
 from test_rolling import Waiting
 
@@ -244,7 +244,7 @@ STEPS = ["adopt-recorded", "adopt-held", "adopt-headed", "adopt-files", "adopt-d
 # promise archive: killed at any step of that it is still free in the store, or here; a store that
 #   is gone changes nothing
 # held by: this, `tests/test_adopt.py::test_a_store_that_is_gone_in_the_middle`
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", one_in(2, STEPS))
 def test_killed_at_step(here: Kip, there: Kip, tmp_path: Path, step: str) -> None:
     """It is either still free in the store or in the other directory; never in both, never lost."""
     server = servers.alarm()

@@ -19,6 +19,7 @@ import pytest
 from harness import s3, servers, logged
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip, Proc
+from harness.rows import one_in
 from harness.wait import wait_for
 
 
@@ -139,7 +140,7 @@ BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-
 
 # promise waking: threads that CRIU has restored and that the daemon did not let go are ended by the
 #   next daemon, and the proc wakes again
-@pytest.mark.parametrize(("how", "step"), [("plan", step) for step in NATIVE] + [("criu", step) for step in BY_CRIU])
+@pytest.mark.parametrize(("how", "step"), one_in(3, [("plan", step) for step in NATIVE] + [("criu", step) for step in BY_CRIU]))
 def test_killed_at_a_step_of_a_wake_from_the_store(archiving: Kip, store: Path, how: str, step: str) -> None:
     """While its front is half there, and at every step after that: a client that has asked gets the next daemon's answer."""
     archiving.expected += RECOVERING
@@ -500,7 +501,7 @@ def test_a_store_that_goes_away_lets_it_wait(archiving: Kip, store: Path) -> Non
 
 # promise archive: a copy from the store that is lost or damaged on the local disk comes again
 # held by: this, `kip_snapshot::remote::tests::one_that_is_damaged_is_not_here`
-@pytest.mark.parametrize("lost", ["manifest.json", "pages.map", "g*-remote", "g*-remote.here", "g*-remote.table"])
+@pytest.mark.parametrize("lost", one_in(2, ["manifest.json", "pages.map", "g*-remote", "g*-remote.here", "g*-remote.table"]))
 def test_a_copy_that_is_lost_is_fetched_again(archiving: Kip, lost: str) -> None:
     """What came from the store and was not changed since is not synced: it may be lost with the machine, and comes again."""
     archiving.expected += [logged.FETCHED_AGAIN, logged.SNAPSHOT_UNUSABLE]

@@ -18,6 +18,7 @@ from harness import programs, logged
 from harness.broken import BrittleCriu, break_plan, plan_of, files_of
 from harness.clients import Lines
 from harness.kip import Kip, Proc
+from harness.rows import one_in
 from harness.wait import wait_for
 
 # What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is
@@ -88,7 +89,7 @@ def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
 # held by: this,
 #   `kip_criu_images::comeback::tests::only_children_of_pid_1_may_be_in_a_session_that_none_above_leads`
 @pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["by-plan", "by-criu"])
-@pytest.mark.parametrize("kind", [*EVERYWHERE, *ONLY_HERE, *AWAKE])
+@pytest.mark.parametrize("kind", one_in(2, [*EVERYWHERE, *ONLY_HERE, *AWAKE]))
 def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
     kip = fresh_kip("--store", str(store), *flags)
     proc = run(kip, tmp_path, kind)

@@ -11,6 +11,7 @@ import pytest
 from conftest import ALL_KIPS
 from harness import compatibility, guests
 from harness.kip import ROOT, Kip, daemon
+from harness.rows import one_in
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def goes_through(kip: Kip, name: str, directory: Path, wakes: int) -> None:
 #   docs/compatibility.md has for them, with an open connection and what a client left in them
 # held by: this, all of them `tests/test_compatibility.py::test_every_program`,
 #   `tests/test_compatibility.py::test_the_table_is_of_these_programs`
-@pytest.mark.parametrize("name", guests.SHORT)
+@pytest.mark.parametrize("name", one_in(3, guests.SHORT))
 def test_some_programs(kip: Kip, tmp_path: Path, name: str) -> None:
     goes_through(kip, name, tmp_path, 1)
 

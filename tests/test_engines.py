@@ -16,6 +16,7 @@ from harness import programs, sleepers, logged
 from harness.broken import BrittleCriu, break_plan, files_of
 from harness.clients import http_get
 from harness.kip import Kip, Proc, daemon
+from harness.rows import one_in
 from harness.servers import Server
 from harness.sleepers import Sleeper
 from harness.wait import wait_for
@@ -171,7 +172,7 @@ class Life:
 #   `tests/test_comeback.py::test_criu_hangs`, `tests/test_comeback.py::test_a_policy_that_refuses`,
 #   `tests/test_comeback.py::test_what_the_machine_held_is_gone`; by request it is only said:
 #   `tests/test_comeback.py::test_by_request_a_broken_engine_is_only_said`
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", one_in(2, SHORT))
 def test_some_programs(kip: Kip, criu: BrittleCriu, tmp_path: Path, name: str) -> None:
     Life(kip, criu, ALL[name], tmp_path).go()
 

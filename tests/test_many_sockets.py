@@ -16,10 +16,11 @@ from harness import servers
 from harness.clients import Lines, http_get
 from harness.kip import Kip, Proc, daemon
 from harness.programs import SOURCES
+from harness.rows import rest_in_soak
 from harness.wait import TimedOut, wait_for
 
 # 250 descriptors go with a message, and from 64 on was where the first of them were to lie.
-COUNTS = [1, 47, 48, 250, 251, pytest.param(5000, marks=pytest.mark.soak)]
+COUNTS = rest_in_soak([1, 47, 48, 250, 251, 5000], [48, 251])
 
 
 @pytest.fixture(scope="module", params=["plan", "criu"])

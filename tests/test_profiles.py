@@ -18,7 +18,7 @@ from harness.wait import wait_for
 PARKED_S = 3
 BY_NAME = {case.profile: case for case in CASES}
 # Of each kind one: workers of a master, one process, threads, sessions, a process for each client.
-HERE = {"nginx", "redis", "mariadb", "postgres", "named", "sshd", "rsync"}
+HERE = {"nginx", "redis", "named", "postgres", "sshd"}
 
 
 def run(kip: Kip, case: Case, tmp_path: Path, *flags: str) -> Proc:

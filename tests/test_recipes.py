@@ -17,6 +17,7 @@ import pytest
 
 from harness.clients import DnsTcp, Redis, dns_udp, http_get
 from harness.kip import Kip, Proc
+from harness.rows import one_in
 from harness.wait import wait_for
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -224,7 +225,7 @@ def test_each_recipe_is_tested_and_listed() -> None:
 #   in a database outlives its proc
 # held by: this, `tests/test_recipes.py::test_a_database_outlives_its_proc`,
 #   `tests/test_recipes.py::test_each_recipe_is_tested_and_listed`
-@pytest.mark.parametrize("name", list(CLIENTS))
+@pytest.mark.parametrize("name", one_in(2, CLIENTS))
 def test_a_recipe_serves_sleeps_and_wakes(kip: Kip, tmp_path: Path, name: str) -> None:
     file = str(RECIPES / name / "kip.toml")
     kip.cli("apply", "-f", file, timeout=90)

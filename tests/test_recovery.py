@@ -21,6 +21,7 @@ from harness import logged
 from harness import leftovers, servers
 from harness.clients import Lines, Redis, http_get, listens
 from harness.kip import Failed, Kip, Proc
+from harness.rows import one_in
 from harness.wait import wait_for
 
 # A daemon that finds something half done may say so.
@@ -535,7 +536,7 @@ class Story:
 #   `tests/test_archive.py::test_archived_it_outlives_the_daemon`
 # promise invariants: 6 intent first; any proc can always be ended
 # held by: this, `kip_types::lifecycle::tests::always_can_end`
-@pytest.mark.parametrize("step", steps())
+@pytest.mark.parametrize("step", one_in(3, steps()))
 def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, tmp_path: Path, step: str) -> None:
     (tmp_path / "store").mkdir()
     kip = fresh_kip("--store", str(tmp_path / "store"), start=False)

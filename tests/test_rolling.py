@@ -18,7 +18,7 @@ import pytest
 from harness import logged, servers
 from harness.clients import Http, free_port, http_get, listens
 from harness.kip import Kip, Proc
-from harness.rows import rest_in_soak
+from harness.rows import one_in, rest_in_soak
 from harness.wait import wait_for
 from test_apply import actions, told
 
@@ -198,8 +198,8 @@ def test_one_that_goes_at_its_end_does_so_only_then(kip: Kip, tmp_path: Path) ->
 @pytest.mark.parametrize("volume", [False, True], ids=["beside", "after"])
 @pytest.mark.parametrize(
     "step",
-    ["start-launched", "replace-started", "replace-ports", "replace-recorded", "replace-switched", "replace-left",
-     "stop-intent", "stop-killed", "stop-recorded", "remove-files"],
+    one_in(2, ["start-launched", "replace-started", "replace-ports", "replace-recorded", "replace-switched", "replace-left",
+               "stop-intent", "stop-killed", "stop-recorded", "remove-files"]),
 )  # fmt: skip
 def test_killed_while_it_is_replaced(fresh_kip: Callable[..., Kip], tmp_path: Path, step: str, volume: bool) -> None:
     kip = fresh_kip()
@@ -256,7 +256,7 @@ def after_one_that_was_stopped_for_another(kip: Kip, directory: Path) -> Describ
 # promise files: the daemon is killed while a proc that was stopped for another one is to be started
 #   again: the next one starts it
 @pytest.mark.parametrize("ends", [False, True], ids=["unready", "ends"])
-@pytest.mark.parametrize("step", ["stop-intent", "stop-recorded", "replace-failed", "replace-gives-back", "replace-given-back"])
+@pytest.mark.parametrize("step", one_in(2, ["stop-intent", "stop-recorded", "replace-failed", "replace-gives-back", "replace-given-back"]))
 def test_killed_while_a_replacement_fails(fresh_kip: Callable[..., Kip], tmp_path: Path, step: str, ends: bool) -> None:
     kip = fresh_kip()
     web = after_one_that_was_stopped_for_another(kip, tmp_path)
@@ -272,7 +272,7 @@ def test_killed_while_a_replacement_fails(fresh_kip: Callable[..., Kip], tmp_pat
 
 # promise files: the daemon is killed again while it starts such a proc: the next one starts it
 @pytest.mark.parametrize("ends", [False, True], ids=["unready", "ends"])
-@pytest.mark.parametrize("step", ["start-recorded", "start-ports", "start-held", "start-launched", "start-hot", "replace-given-back"])
+@pytest.mark.parametrize("step", one_in(2, ["start-recorded", "start-ports", "start-held", "start-launched", "start-hot", "replace-given-back"]))
 def test_killed_again_while_the_old_one_starts_again(fresh_kip: Callable[..., Kip], tmp_path: Path, step: str, ends: bool) -> None:
     kip = fresh_kip()
     web = after_one_that_was_stopped_for_another(kip, tmp_path)

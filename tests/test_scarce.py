@@ -12,6 +12,7 @@ import pytest
 from harness import servers
 from harness.clients import Lines
 from harness.kip import Kip, Proc
+from harness.rows import one_in
 
 WHATS = ["files", "space", "data", "locked", "processes", "size", "guards"]
 
@@ -50,7 +51,7 @@ def arguments(proc: Proc) -> set[str]:
 #   `kip_stop::limits::tests::a_hard_limit_is_lifted_where_the_kernel_allows_it`,
 #   `kip_stop::limits::tests::the_limit_that_is_used_up_is_named`,
 #   `kip_checkpoint::limits::tests::only_what_was_lifted_is_set`
-@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("what", one_in(2, WHATS))
 def test_what_is_used_up_is_no_obstacle(kip: Kip, tmp_path: Path, what: str) -> None:
     proc, client = run(kip, tmp_path, what)
     before = arguments(proc)
@@ -67,7 +68,7 @@ def test_what_is_used_up_is_no_obstacle(kip: Kip, tmp_path: Path, what: str) -> 
         assert arguments(proc) == before, "and after that"
 
 
-@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("what", one_in(3, WHATS))
 def test_by_criu(fresh_kip: Callable[..., Kip], tmp_path: Path, what: str) -> None:
     kip = fresh_kip("--only-criu")
     proc, client = run(kip, tmp_path, what)

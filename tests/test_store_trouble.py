@@ -20,6 +20,7 @@ from harness import faulty, servers, logged
 from harness.clients import Redis, http_get
 from harness.faulty import Fault, Network, answers, cut, delayed, flipped, hung, lost_answer, lost_request
 from harness.kip import Kip, Proc, daemon
+from harness.rows import one_in
 from harness.wait import wait_for
 from test_metrics import refusals
 
@@ -155,7 +156,7 @@ UP = {
 #   `tests/test_store_trouble.py::test_bits_that_flip_on_the_way_up`,
 #   `tests/test_store_trouble.py::test_bits_that_flip_on_the_way_back`,
 #   `tests/test_store_trouble.py::test_another_web_server_beside_it`
-@pytest.mark.parametrize("trouble", list(ALL))
+@pytest.mark.parametrize("trouble", one_in(2, ALL))
 def test_archiving(stored: Stored, trouble: str) -> None:
     """Whatever request meets it, of those that write or of those that read back: it stays parked and says why, wakes from the local
     disk for the connected client, and is archived once the trouble is over."""
@@ -176,7 +177,7 @@ def test_archiving(stored: Stored, trouble: str) -> None:
     assert not is_cold(stored)
 
 
-@pytest.mark.parametrize("trouble", [trouble for trouble in ALL if trouble != "unavailable"])
+@pytest.mark.parametrize("trouble", one_in(2, [trouble for trouble in ALL if trouble != "unavailable"]))
 def test_waking(stored: Stored, trouble: str) -> None:
     """The front does not come, or the head cannot be had: it stays archived and says why, and wakes once the trouble is over."""
     fault, words = ALL[trouble]
@@ -224,7 +225,7 @@ PASSES = {
 # promise archive: what passes is not noticed, nor are reads that hang
 # held by: this, `tests/test_store_trouble.py::test_reads_that_hang`; writes that hang, in the soak:
 #   `tests/test_store_trouble.py::test_writes_that_hang`
-@pytest.mark.parametrize("trouble", list(PASSES))
+@pytest.mark.parametrize("trouble", one_in(2, PASSES))
 def test_what_passes_is_not_noticed(stored: Stored, trouble: str) -> None:
     """Two of each kind of request meet it, on the way down and on the way up: both are done, and nothing is said."""
     stored.park()

@@ -25,9 +25,9 @@ const LOAD: usize = 2;
 /// Workers of pytest, twice as many as CI's machine has processors: tests wait for the disk and for
 /// time-outs half of the time.
 const WORKERS: &str = "4";
-/// Of those tests that measure time, which mostly wait: each has to have a processor when its time
-/// comes.
-const MEASURING: &str = "2";
+/// Of those tests that measure time, which wait nine tenths of it: each has to have a processor
+/// when its time comes.
+const MEASURING: &str = "3";
 
 struct Stage {
     name: &'static str,
