@@ -37,10 +37,10 @@ def steps() -> list[str]:
     except FileNotFoundError:
         return ["no kip is built"]
     # Those of taking over from another data directory are in test_adopt.py, that of a backup is in
-    # test_backup.py, of cloning in test_clone.py, of falling back in test_fallback.py, of replacing
-    # residents in test_upgrade.py, of an update in test_update.py, of a replacement in
-    # test_rolling.py, of a new name in test_rename.py.
-    elsewhere = ("adopt-", "backup-", "clone-", "older-", "rename-", "replace-", "supersede-", "update-")
+    # test_backup.py, of cloning in test_clone.py, of checkpoints in test_checkpoints.py, of falling
+    # back in test_fallback.py, of replacing residents in test_upgrade.py, of an update in
+    # test_update.py, of a replacement in test_rolling.py, of a new name in test_rename.py.
+    elsewhere = ("adopt-", "backup-", "checkpoint-", "clone-", "older-", "rename-", "replace-", "rollback-", "supersede-", "update-")
     here = [step for step in done.stdout.split() if not step.startswith(elsewhere)]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
 

@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 pub const INDEX: &str = "docs/promises.md";
 
 /// Sections of the index and their titles, in their order.
-const SECTIONS: [(&str, &str); 27] = [
+const SECTIONS: [(&str, &str); 28] = [
     ("workspace", "Workspace"),
     ("commands", "Two commands"),
     ("sandbox", "Sandbox"),
@@ -44,6 +44,7 @@ const SECTIONS: [(&str, &str); 27] = [
     ("api", "API (`kip up --listen`, `kip token`, `kip --host`) and dashboard"),
     ("meters", "Meters, metrics and traces"),
     ("clones", "Clones (`kip clone`)"),
+    ("checkpoints", "Checkpoints (`kip checkpoint`, `kip rollback`)"),
     ("backup", "Copies of everything (`kip backup`, `kip restore`)"),
     ("install", "Installed and upgraded"),
     ("invariants", "Invariants, by their numbers in ARCHITECTURE.md"),

@@ -34,7 +34,7 @@ const MOST_ALIASES: usize = 32;
 /// compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
     (request.spec.asked, request.spec.trial, request.spec.alone, request.spec.tar_digest) = (None, false, false, None);
-    request.spec.replaced = 0;
+    (request.spec.replaced, request.spec.lineage) = (0, None);
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use kip_types::api::{Code, Refusal, SnapshotName};
-use kip_types::{ProcName, VolumeName};
+use kip_types::{CheckpointTag, ProcName, VolumeName};
 use plain::Plain;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::transform::Transform;
@@ -244,6 +244,7 @@ fn in_path(path: &str, segment: &str, generator: &mut SchemaGenerator) -> Option
             let schema = json!({ "type": "string", "pattern": "^[0-9a-f]{6,32}$" });
             ("Its id, or the beginning of it, 6 digits at least.", schema)
         }
+        "tag" => ("Its tag.", generator.subschema_for::<CheckpointTag>().to_value()),
         _ if path.starts_with("/v1/volumes/") => ("Its name.", generator.subschema_for::<VolumeName>().to_value()),
         _ => ("Its name.", generator.subschema_for::<ProcName>().to_value()),
     };

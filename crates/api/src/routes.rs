@@ -1,6 +1,7 @@
 //! The REST API. Each handler parses, has the service do it and answers.
 
 mod backup;
+mod checkpoints;
 pub(crate) mod dashboard;
 mod files;
 mod images;
@@ -88,6 +89,7 @@ fn all() -> Routes {
     let routes = keys::routes(routes);
     let routes = backup::routes(routes);
     let routes = volumes::routes(routes);
+    let routes = checkpoints::routes(routes);
     let routes = meters::routes(routes);
     let routes = dashboard::routes(routes);
     let routes = tokens::routes(routes);

@@ -4,6 +4,7 @@ use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
 use crate::attach::AttachArgs;
 use crate::backup::{BackupArgs, RestoreArgs};
 use crate::check::{CheckArgs, TrialArgs, parse_sleep_tier};
+use crate::checkpoint::{CheckpointArgs, RollbackArgs};
 use crate::cp::CpArgs;
 use crate::events::EventsArgs;
 use crate::exec::ExecArgs;
@@ -106,6 +107,10 @@ pub enum Command {
     /// Make procs that go on from where a proc is: its memory and its files, with names, addresses
     /// and ports of their own
     Clone(CloneArgs),
+    /// Keep a proc as it is now, its memory and its files, to clone it or to go back to it later
+    Checkpoint(CheckpointArgs),
+    /// Let a proc go on from a checkpoint; what it was is kept as another checkpoint
+    Rollback(RollbackArgs),
     /// Change limits, times, ports, labels and the restart policy of procs without a restart
     Update(Box<UpdateArgs>),
     /// Create the procs that a file describes: kip.toml, or a Compose file
@@ -204,7 +209,8 @@ pub struct RenameArgs {
 
 #[derive(Debug, Args)]
 pub struct CloneArgs {
-    /// Name of the source, in any tier but archived; a sleeper is not woken
+    /// Name of the source, in any tier but archived; a sleeper is not woken. PROC@TAG is a
+    /// checkpoint of it
     #[arg(add = names::known())]
     pub source: String,
     /// Name of the clone [default: the source's, with a number]

@@ -8,8 +8,8 @@ use crate::output::{print, show};
 use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
-    apply, attach, backup, check, cp, details, events, exec, image, key, logs, meter, port, ps, snapshot, stats, token,
-    top, update, view, volume, wait,
+    apply, attach, backup, check, checkpoint, cp, details, events, exec, image, key, logs, meter, port, ps, snapshot,
+    stats, token, top, update, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
@@ -67,9 +67,15 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         }
         Command::Clone(args) => {
             let CloneArgs { source, name: clone, count, ports, asleep } = args;
-            let request = CloneRequest { name: clone, count, ports, asleep };
-            show(&client.clone_proc(&name(&source)?, &request).await?, json, |made| view::clones(&source, made))?;
+            let (proc, checkpoint) = match source.split_once('@') {
+                Some((proc, tag)) => (proc, Some(tag.parse()?)),
+                None => (&*source, None),
+            };
+            let request = CloneRequest { name: clone, checkpoint, count, ports, asleep };
+            show(&client.clone_proc(&name(proc)?, &request).await?, json, |made| view::clones(&source, made))?;
         }
+        Command::Checkpoint(args) => checkpoint::call(client, args, json).await?,
+        Command::Rollback(args) => checkpoint::rollback(client, args, json).await?,
         Command::Update(args) => return update::update(client, &args, json).await,
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps(args) => ps::ps(client, &args, json).await?,

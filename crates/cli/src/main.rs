@@ -11,6 +11,7 @@ mod args;
 mod attach;
 mod backup;
 mod check;
+mod checkpoint;
 mod commands;
 mod cp;
 mod detach;

@@ -409,6 +409,7 @@ impl RunArgs {
             trial: false,
             alone: false,
             replaced: 0,
+            lineage: None,
         };
         let secrets = self.life.secrets()?;
         let in_file = InFile {

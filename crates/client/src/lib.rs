@@ -6,6 +6,7 @@
 //! middle, so asking again is the caller's decision.
 #![forbid(unsafe_code)]
 
+mod checkpoints;
 mod client;
 mod connect;
 mod error;

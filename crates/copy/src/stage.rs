@@ -34,8 +34,8 @@ pub struct ProcCopy {
     pub to: PathBuf,
     /// First id of the block of each.
     pub ids: (u32, u32),
-    /// The generation that the clone goes on from.
-    pub generation: Generation,
+    /// The generation that the clone goes on from; none of a proc that is stopped.
+    pub generation: Option<Generation>,
     /// Host names of each.
     pub names: (String, String),
 }
@@ -46,8 +46,10 @@ impl ProcCopy {
     /// # Errors
     /// See [`CopyError`]; what is there by then is the caller's to remove.
     pub fn copy(&self) -> Result<(), CopyError> {
-        self.link_generation()?;
-        kip_snapshot::note_cloned(&self.to, self.generation).map_err(at(&self.to))?;
+        if let Some(generation) = self.generation {
+            self.link_generation(generation)?;
+            kip_snapshot::note_cloned(&self.to, generation).map_err(at(&self.to))?;
+        }
         for name in LINKED.iter().filter(|name| self.from.join(name).is_dir()) {
             tree::copy(&self.from.join(name), &self.to.join(name), How::Linked, &[])?;
         }
@@ -64,9 +66,9 @@ impl ProcCopy {
         Ok(())
     }
 
-    fn link_generation(&self) -> Result<(), CopyError> {
-        let from = kip_snapshot::path_of(&self.from, self.generation);
-        let to = kip_snapshot::path_of(&self.to, self.generation);
+    fn link_generation(&self, generation: Generation) -> Result<(), CopyError> {
+        let from = kip_snapshot::path_of(&self.from, generation);
+        let to = kip_snapshot::path_of(&self.to, generation);
         fs::create_dir(&to).map_err(at(&to))?;
         for entry in fs::read_dir(&from).map_err(at(&from))? {
             let entry = entry.map_err(at(&from))?;

@@ -313,6 +313,7 @@ impl ProcTable {
             trial: false,
             alone: false,
             replaced: 0,
+            lineage: None,
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file: InFile::default() })
     }
@@ -364,6 +365,7 @@ impl ProcTable {
             trial: _,
             alone: _,
             replaced: _,
+            lineage: _,
         } = spec.clone();
         let usual = Timing::default();
         let time = |open: bool, ms: u64| (!open).then_some(Time(ms));

@@ -95,7 +95,7 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
+    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
         let path = path.to_owned();
         move |source| RecordError::Io { what, path, source }
     }
@@ -156,9 +156,19 @@ impl Records {
             Err(e) => return Err(RecordError::io("create", &procs)(e)),
         }
         let records = Records { procs };
-        let leftovers = records.entries()?.into_iter().filter(|e| is_leftover(e));
-        let failed = leftovers.filter_map(|e| Trash { path: records.procs.join(e) }.delete().err()).collect();
+        let failed = records.delete_leftovers()?;
         Ok((records, failed))
+    }
+
+    /// Those in a directory, which may not exist yet. Deletes nothing.
+    pub(crate) fn at(procs: PathBuf) -> Records {
+        Records { procs }
+    }
+
+    /// Deletes what creations and removals left half done; returns what stays of that.
+    pub(crate) fn delete_leftovers(&self) -> Result<Vec<RecordError>, RecordError> {
+        let leftovers = self.entries()?.into_iter().filter(|e| is_leftover(e));
+        Ok(leftovers.filter_map(|e| Trash { path: self.procs.join(e) }.delete().err()).collect())
     }
 
     /// The proc's directory, which may not exist.
@@ -272,7 +282,7 @@ impl Records {
         Ok(Trash { path })
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &ProcName, file: &str) -> Result<T, RecordError> {
+    pub(crate) fn read<T: DeserializeOwned>(&self, name: &ProcName, file: &str) -> Result<T, RecordError> {
         let directory = self.directory(name);
         let path = directory.join(file);
         match std::fs::read(&path) {

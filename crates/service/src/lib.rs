@@ -4,6 +4,7 @@
 //! | trait | what is asked |
 //! | --- | --- |
 //! | [`ProcService`] | the life of procs, and what is seen of one |
+//! | [`CheckpointService`] | what procs were at some moment |
 //! | [`FileService`] | files of procs, as archives |
 //! | [`TrialService`] | what a run would come to |
 //! | [`SnapshotService`], [`ImageService`], [`KeyService`], [`VolumeService`] | what the data directory and its store keep |
@@ -18,6 +19,7 @@
 //! client: it is dropped when the client goes.
 #![forbid(unsafe_code)]
 
+mod checkpoints;
 mod files;
 mod images;
 mod keys;
@@ -27,6 +29,7 @@ mod snapshots;
 mod trials;
 mod volumes;
 
+pub use checkpoints::CheckpointService;
 pub use files::FileService;
 pub use images::ImageService;
 pub use keys::KeyService;
@@ -41,12 +44,21 @@ use tokio::sync::mpsc;
 
 /// All that a worker does for the API.
 pub trait WorkerService:
-    ProcService + FileService + TrialService + SnapshotService + ImageService + KeyService + VolumeService + NodeService
+    ProcService
+    + CheckpointService
+    + FileService
+    + TrialService
+    + SnapshotService
+    + ImageService
+    + KeyService
+    + VolumeService
+    + NodeService
 {
 }
 
 impl<
     T: ProcService
+        + CheckpointService
         + FileService
         + TrialService
         + SnapshotService

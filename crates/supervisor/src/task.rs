@@ -40,6 +40,7 @@ use kip_types::chain;
 use phase::{Parked, Phase, Running, Woke};
 pub use place::{TakenPlace, hidden};
 pub use pressed::need;
+pub use previous::ASIDE;
 pub use probes::Probes;
 pub use ready::check_once;
 pub use still::{Copied, CopySealed, FilesHeld, Still, Stilled};
@@ -466,7 +467,9 @@ impl Task {
                 let _ = reply.send(self.rest(until).await);
                 return true;
             }
-            TaskCommand::StandStill { purpose, over, reply } => self.stand_still(purpose, over, reply).await,
+            TaskCommand::StandStill { purpose, stays, over, reply } => {
+                self.stand_still(purpose, stays, over, reply).await
+            }
             TaskCommand::CopyRunning { copy, reply } => {
                 let _ = reply.send(self.copy_running(copy).await);
             }

@@ -1,6 +1,7 @@
 //! Messages of the API: what `kip --json` prints and what travels on the socket, as JSON.
 
 mod check;
+pub mod checkpoint;
 pub mod clone;
 mod described;
 mod details;

@@ -79,7 +79,21 @@ macro_rules! name_type {
 }
 
 name_type!(ProcName, "proc", "The name of a proc, unique within its realm.");
+name_type!(CheckpointTag, "checkpoint", "The name of a checkpoint among those of its proc.");
 name_type!(Realm, "realm", "A tenant: owner of procs, names and quotas.");
+
+impl From<CheckpointTag> for ProcName {
+    /// The same text: a checkpoint is recorded as a proc is.
+    fn from(tag: CheckpointTag) -> ProcName {
+        ProcName(tag.0)
+    }
+}
+
+impl From<ProcName> for CheckpointTag {
+    fn from(name: ProcName) -> CheckpointTag {
+        CheckpointTag(name.0)
+    }
+}
 
 /// A name that changes while many have a reference to it: each reads the newest. Former names stay
 /// in memory, for a reader may still have one; a proc is not renamed often.

@@ -22,7 +22,7 @@ pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, 
 
 use crate::image::OciImage;
 use crate::life::{Hooks, Probe, Ready, Restart};
-use crate::name::{ProcName, Realm};
+use crate::name::{CheckpointTag, ProcName, Realm};
 use crate::volume::VolumeSpec;
 use request::RunRequest;
 use schemars::JsonSchema;
@@ -397,6 +397,10 @@ pub struct Spec {
     /// one name the higher has it. Set by Kip alone, ignored in requests.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub replaced: u64,
+    /// Whose checkpoints are its own, and which of them it goes on from; null for a proc that was
+    /// never rolled back or replaced: its own. Set by Kip alone, ignored in requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Lineage>,
     /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -405,6 +409,17 @@ pub struct Spec {
     /// in requests, left out of listings; null for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Box<RunRequest>>,
+}
+
+/// Where the checkpoints of a proc are that is not the first of its name.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Lineage {
+    /// Key of the first proc.
+    pub key: ProcName,
+    /// The checkpoint that this proc goes on from; null for one that began anew.
+    pub checkpoint: Option<CheckpointTag>,
+    /// Since when, milliseconds since the epoch.
+    pub since_ms: u64,
 }
 
 fn is_none_yet(number: &u64) -> bool {

@@ -372,7 +372,11 @@ impl Backup {
                 let ((still, over), handle) = (Still::new(), handle.clone());
                 let asked = self.runtime.spawn({
                     let handle = handle.clone();
-                    async move { handle.ask(|reply| TaskCommand::StandStill { purpose: "backup", over, reply }).await }
+                    async move {
+                        handle
+                            .ask(|reply| TaskCommand::StandStill { purpose: "backup", stays: false, over, reply })
+                            .await
+                    }
                 });
                 (handle, asked, still)
             })

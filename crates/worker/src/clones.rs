@@ -1,20 +1,18 @@
-//! `kip clone`: procs that go on from where another one is.
+//! `kip clone`: procs that go on from where another one is, or was at a checkpoint.
 //!
 //! A clone is a sleeper after a reboot: it has a generation and files, and nothing in the kernel.
-//! The source stands still while its files are copied and its generation, which does not change
-//! any more, is linked: frozen in a dump that is called off then, if it runs and has little in
-//! memory ([`CopySealed`]), else parked ([`Still`]). Listening sockets are made anew for the clone
-//! ([`renew`]), as after a reboot; connections end there with a reset.
+//! Listening sockets are made anew for it ([`renew`]); connections end there with a reset. How its
+//! source is copied: [`copied`](crate::copied).
 //!
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
 
+use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, wakeable};
+use crate::lineage::{Checkpoint, generation_in};
 use crate::view;
 use crate::worker::{NameClaim, Worker, first};
 use kip_checkpoint::plan::PLAN;
 use kip_copy::ProcCopy;
-use kip_criu_images::fields::{file_entry, reg_file_entry};
-use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -28,7 +26,7 @@ use kip_records::body::Body;
 use kip_records::record::{Durability, RecordError, Unpublished};
 use kip_records::state::Record;
 use kip_supervisor::probe::Listeners;
-use kip_supervisor::task::{CopySealed, Handle, Still, Stilled, TaskCommand};
+use kip_supervisor::task::{Handle, TaskCommand};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::clone::{CloneRequest, ClonesView, MOST_CLONES};
@@ -36,33 +34,29 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::name::MAX_NAME;
-use kip_types::{Generation, PortSpec, ProcName, Spec, State, VolumeSource};
-use std::collections::{BTreeMap, BTreeSet};
+use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, VolumeSource};
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Numbers that are tried for the name of a clone: there are fewer procs.
 const MOST_NUMBERED: u32 = 100_000;
-/// Memory of a source that is copied while it is frozen, and not while it is parked, bytes.
-const COPIED_RUNNING: u64 = 64 << 20;
-/// How long the source may take to run again before the answer says so.
-const RUNS_WITHIN: Duration = Duration::from_secs(30);
 
 /// What clones have of their source beside memory and files.
-struct Moment {
-    source: Handle,
-    /// As it was when they were asked for.
-    spec: Arc<Spec>,
-    /// Contents of its secrets, by their names.
-    secrets: BTreeMap<String, Hex>,
-    request: CloneRequest,
+pub(crate) struct Moment {
+    /// As it was when they were asked for, or at the checkpoint.
+    pub(crate) spec: Arc<Spec>,
+    /// The skeleton that its files lie over.
+    pub(crate) base: PathBuf,
+    /// Contents of its secrets, by their names, as they are now.
+    pub(crate) secrets: BTreeMap<String, Hex>,
 }
 
 impl Moment {
-    /// Copies from another clone.
-    fn copy(&self, to: &Staging, from: CopiedFrom, generation: Generation) -> Result<(), Refusal> {
+    /// Copies from what does not change: another clone, or a checkpoint.
+    pub(crate) fn copy(&self, to: &Staging, from: CopiedFrom, generation: Option<Generation>) -> Result<(), Refusal> {
         let copy = ProcCopy {
             from: from.directory,
             to: to.directory(),
@@ -76,15 +70,15 @@ impl Moment {
 }
 
 /// What files are copied from: a directory, and the first id of the block that owns them.
-struct CopiedFrom {
-    directory: PathBuf,
-    first_id: u32,
+pub(crate) struct CopiedFrom {
+    pub(crate) directory: PathBuf,
+    pub(crate) first_id: u32,
 }
 
 /// A proc that is being made, with its slot, until it is published.
-struct Staging {
+pub(crate) struct Staging {
     machine: Arc<Host>,
-    spec: Spec,
+    pub(crate) spec: Spec,
     record: Record,
     key: ProcName,
     made: Option<Unpublished>,
@@ -95,12 +89,12 @@ struct Staging {
 }
 
 impl Staging {
-    fn directory(&self) -> PathBuf {
+    pub(crate) fn directory(&self) -> PathBuf {
         self.made.as_ref().expect("it is published last").path().to_owned()
     }
 
     /// Records what it sleeps in: what its source would.
-    fn settle(&mut self, source: &Record) -> Result<(), Refusal> {
+    pub(crate) fn settle(&mut self, source: &Record) -> Result<(), Refusal> {
         self.record = Record {
             state: source.state.clone(),
             established: true,
@@ -116,7 +110,7 @@ impl Staging {
         made.change_state(&self.record).map_err(failed)
     }
 
-    fn first_id(&self) -> u32 {
+    pub(crate) fn first_id(&self) -> u32 {
         let slot = Slot::new(self.record.slot).expect("it was taken");
         self.machine.first_id(slot)
     }
@@ -144,14 +138,20 @@ impl Worker {
         if let Some(refusal) = self.machine.rests() {
             return Err(refusal);
         }
-        let source = self.handle(&name)?;
-        check(&source.proc.spec(), &request)?;
+        let (source, tag) = (self.handle(&name)?, request.checkpoint.clone());
+        let from = match &tag {
+            Some(tag) => Some(self.checkpoint_of(&source, tag).await?),
+            None => None,
+        };
+        let spec = from.as_ref().map_or_else(|| source.proc.spec(), |from| Arc::new(from.spec.clone()));
+        check(&spec, &request)?;
         let _begun = self.begin_on(&source, &name).await?;
-        let _in_use = self.has_layers(&source.proc.spec()).await?;
+        let _in_use = self.has_layers(&spec).await?;
         let claimed = self.claim_names(&name, &request)?;
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
         // Those of a sleeper sleep, and take no memory.
-        if !request.asleep && matches!(source.status.borrow().record.state, State::Hot { .. }) {
+        let runs = || matches!(source.status.borrow().record.state, State::Hot { .. });
+        if !request.asleep && from.as_ref().map_or_else(runs, Checkpoint::runs_again) {
             for name in &names {
                 self.machine.pressure.admit_new(name).await?;
             }
@@ -159,84 +159,54 @@ impl Worker {
 
         let (worker, first) = (self.clone(), names[0].clone());
         let begun = {
-            let (source, asleep) = (source.clone(), request.asleep);
+            let (source, request) = (source.clone(), request.clone());
+            let base = from.as_ref().map_or_else(|| source.proc.base.clone(), |from| from.record.base.clone());
             blocking(move || {
-                let moment = worker.moment(source, request)?;
-                let first = worker.begin_staging(&moment, first)?;
-                Ok::<_, Refusal>((moment, first, asleep))
+                let secrets = worker.secrets_of(&source)?;
+                let spec_of_first = spec_of(&spec, &first, &request);
+                let moment = Moment { spec, base, secrets };
+                let first = worker.begin_staging(&moment, spec_of_first)?;
+                Ok::<_, Refusal>((moment, first))
             })
         };
-        let (moment, mut first, asleep) = begun.await?;
-        let stood = Instant::now();
-        let copied = self.copy_source(&source, &moment, &first).await;
+        let (moment, first) = begun.await?;
+        let asleep = request.asleep;
+        let (moment, mut first, copied) = match from {
+            Some(from) => from_checkpoint(moment, first, from).await?,
+            None => {
+                let target = CopyTarget {
+                    directory: first.directory(),
+                    first_id: first.first_id(),
+                    hostname: first.spec.hostname().to_owned(),
+                };
+                let copied = copy_source(&source, target, Purpose::Clone).await;
+                (moment, first, copied?)
+            }
+        };
         fault::reach("clone-copied");
-        let (record, was_awake) = copied?;
-        let still_us = if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
+        let SourceCopy { record, was_awake, still_us } = copied;
+        let generation = generation_in(&record);
         let (worker, others) = (self.clone(), names[1..].to_vec());
         let (notes, staged) = blocking(move || {
             first.settle(&record)?;
-            let notes = cloneable(&moment.spec.name, &first.directory(), record.generation())?;
+            let wakeable = |generation| wakeable(&moment.spec.name, &first.directory(), generation, Purpose::Clone);
+            let notes = generation.map_or_else(|| Ok(Vec::new()), wakeable)?;
             let mut staged = vec![first];
             for name in others {
-                let mut other = worker.begin_staging(&moment, name)?;
+                let mut other = worker.begin_staging(&moment, spec_of(&moment.spec, &name, &request))?;
                 let from = CopiedFrom { directory: staged[0].directory(), first_id: staged[0].first_id() };
-                moment.copy(&other, from, record.generation())?;
+                moment.copy(&other, from, generation)?;
                 other.settle(&record)?;
                 staged.push(other);
             }
             Ok::<_, Refusal>((notes, staged))
         })
         .await?;
-        let clones = self.publish_all(&name, staged, was_awake && !asleep).await?;
+        let origin = origin(&name, tag.as_ref());
+        let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep).await?;
         drop(claimed);
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64, notes })
-    }
-
-    /// Copies the source into the directory of the first clone: while it is frozen and then runs
-    /// on, if it runs; else while it stands still, parked. Returns what would be recorded of it in
-    /// that generation, and whether it ran.
-    async fn copy_source(&self, source: &Handle, moment: &Moment, first: &Staging) -> Result<(Record, bool), Refusal> {
-        let proc = Arc::clone(&source.proc);
-        let copy = ProcCopy {
-            from: proc.dir.clone(),
-            to: first.directory(),
-            ids: (proc.first_id(), first.first_id()),
-            // It is known when it is copied.
-            generation: Generation(0),
-            names: (moment.spec.hostname().to_owned(), first.spec.hostname().to_owned()),
-        };
-        let copied = move |generation| {
-            // Mounted, if its disk is limited.
-            let _place = proc.files.place().map_err(|e| chain(&e))?;
-            ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))
-        };
-        let running = CopySealed(Box::new(copied.clone()));
-        let name = &moment.spec.name;
-        let refused = |refusal: Refusal| {
-            let message = format!("{name} cannot be cloned now: {}", refusal.message);
-            Refusal { message, ..refusal }
-        };
-        // All that is here is written while it stands still, by each copy again: much of it is
-        // better put away once, by a sleep, from which it comes back as it is needed.
-        if source.proc.cgroup.held_bytes() <= COPIED_RUNNING {
-            let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
-            if let Some(copied) = copied_running.map_err(refused)? {
-                return Ok((copied.record, true));
-            }
-        }
-        let (still, over) = Still::new();
-        let stilled = source.ask(|reply| TaskCommand::StandStill { purpose: "clone", over, reply }).await?;
-        let generation = parked_in(&moment.spec.name, &stilled)?;
-        let done = blocking(move || copied(generation)).await;
-        // It goes on, whatever came of the copy.
-        drop(still);
-        let failed = |why| Refusal::new(Code::Failed, format!("{} cannot be cloned: {why}", moment.spec.name));
-        done.map_err(failed)?;
-        if stilled.was_awake {
-            runs_again(source).await;
-        }
-        Ok((stilled.record, stilled.was_awake))
     }
 
     /// Names that no other proc has, in their order.
@@ -254,24 +224,24 @@ impl Worker {
         (0..request.count).map(|_| first(&mut free, like)).collect()
     }
 
-    /// What clones of that proc have of it.
-    fn moment(&self, source: Handle, request: CloneRequest) -> Result<Moment, Refusal> {
-        let (spec, mut secrets) = (source.proc.spec(), BTreeMap::new());
-        if spec.volumes.iter().any(|volume| volume.source == VolumeSource::Secrets) {
-            let failed = |e| Refusal::new(Code::Failed, format!("{} cannot be cloned: {}", spec.name, chain(&e)));
-            let opened = secrets::open(&source.proc).map_err(failed)?;
-            secrets.extend(opened.files().map(|(name, contents)| (name.to_owned(), Hex(contents.to_vec()))));
+    /// Contents of a proc's secrets, by their names.
+    pub(crate) fn secrets_of(&self, source: &Handle) -> Result<BTreeMap<String, Hex>, Refusal> {
+        let spec = source.proc.spec();
+        if !spec.volumes.iter().any(|volume| volume.source == VolumeSource::Secrets) {
+            return Ok(BTreeMap::new());
         }
-        Ok(Moment { source, spec, secrets, request })
+        let failed =
+            |e| Refusal::new(Code::Failed, format!("the secrets of {} cannot be read: {}", spec.name, chain(&e)));
+        let opened = secrets::open(&source.proc).map_err(failed)?;
+        Ok(opened.files().map(|(name, contents)| (name.to_owned(), Hex(contents.to_vec()))).collect())
     }
 
     /// What the clone has of itself: its spec, its secrets under its own key, and its place.
-    fn begin_staging(&self, moment: &Moment, name: ProcName) -> Result<Staging, Refusal> {
-        let machine = &self.machine;
+    pub(crate) fn begin_staging(&self, moment: &Moment, mut spec: Spec) -> Result<Staging, Refusal> {
+        let (machine, name) = (&self.machine, spec.name.clone());
         let failed = |what: &str, e: &dyn std::error::Error| {
             Refusal::new(Code::Failed, format!("{name} cannot be made: {what}: {}", chain(e)))
         };
-        let mut spec = spec_of(&moment.spec, &name, &moment.request);
         let key = self.key_for(&name)?;
         let _volumes = volumes::declare(machine, &mut spec)?;
         spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
@@ -280,7 +250,7 @@ impl Worker {
         let prepared = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
         let slot = prepared.slot;
         // What it sleeps in is recorded when that is there.
-        let record = Record::new(slot.number(), moment.source.proc.base.clone());
+        let record = Record::new(slot.number(), moment.base.clone());
         let made = machine.records.prepare(&key, &spec, &record).map_err(|e| {
             let _ = machine.pool.release(&[slot]);
             machine.prepared_networks.free(slot);
@@ -302,12 +272,33 @@ impl Worker {
         Ok(staging)
     }
 
-    /// All of them, or none.
-    async fn publish_all(&self, source: &ProcName, staged: Vec<Staging>, awake: bool) -> Result<Vec<Handle>, Refusal> {
+    /// All of them, or none. They are woken if `awake`; those of a stopped proc are started if
+    /// `started`.
+    async fn publish_all(
+        &self,
+        origin: &str,
+        staged: Vec<Staging>,
+        awake: bool,
+        started: bool,
+    ) -> Result<Vec<Handle>, Refusal> {
         let mut clones = Vec::new();
         for staging in staged {
-            match self.publish_clone(source, staging).await {
-                Ok(handle) => clones.push(handle),
+            let published = async {
+                let handle = self.publish_clone(staging).await?;
+                clones.push(handle.clone());
+                let (name, events) = (handle.proc.name.clone(), &handle.proc.shared.events);
+                events.emit(Some(&name), EventKind::Cloned, format!("from {origin}"));
+                if handle.proc.spec().remove {
+                    tokio::spawn(self.clone().remove_at_end(handle.clone(), false));
+                }
+                let is_stopped = matches!(handle.status.borrow().record.state, State::Stopped { .. });
+                if started && is_stopped {
+                    handle.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await?;
+                }
+                Ok::<_, Refusal>(())
+            };
+            match published.await {
+                Ok(()) => {}
                 Err(refusal) => {
                     for clone in &clones {
                         self.discard(clone).await;
@@ -329,7 +320,8 @@ impl Worker {
         Ok(clones)
     }
 
-    async fn publish_clone(&self, source: &ProcName, mut staging: Staging) -> Result<Handle, Refusal> {
+    /// Gives a proc that was made its name, and what it needs of the kernel while it sleeps.
+    pub(crate) async fn publish_clone(&self, mut staging: Staging) -> Result<Handle, Refusal> {
         let (machine, name) = (Arc::clone(&self.machine), staging.spec.name.clone());
         let published = blocking(move || {
             kip_copy::sync(&staging.directory()).map_err(|e| {
@@ -352,35 +344,56 @@ impl Worker {
         let fd_store = FdStore::new(&key, Arc::clone(&machine.keeper));
         let slot = Slot::new(record.slot).expect("it was taken");
         let proc = Proc::new(&machine, key, spec, slot, record.base.clone(), fd_store, meter);
-        let held = {
-            let (proc, record) = (Arc::clone(&proc), record.clone());
-            let prepared = staging.prepared.take().expect("it is held once");
-            blocking(move || hold(&proc, record, prepared)).await
-        };
-        let record = match held {
-            Ok(record) => record,
-            Err(why) => {
-                if let Err(e) = stop::remove(&proc).await {
-                    tracing::warn!(proc = %name, error = %e, "a clone that cannot be woken is left to the next daemon");
+        let prepared = staging.prepared.take().expect("it is held once");
+        let (record, prepared) = match generation_in(&record) {
+            // It begins with a start.
+            None => (record, Some(prepared)),
+            Some(generation) => {
+                let held = {
+                    let proc = Arc::clone(&proc);
+                    blocking(move || hold(&proc, record, generation, prepared)).await
+                };
+                match held {
+                    Ok(record) => (record, None),
+                    Err(why) => {
+                        if let Err(e) = stop::remove(&proc).await {
+                            tracing::warn!(proc = %name, error = %e, "a clone that cannot be woken is left to the next daemon");
+                        }
+                        return Err(Refusal::new(Code::Failed, format!("{name} cannot be made: {why}")));
+                    }
                 }
-                return Err(Refusal::new(Code::Failed, format!("{name} cannot be made: {why}")));
             }
         };
-        let handle = self.adopt(proc, record, None, Listeners::new());
+        let handle = self.adopt(proc, record, prepared, Listeners::new());
         drop(staging);
         self.notify_network(&handle.proc.spec()).await;
-        let events = &handle.proc.shared.events;
-        events.emit(Some(&name), EventKind::Cloned, format!("from {source}"));
-        if handle.proc.spec().remove {
-            tokio::spawn(self.clone().remove_at_end(handle.clone(), false));
-        }
         Ok(handle)
     }
 }
 
+/// Where clones come from, as their events say it.
+fn origin(name: &ProcName, tag: Option<&CheckpointTag>) -> String {
+    tag.map_or_else(|| name.to_string(), |tag| format!("{name}@{tag}"))
+}
+
+/// Copies a checkpoint to the first clone of it.
+pub(crate) async fn from_checkpoint(
+    moment: Moment,
+    first: Staging,
+    from: Checkpoint,
+) -> Result<(Moment, Staging, SourceCopy), Refusal> {
+    blocking(move || {
+        let was_awake = from.note.was_awake;
+        let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
+        moment.copy(&first, copied, generation_in(&from.record))?;
+        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0 }))
+    })
+    .await
+}
+
 /// What a clone needs of the kernel while it sleeps, and its ports; with them its record.
-fn hold(proc: &Arc<Proc>, record: Record, prepared: PreparedNetwork) -> Result<Record, String> {
-    let directory = kip_snapshot::path_of(&proc.dir, record.generation());
+fn hold(proc: &Arc<Proc>, record: Record, generation: Generation, prepared: PreparedNetwork) -> Result<Record, String> {
+    let directory = kip_snapshot::path_of(&proc.dir, generation);
     let body = kip_snapshot::open::<Body>(&directory).map_err(|e| chain(&e))?.body;
     let ports = renew::renew_in(proc, &body, &[], prepared).map_err(|e| chain(&e))?;
     let record = Record { ports, ..record };
@@ -389,7 +402,7 @@ fn hold(proc: &Arc<Proc>, record: Record, prepared: PreparedNetwork) -> Result<R
     take_custody(proc, &body);
     // Of a source that ran on, which has none.
     if !directory.join(PLAN).exists() {
-        plan_wake(proc, record.generation(), &body);
+        plan_wake(proc, generation, &body);
     }
     proc.shared.follow_output(proc);
     proc.fd_store.pack();
@@ -428,57 +441,6 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The generation in which a source stands still.
-fn parked_in(name: &ProcName, stilled: &Stilled) -> Result<Generation, Refusal> {
-    let refuse = |why: String| Err(Refusal::new(Code::State, format!("{name} cannot be cloned now: {why}")));
-    if let Some(why) = &stilled.runs {
-        return refuse(why.clone());
-    }
-    match &stilled.record.state {
-        State::Parked { generation } => Ok(*generation),
-        State::Stopped { .. } => refuse("it is stopped, and a clone goes on from where its source is: start it".into()),
-        State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
-        state => refuse(format!("it is {}: try again", state.name())),
-    }
-}
-
-/// What the owner of a clone with that generation should know.
-fn cloneable(source: &ProcName, directory: &Path, generation: Generation) -> Result<Vec<String>, Refusal> {
-    let read = || {
-        let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
-        Ok::<_, CheckpointImageError>((bars_criu(&images)?, generators(&images)?))
-    };
-    let why = match read() {
-        Ok((None, notes)) => return Ok(notes),
-        // What is held for the source alone, and is made anew by neither way.
-        Ok((Some(what), _)) => what,
-        Err(e) => chain(&e),
-    };
-    Err(Refusal::new(Code::State, format!("{source} cannot be cloned now: {why}")))
-}
-
-/// Programs and libraries with a random number generator that takes a clone for the process that it
-/// was: it draws new numbers from the kernel when its pid changes, and that is the same.
-fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
-    let mut notes = BTreeSet::new();
-    for file in images.entries("files.img")? {
-        let reg = file.message(file_entry::REG).map_err(images.damaged("files.img"))?.unwrap_or_default();
-        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
-        let name = path.rsplit('/').next().unwrap_or_default();
-        if name.starts_with("libcrypto.so") || name == "node" {
-            notes.insert(format!("{path} has OpenSSL's random numbers, which go on alike in source and clones"));
-        }
-    }
-    Ok(notes.into_iter().collect())
-}
-
-/// Waits until the source runs.
-async fn runs_again(source: &Handle) {
-    let mut status = source.status.clone();
-    let runs = status.wait_for(|status| !matches!(status.record.state, State::Parked { .. } | State::Waking { .. }));
-    let _ = tokio::time::timeout(RUNS_WITHIN, runs).await;
-}
-
 /// What a clone of that proc is asked to be.
 fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest) -> Spec {
     let published = |ports: &[PortSpec]| -> Vec<PortSpec> {
@@ -501,6 +463,7 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest) -> Spec {
         probes: Vec::new(),
         file: None,
         replaced: 0,
+        lineage: None,
         ..spec.clone()
     };
     let mut spec = own(source);

@@ -194,7 +194,9 @@ impl Worker {
             let message = "a proc is being made or its record cannot be read: what it needs is not known".to_owned();
             return Err(Refusal::new(Code::State, message));
         }
-        Ok(users.into_iter().flat_map(|(_, layers)| layers).collect())
+        let checkpointed = self.checkpointed_specs();
+        let of_checkpoints = checkpointed.iter().filter_map(|(spec, _)| layers_of(spec));
+        Ok(users.into_iter().map(|(_, layers)| layers).chain(of_checkpoints).flatten().collect())
     }
 
     fn kept_for(&self, mut removed: ImagesRemoved) -> Result<ImagesRemoved, Refusal> {

@@ -7,7 +7,7 @@
 //! | [`procs`], [`node`] | what is asked of procs, and of the daemon |
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
-//! | [`clones`] | procs that go on from where another one is |
+//! | [`clones`], [`checkpoints`], [`lineage`], [`copied`] | procs that go on from where another one is or was; whose checkpoints; how a source is copied |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
 //! | [`view`], [`history`], [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
@@ -20,13 +20,16 @@
 mod adopt;
 mod backup;
 mod check;
+mod checkpoints;
 mod clones;
 mod collecting;
+mod copied;
 mod files;
 mod history;
 mod images;
 mod keys;
 mod lately;
+mod lineage;
 mod logs;
 mod named_volumes;
 mod node;

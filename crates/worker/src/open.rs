@@ -194,6 +194,7 @@ impl Worker {
             renaming: Arc::default(),
             replacing: Arc::default(),
             ending: Arc::default(),
+            tags: Arc::default(),
             claimed: Arc::default(),
         };
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
@@ -210,14 +211,10 @@ impl Worker {
         let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec(), r, &p.dir)).collect();
         let keys: BTreeSet<ProcName> = recovered.iter().map(|(p, _)| p.key.clone()).collect();
         let bases: Vec<PathBuf> = recovered.iter().map(|(p, _)| p.base.clone()).collect();
-        let (swept_bases, all_bases) = (Arc::clone(&machine), machine.data.join("base"));
         blocking(move || swept.sweep(&live, &keys)).await?;
-        // Skeletons of a state of the host's files that no proc lies over any more; none if a
-        // proc's directory was not recovered.
+        // What is kept for procs that are not there any more goes; none if a proc's directory was
+        // not recovered.
         let all_known = fs::read_dir(machine.data.join("procs")).is_ok_and(|d| d.count() == recovered.len());
-        if all_known && let Err(e) = blocking(move || swept_bases.base.remove_others(&all_bases, &bases)).await {
-            tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
-        }
         let (mut trials, mut stood_aside) = (Vec::new(), Vec::new());
         for (proc, record) in recovered {
             let half_taken = matches!(record.state, State::Archived { .. }) && !record.established;
@@ -234,6 +231,10 @@ impl Worker {
             } else if half_taken {
                 tokio::spawn(worker.clone().finish_taking_over(handle));
             }
+        }
+        if all_known {
+            let worker = worker.clone();
+            blocking(move || worker.sweep_checkpoints(bases)).await;
         }
         tokio::spawn(worker.clone().end_trials(trials, stood_aside));
         worker.machine.knows_names.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -171,7 +171,7 @@ impl ProcService for Worker {
         let _stays = self.keep_in_place(&name).await;
         let handle = self.handle(&name)?;
         handle.ask(|reply| TaskCommand::Remove { force: how.force, reply }).await?;
-        self.forget(&handle.proc);
+        self.forget_with_checkpoints(&handle.proc).await;
         self.notify_network(&handle.proc.spec()).await;
         Ok(())
     }
@@ -270,7 +270,7 @@ impl Worker {
             // By its own handle: meanwhile another proc may have its name.
             match handle.ask(|reply| TaskCommand::Remove { force: false, reply }).await {
                 Ok(()) => {
-                    self.forget(&handle.proc);
+                    self.forget_with_checkpoints(&handle.proc).await;
                     return self.notify_network(&handle.proc.spec()).await;
                 }
                 // Another has removed it.

@@ -17,6 +17,7 @@
 //! and the next daemon removes it and starts again the one that stands aside; from then on the
 //! other one is a trial, which the next daemon removes.
 
+use crate::lineage::key_of;
 use crate::view;
 use crate::worker::{
     NameClaim, NotReady, Wish, Worker, being_replaced, check_spec, first, grace_of, ready, taken, until_ready,
@@ -30,9 +31,11 @@ use kip_engine::volumes::path_of;
 use kip_supervisor::probe::{self, Listeners};
 use kip_supervisor::recover::numbered;
 use kip_supervisor::task::{Handle, Probes, TakenPlace, TaskCommand, hidden};
+use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, ProcView, Refusal, RenameRequest, RunRequest};
 use kip_types::life::Probe;
+use kip_types::spec::Lineage;
 use kip_types::{ProcName, Protocol, Spec, State, VolumeSource, chain};
 use std::collections::btree_map::Entry;
 use std::fs;
@@ -97,7 +100,9 @@ impl Worker {
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(request.spec).await?;
         check_spec(&spec)?;
-        let spec = Spec { replaced: old.proc.spec().replaced + 1, ..spec };
+        // The checkpoints stay, and it begins anew.
+        let lineage = Lineage { key: key_of(&old.proc), checkpoint: None, since_ms: now_ms() };
+        let spec = Spec { replaced: old.proc.spec().replaced + 1, lineage: Some(lineage), ..spec };
         let name = spec.name.clone();
         let ran = !matches!(state_of(&old), State::Stopped { .. } | State::Elsewhere { .. });
         let at_once = !ran || !self.write_alike(&old.proc.spec(), &spec) && self.has_room(&name).await;
@@ -225,7 +230,7 @@ impl Worker {
     }
 
     /// A name and key that no other proc has.
-    fn name_beside(&self, name: &ProcName) -> Result<NameClaim, Refusal> {
+    pub(crate) fn name_beside(&self, name: &ProcName) -> Result<NameClaim, Refusal> {
         let free = numbered(name).filter(|name| !self.machine.records.directory(name).exists());
         first(free.filter_map(|name| self.claim_name(&name).ok()), name)
     }
@@ -252,17 +257,25 @@ impl Worker {
 
     /// Ends the old one in order. New connections wait from before that on.
     async fn make_room(&self, old: &Handle) -> Result<(), Refusal> {
-        let (machine, slot) = (Arc::clone(&self.machine), old.proc.slot);
-        if let Err(e) = blocking(move || machine.nat.hold(slot, true)).await {
-            tracing::warn!(proc = %old.proc.name, error = chain(&e), "connections do not wait for the new proc");
-        }
+        self.hold_connections(old, true).await;
         let grace = grace_of(old);
         old.ask(|reply| TaskCommand::Stop { grace, network: NetworkFate::Kept, reply }).await?;
         self.machine.pressure.admit_new(&old.proc.name).await
     }
 
+    /// Has new connections to a proc wait, until it or another one serves its ports, or lets them
+    /// pass again.
+    pub(crate) async fn hold_connections(&self, old: &Handle, waits: bool) {
+        let (machine, slot) = (Arc::clone(&self.machine), old.proc.slot);
+        if let Err(e) = blocking(move || machine.nat.hold(slot, waits)).await {
+            let message =
+                if waits { "connections do not wait for the new proc" } else { "connections wait although it runs on" };
+            tracing::warn!(proc = %old.proc.name, error = chain(&e), message);
+        }
+    }
+
     /// Starts it and waits until it is as good as the old one.
-    async fn started(&self, new: &Handle, wait_ready: bool, needed: &[u16]) -> Result<(), Refusal> {
+    pub(crate) async fn started(&self, new: &Handle, wait_ready: bool, needed: &[u16]) -> Result<(), Refusal> {
         new.ask(|reply| TaskCommand::Start { wait_ready, reply }).await?;
         fault::reach("replace-started");
         let failed = |why: String| Refusal::new(Code::Failed, format!("{} {why}", new.proc.name));
@@ -292,7 +305,7 @@ impl Worker {
     }
 
     /// The moment from which on the new one has the name.
-    async fn put_in_place(&self, old: &Handle, new: &Handle, spec: Spec) -> Result<(), Refusal> {
+    pub(crate) async fn put_in_place(&self, old: &Handle, new: &Handle, spec: Spec) -> Result<(), Refusal> {
         let one = self.renaming.lock().await;
         let name = spec.name.clone();
         if self.is_to_stop(&name) {
@@ -381,7 +394,7 @@ impl Worker {
     }
 
     /// Ends the one that was replaced, when its connections have.
-    async fn end_replaced(&self, old: &Handle, drains: bool) {
+    pub(crate) async fn end_replaced(&self, old: &Handle, drains: bool) {
         let grace = grace_of(old);
         if drains {
             drain(old, grace).await;
@@ -403,7 +416,7 @@ impl Worker {
                 return;
             }
         }
-        self.forget(&handle.proc);
+        self.forget_with_checkpoints(&handle.proc).await;
         self.notify_network(&handle.proc.spec()).await;
     }
 
@@ -419,9 +432,7 @@ impl Worker {
             return STAYS_STOPPED;
         }
         if !matches!(state_of(old), State::Stopped { .. }) {
-            if let Err(e) = blocking(move || machine.nat.hold(slot, false)).await {
-                tracing::warn!(proc = %old.proc.name, error = chain(&e), "connections wait although it runs on");
-            }
+            self.hold_connections(old, false).await;
             return "the one that is there runs on";
         }
         if self.ending.load(Ordering::SeqCst) {
@@ -453,13 +464,13 @@ pub(crate) type Begun = OwnedRwLockReadGuard<()>;
 
 /// While one lives no other request replaces a proc of that name, or starts the one that stands
 /// aside.
-struct Replacing {
+pub(crate) struct Replacing {
     worker: Worker,
     name: ProcName,
 }
 
 impl Replacing {
-    fn begin(worker: &Worker, name: &ProcName) -> Result<Replacing, Refusal> {
+    pub(crate) fn begin(worker: &Worker, name: &ProcName) -> Result<Replacing, Refusal> {
         match worker.replacing.lock().entry(name.clone()) {
             Entry::Occupied(_) => return Err(being_replaced(name)),
             Entry::Vacant(free) => drop(free.insert(Wish::Replace)),
@@ -501,7 +512,7 @@ async fn between_starts(old: &Handle) -> MutexGuard<'_, ()> {
     }
 }
 
-fn state_of(handle: &Handle) -> State {
+pub(crate) fn state_of(handle: &Handle) -> State {
     handle.status.borrow().record.state.clone()
 }
 

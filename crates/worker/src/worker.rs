@@ -1,6 +1,7 @@
 //! The procs of one data directory, by name, and how a new one comes among them.
 
 use crate::history::History;
+use crate::lineage::Tags;
 use kip_engine::blocking::blocking;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
@@ -43,6 +44,8 @@ pub struct Worker {
     pub(crate) replacing: Arc<Mutex<BTreeMap<ProcName, Wish>>>,
     /// All procs are being ended: none that stands aside is put back.
     pub(crate) ending: Arc<AtomicBool>,
+    /// Tags of checkpoints that are being taken.
+    pub(crate) tags: Tags,
     /// Names of procs that are being made, before these are among the others.
     pub(crate) claimed: Arc<Mutex<BTreeSet<ProcName>>>,
 }
@@ -113,12 +116,13 @@ impl Worker {
     }
 
     /// What a new proc of that name has for a key: another than its name only if a proc that was
-    /// renamed has that.
+    /// renamed has that, or checkpoints that another proc goes on with.
     pub(crate) fn key_for(&self, name: &ProcName) -> Result<ProcName, Refusal> {
         let procs = self.machine.live_procs();
         let renamed = |key: &ProcName| procs.iter().any(|proc| proc.key == *key && *proc.name != *name);
-        let others = numbered(name).filter(|key| !self.machine.records.directory(key).exists());
-        if renamed(name) { first(others, name) } else { Ok(name.clone()) }
+        let others = numbered(name)
+            .filter(|key| !self.machine.records.directory(key).exists() && !self.checkpoint_store().has(key));
+        if renamed(name) || self.checkpoint_store().has(name) { first(others, name) } else { Ok(name.clone()) }
     }
 
     pub(crate) fn adopt(

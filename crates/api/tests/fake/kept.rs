@@ -2,12 +2,13 @@
 
 use super::Fake;
 use async_trait::async_trait;
-use kip_service::{Feed, ImageService, KeyService, SnapshotService, VolumeService};
+use kip_service::{CheckpointService, Feed, ImageService, KeyService, SnapshotService, VolumeService};
+use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
 use kip_types::api::*;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
 use kip_types::lifecycle::Generation;
-use kip_types::name::ProcName;
+use kip_types::name::{CheckpointTag, ProcName};
 use kip_types::volume::{VolumeName, VolumeView};
 
 #[async_trait]
@@ -108,6 +109,47 @@ impl KeyService for Fake {
         self.hear(&what);
         let added = vec![String::from_utf8(what.bytes.0).unwrap()];
         Ok(ImportedKeysView { realm: Default::default(), added, destroyed: vec![], current: None })
+    }
+}
+
+fn checkpoint_of(name: ProcName, tag: Option<CheckpointTag>) -> CheckpointView {
+    CheckpointView {
+        name,
+        tag: tag.unwrap_or_else(|| "c1".parse().unwrap()),
+        parent: None,
+        is_current: true,
+        taken_at_ms: 1,
+        has_memory: true,
+        memory_bytes: 4096,
+        file_bytes: 4096,
+        still_us: 1,
+        total_us: 2,
+        command: vec!["closed".to_owned()],
+    }
+}
+
+#[async_trait]
+impl CheckpointService for Fake {
+    async fn checkpoint(&self, name: ProcName, request: CheckpointRequest) -> Result<CheckpointView, Refusal> {
+        self.hear(&request);
+        Ok(checkpoint_of(name, request.tag))
+    }
+
+    async fn checkpoints(&self, name: Option<ProcName>) -> Result<CheckpointsView, Refusal> {
+        let checkpoints = name.into_iter().map(|name| checkpoint_of(name, None)).collect();
+        Ok(CheckpointsView { checkpoints })
+    }
+
+    async fn remove_checkpoint(&self, name: ProcName, tag: CheckpointTag) -> Result<(), Refusal> {
+        self.hear(&tag);
+        Err(Refusal::new(Code::Unknown, format!("{name} has no checkpoint {tag}")))
+    }
+
+    async fn rollback(&self, name: ProcName, request: RollbackRequest) -> Result<RolledBackView, Refusal> {
+        self.hear(&request);
+        let proc = self.procs.lock().get(&name).cloned();
+        let proc = proc.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no proc {name}")))?;
+        Ok(RolledBackView { proc, kept: checkpoint_of(name, None), total_us: 1 })
     }
 }
 

@@ -71,8 +71,8 @@ pub enum TaskCommand {
     /// Archive it for `cause` if it is parked; answers when that is done.
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still for that purpose, asleep if it can be, until `over` is done. Answers when it
-    /// stands.
-    StandStill { purpose: &'static str, over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// stands. With `stays` it is not woken then.
+    StandStill { purpose: &'static str, stays: bool, over: oneshot::Receiver<()>, reply: Reply<Stilled> },
     /// If it runs: freeze it, have `copy` done when its generation is sealed, and let it run on, of
     /// which nothing is left here but the answer.
     CopyRunning { copy: CopySealed, reply: Reply<Option<Copied>> },

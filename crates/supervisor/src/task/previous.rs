@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Where its newest files are while it is not known whether an older generation comes back.
-pub(super) const ASIDE: &str = "aside";
+pub const ASIDE: &str = "aside";
 /// In it, once all of them are: what is there after that is the older generation's.
 const MOVED: &str = ".moved";
 /// All that a proc's own files are, in its directory or on its limited disk.

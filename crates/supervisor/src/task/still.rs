@@ -70,10 +70,12 @@ impl Task {
         copied
     }
 
-    /// Parks it if it runs, answers, and waits for the end. Then it is woken if it was awake.
+    /// Parks it if it runs, answers, and waits for the end. Then it is woken if it was awake,
+    /// unless it stays asleep.
     pub(super) async fn stand_still(
         &mut self,
         purpose: &'static str,
+        stays: bool,
         over: oneshot::Receiver<()>,
         reply: Reply<Stilled>,
     ) {
@@ -95,7 +97,7 @@ impl Task {
             // However it ends.
             let _ = over.await;
         }
-        if was_awake && matches!(self.record.state, State::Parked { .. }) {
+        if was_awake && !stays && matches!(self.record.state, State::Parked { .. }) {
             let now = Instant::now();
             self.wake_in_turn(WakeCause::Request(WakeCommand::StoodStill(purpose)), now, now, false).await;
         }

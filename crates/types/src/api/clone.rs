@@ -1,8 +1,8 @@
 //! Clones of procs: the request and its answer.
 
 use super::ProcView;
-use crate::ProcName;
 use crate::spec::PortSpec;
+use crate::{CheckpointTag, ProcName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,9 @@ pub struct CloneRequest {
     /// number: the first that are free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<ProcName>,
+    /// The checkpoint of the source that the clones go on from; null for where the source is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointTag>,
     /// How many clones, all of the same moment; at most 256.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 256))]

@@ -44,6 +44,8 @@ pub enum EventKind {
     Archived,
     /// A backup was written.
     Backup,
+    /// A checkpoint of the proc was taken.
+    Checkpointed,
     /// The proc was made as a clone of another.
     Cloned,
     /// A snapshot could not be used: the proc starts cold on its newest files.
@@ -99,6 +101,8 @@ pub enum EventKind {
     Replaced,
     /// The program is about to be started again.
     Restarting,
+    /// The proc goes on from a checkpoint.
+    RolledBack,
     /// The rules of NAT were put back, or could not be; or forwarding was switched on for another
     /// interface.
     Rules,

@@ -1,0 +1,466 @@
+//! `kip checkpoint` and `kip rollback`: a proc as it was at one moment, kept beside it, and gone
+//! back to.
+//!
+//! A checkpoint is a clone that is no proc: copied as one ([`copied`](crate::copied)), recorded as
+//! one, and never changed. A rollback makes a proc of it, as a clone is made, which takes the place
+//! of the one that is there ([`replace`](crate::replace)). That one is asleep from the moment at
+//! which it is kept as a checkpoint itself, and ends when the other has its place: a crash leaves
+//! the one or the other.
+//!
+//! A proc's checkpoints go with it: its name may change, and another may take its place, as the
+//! lineage in its spec says. The last proc that is removed takes them along.
+
+use crate::clones::{CopiedFrom, Moment};
+use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, wakeable};
+use crate::lineage::{Checkpoint, TagClaim, generation_in, key_of, view_of};
+use crate::replace::{Replacing, state_of, until_settled};
+use crate::view;
+use crate::worker::Worker;
+use async_trait::async_trait;
+use kip_engine::blocking::blocking;
+use kip_engine::cause::{WakeCause, WakeCommand};
+use kip_engine::host::Proc;
+use kip_engine::volumes;
+use kip_records::checkpoints::{CheckpointNote, Checkpoints};
+use kip_records::record::{RecordError, Unpublished};
+use kip_records::state::Record;
+use kip_service::CheckpointService;
+use kip_supervisor::task::{Handle, TaskCommand, hidden};
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
+use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
+use kip_types::api::{Code, EventKind, Refusal};
+use kip_types::name::MAX_NAME;
+use kip_types::spec::Lineage;
+use kip_types::{CheckpointTag, ProcName, Spec, State, VolumeSource, chain};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Numbers that are tried for a tag.
+const MOST_NUMBERED: u32 = 100_000;
+
+/// One that is being taken; what there is of it goes if it is not published.
+struct Taking(Option<Unpublished>);
+
+impl Taking {
+    fn made(&self) -> &Unpublished {
+        self.0.as_ref().expect("it is published last")
+    }
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        if let Some(made) = self.0.take()
+            && let Err(e) = fs::remove_dir_all(made.path())
+        {
+            tracing::warn!(path = %made.path().display(), error = %e, "a checkpoint that was not taken is left to the next daemon");
+        }
+    }
+}
+
+/// Which tag a checkpoint gets.
+enum Tag {
+    Wanted(CheckpointTag),
+    /// The first free one of these words with a number.
+    Numbered(String),
+}
+
+impl Worker {
+    /// Those of this data directory.
+    pub(crate) fn checkpoint_store(&self) -> Checkpoints {
+        Checkpoints::new(&self.machine.data)
+    }
+
+    /// As [`kip_service::CheckpointService::checkpoint`].
+    pub(crate) async fn checkpointed(
+        &self,
+        name: ProcName,
+        request: CheckpointRequest,
+    ) -> Result<CheckpointView, Refusal> {
+        if let Some(refusal) = self.machine.rests() {
+            return Err(refusal);
+        }
+        let source = self.handle(&name)?;
+        let _begun = self.begin_on(&source, &name).await?;
+        let tag = request.tag.map_or_else(|| Tag::Numbered("c".to_owned()), Tag::Wanted);
+        self.keep(&source, tag, Purpose::Checkpoint).await
+    }
+
+    /// As [`kip_service::CheckpointService::checkpoints`]; of all procs without a name.
+    pub(crate) async fn checkpoints_of(&self, name: Option<ProcName>) -> Result<CheckpointsView, Refusal> {
+        let handles = match name {
+            Some(name) => vec![self.handle(&name)?],
+            None => self.handles().into_iter().filter(|handle| !handle.proc.spec().trial).collect(),
+        };
+        let worker = self.clone();
+        blocking(move || {
+            let of = handles.iter().map(|handle| worker.views_of(&handle.proc));
+            let checkpoints = of.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+            Ok(CheckpointsView { checkpoints })
+        })
+        .await
+    }
+
+    /// As [`kip_service::CheckpointService::remove_checkpoint`].
+    pub(crate) async fn checkpoint_removed(&self, name: ProcName, tag: CheckpointTag) -> Result<(), Refusal> {
+        let handle = self.handle(&name)?;
+        // A clone, or a rollback, may be reading it.
+        let _alone = handle.begun.write().await;
+        let worker = self.clone();
+        blocking(move || {
+            let key = key_of(&handle.proc);
+            let removed = worker.checkpoint_store().of(&key).remove(&tag.clone().into());
+            let trash = removed.map_err(|e| worker.unreadable(&handle.proc, &tag, e))?;
+            if let Err(e) = trash.delete() {
+                tracing::warn!(proc = %name, error = chain(&e), "a removed checkpoint is still on disk until the next start");
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// As [`kip_service::CheckpointService::rollback`].
+    pub(crate) async fn rolled_back(
+        &self,
+        name: ProcName,
+        request: RollbackRequest,
+    ) -> Result<RolledBackView, Refusal> {
+        let began = Instant::now();
+        if let Some(refusal) = self.machine.rests() {
+            return Err(refusal);
+        }
+        let _only = Replacing::begin(self, &name)?;
+        until_settled(&self.handle(&name)?).await;
+        let old = self.handle(&name)?;
+        let old_spec = old.proc.spec();
+        check(&old_spec, Purpose::Rollback)?;
+        let from = self.checkpoint_of(&old, &request.to).await?;
+        let (from, damage) = blocking(move || {
+            let damage = from.verify(true).err();
+            (from, damage)
+        })
+        .await;
+        if let Some(why) = damage {
+            let message = format!("{name} is not rolled back: its checkpoint {} is damaged: {why}", request.to);
+            return Err(Refusal::new(Code::Failed, message));
+        }
+        let _in_use = self.has_layers(&from.spec).await?;
+        let claimed = self.name_beside(&name)?;
+        let spec = Spec {
+            name: name.clone(),
+            hostname: Some(from.spec.hostname().to_owned()),
+            file: old_spec.file.clone(),
+            replaced: old_spec.replaced + 1,
+            ..from.spec.clone()
+        };
+        let (wakes, was_stopped) = (from.runs_again(), generation_in(&from.record).is_none());
+        let staging = {
+            let (worker, old, hidden) = (self.clone(), old.clone(), hidden(&spec, claimed.name.clone()));
+            blocking(move || {
+                let secrets = worker.secrets_of(&old)?;
+                let moment = Moment { spec: Arc::new(from.spec), base: from.record.base.clone(), secrets };
+                let mut staging = worker.begin_staging(&moment, hidden)?;
+                let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
+                moment.copy(&staging, copied, generation_in(&from.record))?;
+                staging.settle(&from.record)?;
+                Ok::<_, Refusal>(staging)
+            })
+        };
+        let staging = staging.await?;
+        let was_awake = matches!(state_of(&old), State::Hot { .. });
+        // Connections that were begun on the old one would be lost with it.
+        self.hold_connections(&old, true).await;
+        let placed = async {
+            // From here on the old one is asleep.
+            let kept = self.keep(&old, Tag::Numbered(format!("before-{}-", request.to)), Purpose::Rollback).await?;
+            fault::reach("rollback-kept");
+            let new = self.publish_clone(staging).await?;
+            let placed = async {
+                if was_stopped {
+                    self.started(&new, false, &[]).await?;
+                }
+                let lineage =
+                    Lineage { key: key_of(&old.proc), checkpoint: Some(request.to.clone()), since_ms: now_ms() };
+                // As they were made: with their real paths, and one for its secrets.
+                let volumes = new.proc.spec().volumes.clone();
+                let spec = Spec { volumes, lineage: Some(lineage), ..spec };
+                self.put_in_place(&old, &new, spec).await
+            };
+            if let Err(refusal) = placed.await {
+                let message = refusal.message.replace(new.proc.name.as_str(), name.as_str());
+                self.discard(&new).await;
+                return Err(Refusal { message, ..refusal });
+            }
+            Ok((new, kept))
+        };
+        let (new, kept) = match placed.await {
+            Ok(placed) => placed,
+            Err(refusal) => {
+                self.hold_connections(&old, false).await;
+                if was_awake {
+                    let cause = WakeCause::Request(WakeCommand::StoodStill("rollback"));
+                    // It says itself why it does not wake, and is woken by its first client.
+                    let _ = old.ask(|reply| TaskCommand::Wake { cause, reply }).await;
+                }
+                let message = format!("{name} is not rolled back, and is as it was: {}", refusal.message);
+                return Err(Refusal { message, ..refusal });
+            }
+        };
+        drop(claimed);
+        self.end_replaced(&old, false).await;
+        let events = &new.proc.shared.events;
+        events.emit(Some(&name), EventKind::RolledBack, format!("to {}; it was kept as {}", request.to, kept.tag));
+        if new.proc.spec().remove {
+            tokio::spawn(self.clone().remove_at_end(new.clone(), false));
+        }
+        if wakes && !was_stopped {
+            let cause = WakeCause::Request(WakeCommand::StoodStill("rollback"));
+            let _ = new.ask(|reply| TaskCommand::Wake { cause, reply }).await;
+        }
+        let proc = blocking(move || view::proc_view(&new)).await;
+        Ok(RolledBackView { proc, kept, total_us: began.elapsed().as_micros() as u64 })
+    }
+
+    /// Takes a checkpoint.
+    async fn keep(&self, source: &Handle, tag: Tag, purpose: Purpose) -> Result<CheckpointView, Refusal> {
+        let began = Instant::now();
+        let spec = source.proc.spec();
+        check(&spec, purpose)?;
+        let name = spec.name.clone();
+        let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
+        let (claim, parent, taking) = blocking(move || worker.begin_checkpoint(&proc, tag)).await?;
+        let (first_id, taken_at_ms) = (source.proc.first_id(), now_ms());
+        let hostname = spec.hostname().to_owned();
+        let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname };
+        let copied = copy_source(source, target, purpose).await?;
+        fault::reach("checkpoint-copied");
+        let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
+        let view = blocking(move || {
+            let mut taking = taking;
+            let SourceCopy { record, was_awake, still_us } = copied;
+            let failed = |why: String| purpose.refuse(&proc.spec().name, Code::Exhausted, &why);
+            let directory = taking.made().path().to_owned();
+            let mut memory_bytes = 0;
+            if let Some(generation) = generation_in(&record) {
+                wakeable(&proc.spec().name, &directory, generation, purpose)?;
+                memory_bytes = kip_snapshot::bytes_of(&kip_snapshot::path_of(&directory, generation));
+            }
+            let file_bytes = ["upper", "disk"].iter().map(|own| volumes::size(&directory.join(own))).sum();
+            taking.made().change_state(&record).map_err(|e| failed(chain(&e)))?;
+            kip_copy::sync(&directory).map_err(|e| failed(chain(&e)))?;
+            let total_us = began.elapsed().as_micros() as u64;
+            let note = CheckpointNote {
+                parent,
+                taken_at_ms,
+                was_awake,
+                first_id,
+                memory_bytes,
+                file_bytes,
+                still_us,
+                total_us,
+            };
+            Checkpoints::add_note(taking.made(), &note).map_err(|e| failed(chain(&e)))?;
+            let made = taking.0.take().expect("it is published once");
+            made.publish().map_err(|e| failed(chain(&e)))?;
+            fault::reach("checkpoint-published");
+            let view = view_of(&proc, claim.tag.clone(), note, &proc.spec(), Some(&claim.tag));
+            drop((claim, worker));
+            Ok::<_, Refusal>(view)
+        })
+        .await?;
+        self.machine.events.emit(Some(&name), EventKind::Checkpointed, format!("as {}", view.tag));
+        Ok(view)
+    }
+
+    /// Its tag, the one before it, and where it grows.
+    fn begin_checkpoint(
+        &self,
+        proc: &Arc<Proc>,
+        tag: Tag,
+    ) -> Result<(TagClaim, Option<CheckpointTag>, Taking), Refusal> {
+        let (key, spec, checkpoints) = (key_of(proc), proc.spec(), self.checkpoint_store());
+        let name = &spec.name;
+        let failed = |e: RecordError| {
+            Refusal::new(Code::Exhausted, format!("a checkpoint of {name} cannot be recorded: {}", chain(&e)))
+        };
+        let records = checkpoints.make_room(&key).map_err(failed)?;
+        let claim = self.claim_tag(&key, name, tag)?;
+        let parent = self.current(proc).map_err(failed)?;
+        let tag: ProcName = claim.tag.clone().into();
+        let record = Record::new(proc.slot.number(), proc.base.clone());
+        let made = records.prepare(&tag, &*spec, &record).map_err(failed)?;
+        Ok((claim, parent, Taking(Some(made))))
+    }
+
+    fn claim_tag(&self, key: &ProcName, name: &ProcName, tag: Tag) -> Result<TagClaim, Refusal> {
+        let records = self.checkpoint_store().of(key);
+        let mut tags = self.tags.lock();
+        let mut claim = |tag: CheckpointTag| {
+            let is_free = !records.directory(&tag.clone().into()).exists() && tags.insert((key.clone(), tag.clone()));
+            is_free.then(|| TagClaim { tags: Arc::clone(&self.tags), key: key.clone(), tag })
+        };
+        match tag {
+            Tag::Wanted(tag) => claim(tag.clone()).ok_or_else(|| {
+                let message = format!("{name} has a checkpoint {tag} already");
+                Refusal::new(Code::Taken, message)
+                    .with_hint(format!("choose another tag, or `kip checkpoint rm {name}@{tag}`"))
+            }),
+            Tag::Numbered(stem) => {
+                let stem: String = stem.chars().take(MAX_NAME - 6).collect();
+                let mut free = (1..MOST_NUMBERED).filter_map(|n| claim(format!("{stem}{n}").parse().ok()?));
+                free.next().ok_or_else(|| Refusal::new(Code::Exhausted, format!("{name} has too many checkpoints")))
+            }
+        }
+    }
+
+    /// The checkpoint that a proc goes on from: the newest since it is what it is, or the one that
+    /// it began with.
+    fn current(&self, proc: &Proc) -> Result<Option<CheckpointTag>, RecordError> {
+        let (key, spec, checkpoints) = (key_of(proc), proc.spec(), self.checkpoint_store());
+        let since = spec.lineage.as_ref().map_or(0, |lineage| lineage.since_ms);
+        let mut newest = None;
+        for tag in checkpoints.tags(&key)? {
+            // One that cannot be read stands in no other's way.
+            let Ok(note) = checkpoints.note(&key, &tag) else { continue };
+            newest = newest.max(Some((note.taken_at_ms, tag)).filter(|(at, _)| *at > since));
+        }
+        let began_with = || spec.lineage.as_ref().and_then(|lineage| lineage.checkpoint.clone());
+        Ok(newest.map(|(_, tag)| tag).or_else(began_with))
+    }
+
+    fn views_of(&self, proc: &Proc) -> Result<Vec<CheckpointView>, Refusal> {
+        let (key, checkpoints, name) = (key_of(proc), self.checkpoint_store(), proc.spec().name.clone());
+        let failed = |e: RecordError| {
+            Refusal::new(Code::Failed, format!("the checkpoints of {name} cannot be read: {}", chain(&e)))
+        };
+        let current = self.current(proc).map_err(failed)?;
+        let mut views = Vec::new();
+        for tag in checkpoints.tags(&key).map_err(failed)? {
+            let spec = checkpoints.of(&key).read_spec::<Spec>(&tag.clone().into());
+            match checkpoints.note(&key, &tag).and_then(|note| Ok((note, spec?))) {
+                Ok((note, spec)) => views.push(view_of(proc, tag, note, &spec, current.as_ref())),
+                // It was removed meanwhile.
+                Err(RecordError::Unknown { .. }) => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        views.sort_by(|one, other| (one.taken_at_ms, &one.tag).cmp(&(other.taken_at_ms, &other.tag)));
+        Ok(views)
+    }
+
+    /// One of a proc's checkpoints.
+    pub(crate) async fn checkpoint_of(&self, source: &Handle, tag: &CheckpointTag) -> Result<Checkpoint, Refusal> {
+        let (worker, proc, tag) = (self.clone(), Arc::clone(&source.proc), tag.clone());
+        blocking(move || {
+            let (key, checkpoints) = (key_of(&proc), worker.checkpoint_store());
+            let (records, recorded): (_, ProcName) = (checkpoints.of(&key), tag.clone().into());
+            let read = || {
+                Ok(Checkpoint {
+                    directory: records.directory(&recorded),
+                    note: checkpoints.note(&key, &tag)?,
+                    spec: records.read_spec(&recorded)?,
+                    record: records.read_state(&recorded)?,
+                })
+            };
+            let checkpoint = read().map_err(|e| worker.unreadable(&proc, &tag, e))?;
+            checkpoint.verify(false).map_err(|why| {
+                Refusal::new(Code::Failed, format!("checkpoint {tag} of {} is damaged: {why}", proc.name))
+            })?;
+            Ok(checkpoint)
+        })
+        .await
+    }
+
+    fn unreadable(&self, proc: &Proc, tag: &CheckpointTag, error: RecordError) -> Refusal {
+        let name = proc.spec().name.clone();
+        if !matches!(error, RecordError::Unknown { .. }) {
+            return Refusal::new(Code::Failed, format!("checkpoint {tag} of {name} cannot be read: {}", chain(&error)));
+        }
+        let tags = self.checkpoint_store().tags(&key_of(proc)).unwrap_or_default();
+        let tags: Vec<&str> = tags.iter().map(CheckpointTag::as_str).collect();
+        let hint = match kip_types::nearest(tag.as_str(), tags.iter().copied()) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None if tags.is_empty() => format!("it has none: `kip checkpoint {name}` takes one"),
+            None => format!("it has {}", tags.join(", ")),
+        };
+        Refusal::new(Code::Unknown, format!("{name} has no checkpoint {tag}; {hint}"))
+    }
+
+    /// A proc was removed: so are its checkpoints, unless another proc goes on with them.
+    pub(crate) async fn forget_with_checkpoints(&self, proc: &Arc<Proc>) {
+        let key = key_of(proc);
+        self.forget(proc);
+        if self.handles().iter().any(|handle| key_of(&handle.proc) == key) {
+            return;
+        }
+        let checkpoints = self.checkpoint_store();
+        if let Err(e) = blocking(move || checkpoints.remove_all(&key)).await {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "checkpoints of a removed proc are left to the next daemon");
+        }
+    }
+
+    /// Removes checkpoints of procs that are not there any more, and skeletons of a state of the
+    /// host's files over which neither a proc nor a checkpoint lies; `bases` are those of procs.
+    /// All procs are known.
+    pub(crate) fn sweep_checkpoints(&self, mut bases: Vec<PathBuf>) {
+        let keys: BTreeSet<ProcName> = self.handles().iter().map(|handle| key_of(&handle.proc)).collect();
+        for error in self.checkpoint_store().sweep(|key| keys.contains(key)) {
+            tracing::warn!(error = chain(&error), "a checkpoint of no proc stays on disk");
+        }
+        bases.extend(self.checkpointed_specs().into_iter().map(|(_, base)| base));
+        if let Err(e) = self.machine.base.remove_others(&self.machine.data.join("base"), &bases) {
+            tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
+        }
+    }
+
+    /// Specs and bases of all checkpoints that can be read: what they lie over must stay.
+    pub(crate) fn checkpointed_specs(&self) -> Vec<(Spec, PathBuf)> {
+        let checkpoints = self.checkpoint_store();
+        let keys: BTreeSet<ProcName> = self.handles().iter().map(|handle| key_of(&handle.proc)).collect();
+        let read = |key: &ProcName, tag: CheckpointTag| {
+            let (records, tag) = (checkpoints.of(key), tag.into());
+            Some((records.read_spec(&tag).ok()?, records.read_state::<Record>(&tag).ok()?.base))
+        };
+        let tags =
+            |key: ProcName| checkpoints.tags(&key).unwrap_or_default().into_iter().map(move |tag| (key.clone(), tag));
+        keys.into_iter().flat_map(tags).filter_map(|(key, tag)| read(&key, tag)).collect()
+    }
+}
+
+#[async_trait]
+impl CheckpointService for Worker {
+    async fn checkpoint(&self, name: ProcName, request: CheckpointRequest) -> Result<CheckpointView, Refusal> {
+        self.checkpointed(name, request).await
+    }
+
+    async fn checkpoints(&self, name: Option<ProcName>) -> Result<CheckpointsView, Refusal> {
+        self.checkpoints_of(name).await
+    }
+
+    async fn remove_checkpoint(&self, name: ProcName, tag: CheckpointTag) -> Result<(), Refusal> {
+        self.checkpoint_removed(name, tag).await
+    }
+
+    async fn rollback(&self, name: ProcName, request: RollbackRequest) -> Result<RolledBackView, Refusal> {
+        self.rolled_back(name, request).await
+    }
+}
+
+/// Refuses a proc that has more than can be kept.
+fn check(spec: &Spec, purpose: Purpose) -> Result<(), Refusal> {
+    if spec.trial {
+        return Err(purpose.refuse(&spec.name, Code::State, "it is a trial, and about to go"));
+    }
+    let writable = spec.volumes.iter().find(|v| !v.read_only && v.source != VolumeSource::Secrets);
+    match writable {
+        None => Ok(()),
+        Some(volume) => {
+            let why =
+                format!("what is in its volume {} at {} would not be of that moment", volume.source, volume.target);
+            Err(purpose.refuse(&spec.name, Code::State, &why))
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A proc that is copied as it is at one moment, for clones, for a checkpoint, or to be kept before
+//! a rollback.
+//!
+//! It stands still while its files are copied and its generation, which does not change any more,
+//! is linked: frozen in a dump that is called off then, if it runs and has little in memory
+//! ([`CopySealed`]), else parked ([`Still`]). The copy is a proc that was parked on a machine that
+//! has been started anew since: nothing in the kernel is its own.
+
+use kip_copy::ProcCopy;
+use kip_criu_images::fields::{file_entry, reg_file_entry};
+use kip_criu_images::{CheckpointImageError, Images, bars_criu};
+use kip_engine::blocking::blocking;
+use kip_records::state::Record;
+use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, Stilled, TaskCommand};
+use kip_types::api::{Code, Refusal};
+use kip_types::{Generation, ProcName, State, chain};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Memory of a source that is copied while it is frozen, and not while it is parked, bytes.
+const COPIED_RUNNING: u64 = 64 << 20;
+/// How long the source may take to run again before the answer says so.
+const RUNS_WITHIN: Duration = Duration::from_secs(30);
+
+/// What a proc is copied for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Clone,
+    Checkpoint,
+    /// It stays asleep, for another one takes its place.
+    Rollback,
+}
+
+impl Purpose {
+    fn noun(self) -> &'static str {
+        match self {
+            Purpose::Clone => "clone",
+            Purpose::Checkpoint => "checkpoint",
+            Purpose::Rollback => "rollback",
+        }
+    }
+
+    fn participle(self) -> &'static str {
+        match self {
+            Purpose::Clone => "cloned",
+            Purpose::Checkpoint => "kept in a checkpoint",
+            Purpose::Rollback => "rolled back",
+        }
+    }
+
+    pub(crate) fn refuse(self, source: &ProcName, code: Code, why: &str) -> Refusal {
+        Refusal::new(code, format!("{source} cannot be {} now: {why}", self.participle()))
+    }
+}
+
+/// Where a copy goes, and what it has of its own.
+pub(crate) struct CopyTarget {
+    pub(crate) directory: PathBuf,
+    pub(crate) first_id: u32,
+    pub(crate) hostname: String,
+}
+
+/// A source that was copied.
+pub(crate) struct SourceCopy {
+    /// What would be recorded of it if it slept in the generation that was copied.
+    pub(crate) record: Record,
+    /// It ran.
+    pub(crate) was_awake: bool,
+    /// How long it stood still, microseconds.
+    pub(crate) still_us: u64,
+}
+
+/// Copies the source: while it is frozen and then runs on, if it runs; else while it stands still,
+/// parked, or stopped if it is not to be cloned.
+pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Purpose) -> Result<SourceCopy, Refusal> {
+    let proc = Arc::clone(&source.proc);
+    let spec = proc.spec();
+    let name = spec.name.clone();
+    let copy = ProcCopy {
+        from: proc.dir.clone(),
+        to: target.directory,
+        ids: (proc.first_id(), target.first_id),
+        // It is known when it is copied.
+        generation: None,
+        names: (spec.hostname().to_owned(), target.hostname),
+    };
+    let copied = move |generation| {
+        // Mounted, if its disk is limited.
+        let _place = proc.files.place().map_err(|e| chain(&e))?;
+        ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))
+    };
+    let stood = Instant::now();
+    let still_us = |was_awake: bool| if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
+    // All that is here is written while it stands still, by each copy again: much of it is better
+    // put away once, by a sleep, from which it comes back as it is needed.
+    if purpose != Purpose::Rollback && source.proc.cgroup.held_bytes() <= COPIED_RUNNING {
+        let copied = copied.clone();
+        let running = CopySealed(Box::new(move |generation| copied(Some(generation))));
+        let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
+        let copied = copied_running.map_err(|refusal| {
+            let message = purpose.refuse(&name, refusal.code, &refusal.message).message;
+            Refusal { message, ..refusal }
+        })?;
+        if let Some(copied) = copied {
+            return Ok(SourceCopy { record: copied.record, was_awake: true, still_us: still_us(true) });
+        }
+    }
+    let (still, over) = Still::new();
+    let stays = purpose == Purpose::Rollback;
+    let ask = |reply| TaskCommand::StandStill { purpose: purpose.noun(), stays, over, reply };
+    let stilled = source.ask(ask).await?;
+    let generation = generation_of(source, &stilled, purpose)?;
+    let done = blocking(move || copied(generation)).await;
+    // It goes on, whatever came of the copy.
+    drop(still);
+    done.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
+    if stilled.was_awake && !stays {
+        runs_again(source).await;
+    }
+    let was_awake = stilled.was_awake;
+    Ok(SourceCopy { record: stilled.record, was_awake, still_us: still_us(was_awake) })
+}
+
+/// The generation in which a source stands still; none of one that is stopped.
+fn generation_of(source: &Handle, stilled: &Stilled, purpose: Purpose) -> Result<Option<Generation>, Refusal> {
+    let name = source.proc.name.clone();
+    let refuse = |why: String| Err(purpose.refuse(&name, Code::State, &why));
+    if let Some(why) = &stilled.runs {
+        return refuse(why.clone());
+    }
+    match &stilled.record.state {
+        State::Parked { generation } => Ok(Some(*generation)),
+        State::Stopped { .. } if purpose == Purpose::Clone => {
+            refuse("it is stopped, and a clone goes on from where its source is: start it".into())
+        }
+        State::Stopped { .. } if source.proc.dir.join(ASIDE).exists() => {
+            refuse("it fell back to older files, and a start puts the newest ones back: start it first".into())
+        }
+        State::Stopped { .. } => Ok(None),
+        State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
+        state => refuse(format!("it is {}: try again", state.name())),
+    }
+}
+
+/// What the owner of a copy with that generation should know.
+///
+/// # Errors
+/// It could not be woken.
+pub(crate) fn wakeable(
+    source: &ProcName,
+    directory: &Path,
+    generation: Generation,
+    purpose: Purpose,
+) -> Result<Vec<String>, Refusal> {
+    let read = || {
+        let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
+        Ok::<_, CheckpointImageError>((bars_criu(&images)?, generators(&images)?))
+    };
+    let why = match read() {
+        Ok((None, notes)) => return Ok(notes),
+        // What is held for the source alone, and is made anew by neither way.
+        Ok((Some(what), _)) => what,
+        Err(e) => chain(&e),
+    };
+    Err(purpose.refuse(source, Code::State, &why))
+}
+
+/// Programs and libraries with a random number generator that takes a clone for the process that it
+/// was: it draws new numbers from the kernel when its pid changes, and that is the same.
+fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
+    let mut notes = BTreeSet::new();
+    for file in images.entries("files.img")? {
+        let reg = file.message(file_entry::REG).map_err(images.damaged("files.img"))?.unwrap_or_default();
+        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if name.starts_with("libcrypto.so") || name == "node" {
+            notes.insert(format!("{path} has OpenSSL's random numbers, which go on alike in source and clones"));
+        }
+    }
+    Ok(notes.into_iter().collect())
+}
+
+/// Waits until the source runs.
+async fn runs_again(source: &Handle) {
+    let mut status = source.status.clone();
+    let runs = status.wait_for(|status| !matches!(status.record.state, State::Parked { .. } | State::Waking { .. }));
+    let _ = tokio::time::timeout(RUNS_WITHIN, runs).await;
+}
