@@ -203,6 +203,7 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
 #   began
 # held by: this,
 #   `kip_stop::stopped::tests::a_wait_whose_beginning_is_not_known_ends_when_its_timer_says`,
+#   `kip_engine::survey::tests::what_has_to_be_known_is_asked_again`,
 #   `kip_sys::armed::tests::a_sleeping_thread_has_a_timer_that_is_gone_when_it_has_woken`,
 #   `tests/test_waits.py::test_a_sleep_does_not_begin_just_before_a_wait_ends`,
 #   `kip_supervisor::task::hibernate::tests::a_park_is_not_in_the_way_of_a_wait_that_ends`,
