@@ -29,6 +29,7 @@ mod pages;
 pub mod plan;
 pub mod policy;
 mod procfs;
+pub mod random;
 mod rebuild;
 mod registers;
 pub mod remake;

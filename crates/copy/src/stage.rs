@@ -48,7 +48,9 @@ impl ProcCopy {
     pub fn copy(&self) -> Result<(), CopyError> {
         if let Some(generation) = self.generation {
             self.link_generation(generation)?;
-            kip_snapshot::note_cloned(&self.to, generation).map_err(at(&self.to))?;
+            // Of a source that is a copy itself.
+            let patches = kip_snapshot::cloned_patches(&self.from, generation).unwrap_or_default();
+            kip_snapshot::note_cloned(&self.to, generation, &patches).map_err(at(&self.to))?;
         }
         for name in LINKED.iter().filter(|name| self.from.join(name).is_dir()) {
             tree::copy(&self.from.join(name), &self.to.join(name), How::Linked, &[])?;

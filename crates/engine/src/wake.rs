@@ -24,6 +24,7 @@ use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::attributes;
 use kip_checkpoint::inotify;
 use kip_checkpoint::policy::mount_key;
+use kip_checkpoint::random;
 use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume::{self, Thread, WaitingProcess};
 use kip_checkpoint::sockets::inherit_key;
@@ -332,7 +333,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
                 steps.done("registers");
                 if held.is_none() {
                     released = true;
-                    shortened = release(proc, body, &body.clocks, &missed.now, false);
+                    shortened = release(proc, generation, body, &body.clocks, &missed.now, false);
                     steps.done("release");
                     fault::reach("wake-released");
                 }
@@ -355,7 +356,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let woken = match (restored, damage) {
         (_, Some(damage)) => Err(damage.into()),
         (Err(e), None) => Err(e.into()),
-        (Ok(pid), None) => held.map_or(Ok(()), |held| let_go(proc, body, &held, &missed.now, steps)).map(|()| {
+        (Ok(pid), None) => held.map_or(Ok(()), |held| let_go(proc, &manifest, &held, &missed.now, steps)).map(|()| {
             steps.done("resume");
             pid
         }),
@@ -388,7 +389,14 @@ fn held_processes<'a>(tree: &Tree, held: &'a Held) -> Vec<WaitingProcess<'a>> {
 
 /// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error
 /// the whole tree is ended.
-fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut Steps) -> Result<(), WakeError> {
+fn let_go(
+    proc: &Proc,
+    manifest: &Manifest<Body>,
+    held: &Held,
+    missed: &[Missed],
+    steps: &mut Steps,
+) -> Result<(), WakeError> {
+    let body = &manifest.body;
     fault::reach("wake-held");
     let tree = proc.cgroup.pids().map(|pids| Tree::read(&pids)).map_err(io::Error::other);
     let stopped = tree.and_then(|tree| resume::stop(&held_processes(&tree, held)));
@@ -397,7 +405,7 @@ fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut 
         end_half_made(proc);
         WakeError::Held(source)
     })?;
-    let shortened = release(proc, body, &body.clocks, missed, true);
+    let shortened = release(proc, manifest.generation, body, &body.clocks, missed, true);
     steps.done("release");
     fault::reach("wake-released");
     if let Err(e) = stopped.go() {
@@ -531,12 +539,26 @@ fn packet_came(proc: &Proc, body: &Body) -> bool {
 
 /// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run.
 /// `clocks` is what of the body's has to be set.
-fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
+fn release(
+    proc: &Proc,
+    generation: Generation,
+    body: &Body,
+    clocks: &Clocks,
+    missed: &[Missed],
+    traced: bool,
+) -> Vec<Shortened> {
     // The wake was for a timer, and takes longer than it was begun ahead.
     let other = clocks.packet_ns.is_none() && !clocks.stands && !clocks.patches.is_empty() && packet_came(proc, body);
     let with_packet = other.then(|| clocks.with_packet());
     let shortened = timers::set(proc, clocks, with_packet.as_ref().unwrap_or(clocks), missed, traced);
     owners::give(proc, body);
+    let patches = kip_snapshot::cloned_patches(&proc.dir, generation).unwrap_or_default();
+    let tree = || Tree::read(&proc.cgroup.pids().unwrap_or_default());
+    if !patches.is_empty()
+        && let Err(error) = random::apply(&tree(), &patches)
+    {
+        tracing::warn!(proc = %proc.name, %error, "random numbers of a clone may be those of its source");
+    }
     if !body.attributes.is_empty() {
         attributes::give(&Tree::read(&proc.cgroup.pids().unwrap_or_default()), &body.attributes);
     }

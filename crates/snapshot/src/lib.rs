@@ -87,17 +87,46 @@ pub fn path_of(dir: &Path, generation: Generation) -> PathBuf {
     dir.join(format!("gen-{generation}"))
 }
 
-/// In a proc's directory: the generation that it has from the proc that it is a clone of.
+/// In a proc's directory: the generation that it has from the proc that it is a clone of, and what
+/// is another than in that one's memory.
 const CLONED: &str = "cloned";
 
+/// Four bytes of a process's memory that are others in a clone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPatch {
+    /// The process, as numbered inside.
+    pub pid: u32,
+    /// Where they are.
+    pub address: u64,
+    /// What they are.
+    pub value: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ClonedNote {
+    generation: u64,
+    patches: Vec<MemoryPatch>,
+}
+
 /// Notes that a generation is another proc's, of which this one holds nothing.
-pub fn note_cloned(dir: &Path, generation: Generation) -> io::Result<()> {
-    fs::write(dir.join(CLONED), generation.0.to_string())
+///
+/// # Errors
+/// The file system's.
+pub fn note_cloned(dir: &Path, generation: Generation, patches: &[MemoryPatch]) -> io::Result<()> {
+    let note = ClonedNote { generation: generation.0, patches: patches.to_vec() };
+    fs::write(dir.join(CLONED), serde_json::to_vec(&note).map_err(io::Error::other)?)
+}
+
+/// What is another in a proc's memory than in that generation; none if the proc has the generation
+/// not from the proc that it is a clone of.
+pub fn cloned_patches(dir: &Path, generation: Generation) -> Option<Vec<MemoryPatch>> {
+    let note: ClonedNote = serde_json::from_slice(&fs::read(dir.join(CLONED)).ok()?).ok()?;
+    (note.generation == generation.0).then_some(note.patches)
 }
 
 /// Whether a proc has that generation from the proc that it is a clone of.
 pub fn is_cloned(dir: &Path, generation: Generation) -> bool {
-    fs::read_to_string(dir.join(CLONED)).is_ok_and(|text| text.trim() == generation.0.to_string())
+    cloned_patches(dir, generation).is_some()
 }
 
 /// The directory a generation grows in.

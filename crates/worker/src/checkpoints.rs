@@ -11,7 +11,7 @@
 //! lineage in its spec says. The last proc that is removed takes them along.
 
 use crate::clones::{CopiedFrom, Moment};
-use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, wakeable};
+use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, TagClaim, generation_in, key_of, view_of};
 use crate::replace::{Replacing, state_of, until_settled};
 use crate::view;
@@ -245,7 +245,7 @@ impl Worker {
             let directory = taking.made().path().to_owned();
             let mut memory_bytes = 0;
             if let Some(generation) = generation_in(&record) {
-                wakeable(&proc.spec().name, &directory, generation, purpose)?;
+                finish_copy(&proc.spec().name, &directory, generation, purpose)?;
                 memory_bytes = kip_snapshot::bytes_of(&kip_snapshot::path_of(&directory, generation));
             }
             let file_bytes = ["upper", "disk"].iter().map(|own| volumes::size(&directory.join(own))).sum();

@@ -7,7 +7,7 @@
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
 
-use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, wakeable};
+use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::view;
 use crate::worker::{NameClaim, Worker, first};
@@ -189,8 +189,8 @@ impl Worker {
         let (worker, others) = (self.clone(), names[1..].to_vec());
         let (notes, staged) = blocking(move || {
             first.settle(&record)?;
-            let wakeable = |generation| wakeable(&moment.spec.name, &first.directory(), generation, Purpose::Clone);
-            let notes = generation.map_or_else(|| Ok(Vec::new()), wakeable)?;
+            let finished = |generation| finish_copy(&moment.spec.name, &first.directory(), generation, Purpose::Clone);
+            let notes = generation.map_or_else(|| Ok(Vec::new()), finished)?;
             let mut staged = vec![first];
             for name in others {
                 let mut other = worker.begin_staging(&moment, spec_of(&moment.spec, &name, &request))?;

@@ -6,6 +6,7 @@
 //! ([`CopySealed`]), else parked ([`Still`]). The copy is a proc that was parked on a machine that
 //! has been started anew since: nothing in the kernel is its own.
 
+use kip_checkpoint::random;
 use kip_copy::ProcCopy;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
@@ -144,31 +145,40 @@ fn generation_of(source: &Handle, stilled: &Stilled, purpose: Purpose) -> Result
     }
 }
 
-/// What the owner of a copy with that generation should know.
+/// Notes which random number generators of a copy with that generation have to draw new seeds.
+/// Returns what its owner should know.
 ///
 /// # Errors
 /// It could not be woken.
-pub(crate) fn wakeable(
+pub(crate) fn finish_copy(
     source: &ProcName,
     directory: &Path,
     generation: Generation,
     purpose: Purpose,
 ) -> Result<Vec<String>, Refusal> {
+    let of_generation = kip_snapshot::path_of(directory, generation);
+    let known = kip_snapshot::cloned_patches(directory, generation).unwrap_or_default();
     let read = || {
-        let images = Images::read(&kip_snapshot::path_of(directory, generation))?;
-        Ok::<_, CheckpointImageError>((bars_criu(&images)?, generators(&images)?))
+        let images = Images::read(&of_generation)?;
+        let patches = if known.is_empty() { random::find(&of_generation, &images)? } else { known.clone() };
+        let notes = if patches.is_empty() { generators(&images)? } else { Vec::new() };
+        Ok::<_, CheckpointImageError>((bars_criu(&images)?, patches, notes))
     };
     let why = match read() {
-        Ok((None, notes)) => return Ok(notes),
+        Ok((None, patches, notes)) => match kip_snapshot::note_cloned(directory, generation, &patches) {
+            Ok(()) => return Ok(notes),
+            Err(e) => chain(&e),
+        },
         // What is held for the source alone, and is made anew by neither way.
-        Ok((Some(what), _)) => what,
+        Ok((Some(what), ..)) => what,
         Err(e) => chain(&e),
     };
     Err(purpose.refuse(source, Code::State, &why))
 }
 
 /// Programs and libraries with a random number generator that takes a clone for the process that it
-/// was: it draws new numbers from the kernel when its pid changes, and that is the same.
+/// was: it draws new numbers from the kernel when its pid changes, and that is the same. None of
+/// them was found in memory: there may be none yet.
 fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
     let mut notes = BTreeSet::new();
     for file in images.entries("files.img")? {
@@ -176,7 +186,7 @@ fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
         let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
         let name = path.rsplit('/').next().unwrap_or_default();
         if name.starts_with("libcrypto.so") || name == "node" {
-            notes.insert(format!("{path} has OpenSSL's random numbers, which go on alike in source and clones"));
+            notes.insert(format!("{path} may have OpenSSL's random numbers, and none were found to be made others: those that were drawn before may go on alike in source and clones"));
         }
     }
     Ok(notes.into_iter().collect())

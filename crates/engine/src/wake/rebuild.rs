@@ -286,7 +286,7 @@ pub(super) fn rebuild(
         // Timerfds were held: nothing was missed. They know nothing of a clock that stood.
         let mut clocks = body.clocks.clone();
         clocks.timerfds.retain(|timer| clocks.stood_ns != 0 && timer.is_monotonic());
-        let shortened = release(proc, body, &clocks, &[], true);
+        let shortened = release(proc, manifest.generation, body, &clocks, &[], true);
         steps.done("release");
         fault::reach("wake-released");
         // What was held is given up: the tree has been woken even if one of it died meanwhile.

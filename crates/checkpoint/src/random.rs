@@ -1,0 +1,245 @@
+//! Random number generators that a clone must not have alike: OpenSSL's, from 3.0 on.
+//!
+//! Such a generator draws a new seed from the kernel when getpid(2) is not what it was, as after a
+//! fork. A clone's is. So what it remembers of the pid is made another in a clone, and the count by
+//! which generators that were seeded from it see that they have to be seeded anew
+//! (`struct prov_drbg_st` of OpenSSL's default provider, the same from 3.0 to 3.6).
+//!
+//! Nothing says where a generator is. Memory is gone through from the writable data of what is
+//! mapped as a program or a library, pointer by pointer, and what a generator must be is compared:
+//! functions of one program, the pid, what OpenSSL has as the most that may be asked for. Reads a
+//! generation, and no process; what is in no page of it was never written.
+
+use kip_clocks::tree::Tree;
+use kip_criu_images::inspect::{ImageProcess, MappingKind, processes};
+use kip_criu_images::{CheckpointImageError, Images};
+use kip_snapshot::MemoryPatch;
+use kip_snapshot::pages::{PAGE, PageMap, ProcessPages};
+use kip_sys::process::write_memory;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+/// Most pages that are read for one process.
+const MOST_PAGES: usize = 4096;
+/// Most pointers that are followed in one process.
+const MOST_POINTERS: usize = 100_000;
+/// How many pointers lie between a library's data and a generator: the library's context, its list
+/// of parts, their array, the part for random numbers, the generator's handle, the generator.
+const DEEPEST: u32 = 6;
+/// Bytes that are looked at behind a pointer.
+const LOOKED_AT: usize = 512;
+
+/// Byte offsets in a generator: its first function, how many follow each other, the pid, the
+/// strength in bits, the most that may be asked for at once, and how often it was seeded.
+const FUNCTIONS: usize = 16;
+const FUNCTION_COUNT: usize = 4;
+const FORK_ID: usize = 120;
+const STRENGTH: usize = 128;
+const MAX_REQUEST: usize = 136;
+const RESEED_COUNTER: usize = 216;
+const STRENGTHS: [u32; 4] = [112, 128, 192, 256];
+const MOST_AT_ONCE: u64 = 1 << 16;
+
+/// What makes the generators that are found in a generation draw new seeds.
+///
+/// # Errors
+/// An image is damaged.
+pub fn find(directory: &Path, images: &Images) -> Result<Vec<MemoryPatch>, CheckpointImageError> {
+    // Without one it is a generation of an older Kip.
+    let Ok(map) = PageMap::load(directory) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for process in processes(images)?.iter().filter(|process| !process.ended) {
+        if let Some(pages) = map.processes.get(&process.pid) {
+            let memory = Memory { directory, map: &map, pages, files: HashMap::new(), read: HashMap::new() };
+            found.extend(Search::of(process, memory).generators());
+        }
+    }
+    Ok(found)
+}
+
+/// Writes them into the memory of a tree whose threads stand still. Faults must be served.
+pub fn apply(tree: &Tree, patches: &[MemoryPatch]) -> io::Result<()> {
+    patches.iter().try_for_each(|patch| {
+        let tid = tree.threads.get(&patch.pid).ok_or(io::ErrorKind::NotFound)?;
+        write_memory(*tid, patch.address, &patch.value.to_le_bytes())
+    })
+}
+
+/// The pages of one process in a generation.
+struct Memory<'a> {
+    directory: &'a Path,
+    map: &'a PageMap,
+    pages: &'a ProcessPages,
+    files: HashMap<u32, Option<File>>,
+    read: HashMap<u64, Option<Box<[u8; PAGE]>>>,
+}
+
+impl Memory<'_> {
+    /// The page at an address; none if it is in no file here.
+    fn page(&mut self, address: u64) -> Option<&[u8; PAGE]> {
+        if !self.read.contains_key(&address) {
+            let page = if self.read.len() < MOST_PAGES { self.read_page(address) } else { None };
+            self.read.insert(address, page);
+        }
+        self.read.get(&address)?.as_deref()
+    }
+
+    fn read_page(&mut self, address: u64) -> Option<Box<[u8; PAGE]>> {
+        let run = self.pages.runs.get(self.pages.runs.partition_point(|run| run.end() <= address))?;
+        let known = &self.map.files[run.file as usize];
+        if run.start > address || known.remote.is_some() {
+            return None;
+        }
+        let page = u64::from(run.first) + (address - run.start) / PAGE as u64;
+        let directory = self.directory;
+        let file = self.files.entry(run.file).or_insert_with(|| File::open(directory.join(&known.name)).ok());
+        let mut bytes = Box::new([0; PAGE]);
+        file.as_ref()?.read_exact_at(&mut bytes[..], page * PAGE as u64).ok()?;
+        Some(bytes)
+    }
+
+    /// What is at an address, up to the end of what there is or of `length`.
+    fn bytes(&mut self, address: u64, length: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let at = address + bytes.len() as u64;
+            let within = at as usize % PAGE;
+            let Some(page) = self.page(at - within as u64) else { break };
+            let end = PAGE.min(within + length - bytes.len());
+            bytes.extend_from_slice(&page[within..end]);
+        }
+        bytes
+    }
+}
+
+struct Search<'a> {
+    pid: u32,
+    memory: Memory<'a>,
+    /// What is executed of files.
+    code: Vec<Range<u64>>,
+    /// What pointers may lead to.
+    data: Vec<Range<u64>>,
+    /// Where the search begins.
+    roots: Vec<Range<u64>>,
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn containing(ranges: &[Range<u64>], address: u64) -> Option<&Range<u64>> {
+    ranges.get(ranges.partition_point(|range| range.end <= address)).filter(|range| range.start <= address)
+}
+
+impl<'a> Search<'a> {
+    fn of(process: &ImageProcess, memory: Memory<'a>) -> Search<'a> {
+        const WRITE: u64 = 2;
+        const EXEC: u64 = 4;
+        let (mut code, mut data, mut roots) = (Vec::new(), Vec::new(), Vec::<Range<u64>>::new());
+        for mapping in &process.mappings {
+            let range = || mapping.range.clone();
+            let of_file = matches!(mapping.kind, MappingKind::File { .. });
+            if of_file && mapping.protection & EXEC != 0 {
+                code.push(range());
+            }
+            if mapping.shared || mapping.protection & WRITE == 0 {
+                continue;
+            }
+            data.push(range());
+            // What is zero in the file lies behind its data, in memory of no file.
+            let behind = roots.last().is_some_and(|last| last.end == mapping.range.start);
+            if of_file || behind && data.len() > 1 {
+                roots.push(range());
+            }
+        }
+        Search { pid: process.pid, memory, code, data, roots }
+    }
+
+    fn generators(mut self) -> Vec<MemoryPatch> {
+        let mut found = Vec::new();
+        let mut seen: HashSet<u64> = HashSet::new();
+        let mut left: VecDeque<(u64, usize, u32)> = VecDeque::new();
+        for root in std::mem::take(&mut self.roots) {
+            let pages = (root.start..root.end).step_by(PAGE);
+            left.extend(pages.map(|page| (page, PAGE, 0)));
+        }
+        while let Some((address, length, depth)) = left.pop_front() {
+            let bytes = self.memory.bytes(address, length);
+            if depth > 0 && self.is_generator(&bytes) {
+                let patch = |at: usize, value| MemoryPatch { pid: self.pid, address: address + at as u64, value };
+                // No process has that number.
+                found.push(patch(FORK_ID, 0));
+                // Zero means that it does not count.
+                let counted = half(&bytes, RESEED_COUNTER).filter(|count| *count != 0);
+                found.extend(counted.map(|count| patch(RESEED_COUNTER, count.wrapping_add(1).max(1))));
+            }
+            if depth == DEEPEST {
+                continue;
+            }
+            for at in (0..bytes.len().saturating_sub(7)).step_by(8) {
+                let Some(pointer) = word(&bytes, at).filter(|pointer| *pointer != 0 && pointer % 8 == 0) else {
+                    continue;
+                };
+                let Some(range) = containing(&self.data, pointer) else { continue };
+                if seen.len() < MOST_POINTERS && seen.insert(pointer) {
+                    let length = LOOKED_AT.min((range.end - pointer) as usize);
+                    left.push_back((pointer, length, depth + 1));
+                }
+            }
+        }
+        found
+    }
+
+    fn is_generator(&self, bytes: &[u8]) -> bool {
+        let is_like_one = half(bytes, FORK_ID) == Some(self.pid)
+            && word(bytes, MAX_REQUEST) == Some(MOST_AT_ONCE)
+            && half(bytes, STRENGTH).is_some_and(|strength| STRENGTHS.contains(&strength))
+            && half(bytes, RESEED_COUNTER).is_some();
+        let function = |number: usize| {
+            let pointer = word(bytes, FUNCTIONS + 8 * number)?;
+            containing(&self.code, pointer).map(|range| range.start)
+        };
+        let first = if is_like_one { function(0) } else { None };
+        first.is_some() && (1..FUNCTION_COUNT).all(|number| function(number) == first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generator_is_known_by_its_functions_and_its_pid() {
+        let map = PageMap::default();
+        let pages = ProcessPages::default();
+        let memory =
+            Memory { directory: Path::new("/"), map: &map, pages: &pages, files: HashMap::new(), read: HashMap::new() };
+        let code = vec![0x1000..0x2000, 0x8000..0x9000];
+        let search = Search { pid: 7, memory, code, data: Vec::new(), roots: Vec::new() };
+        let mut bytes = vec![0; LOOKED_AT];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        for number in 0..FUNCTION_COUNT {
+            put(FUNCTIONS + 8 * number, &(0x8100 + number as u64 * 16).to_le_bytes());
+        }
+        put(FORK_ID, &7_u32.to_le_bytes());
+        put(STRENGTH, &256_u32.to_le_bytes());
+        put(MAX_REQUEST, &MOST_AT_ONCE.to_le_bytes());
+        assert!(search.is_generator(&bytes));
+        for (at, value) in
+            [(FORK_ID, 8_u64), (STRENGTH, 255), (MAX_REQUEST, 1), (FUNCTIONS, 0x1100), (FUNCTIONS + 8, 0)]
+        {
+            let mut other = bytes.clone();
+            other[at..at + 4].copy_from_slice(&(value as u32).to_le_bytes());
+            assert!(!search.is_generator(&other), "{at}");
+        }
+        assert!(!search.is_generator(&bytes[..RESEED_COUNTER]));
+    }
+}
