@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 from harness import logged
-from harness.clients import Redis, free_port
+from harness.clients import Lines, Redis, free_port
 from harness.kip import Kip, Proc
 from harness.rows import one_in
 from harness.wait import wait_for
@@ -70,8 +70,11 @@ def test_there_and_back(kip: Kip, state: str) -> None:
     client.ask("SET", "key:7", "now")
     proc.exec("sh", "-c", "echo now > /tmp/file")
 
+    since = len(kip.events())
     now = rollback(proc, first)
     assert proc.port() == port and now == "before-c1-1"
+    woken = [(event["name"], event["detail"]) for event in kip.events()[since:] if event["kind"] == "waking"]
+    assert "kip stop" not in str(woken), f"what it was is not woken to be ended: {woken}"
     client = Redis(port)
     assert client.ask_all([("GET", f"key:{i}") for i in range(3000)]) == [b"%d" % i * 100 for i in range(3000)]
     assert proc.exec("cat", "/tmp/file").stdout == "then\n"
@@ -184,6 +187,42 @@ def answers(port: int) -> bool:
             return client.recv(4) == b"HTTP"
     except OSError:
         return False
+
+
+# promise checkpoints: a tag that is used again hides no checkpoint
+def test_a_tag_that_is_used_again(kip: Kip) -> None:
+    proc = lines(kip)
+    assert [checkpoint(proc), checkpoint(proc)] == ["c1", "c2"]
+    kip.cli("checkpoint", "rm", "lines@c1")
+    assert checkpoint(proc) == "c1"
+    shown = kip.cli("checkpoint", "ls").stdout
+    assert shown.count("lines@") == 2, shown
+
+
+# promise checkpoints: a proc whose program ends again and again is rolled back to one that ran
+def test_of_one_that_does_not_run(kip: Kip) -> None:
+    proc = lines(kip, flags=["--restart", "always"])
+    checkpoint(proc, "good")
+    proc.exec("sh", "-c", "echo broken > /tmp/broken")
+    proc.exec("sh", "-c", "kill -9 $(pidof -s python3)", check=False)
+    for _ in range(3):
+        wait_for("it is started again", lambda: proc.state in ("restarting", "running"), 20)
+    kip.cli("kill", "lines", "-s", "KILL", check=False)
+    before = rollback(proc, "good")
+    assert Lines(proc.port()).ask("1 + 1") == "2"
+    assert proc.exec("cat", "/tmp/broken", check=False).returncode != 0
+    assert before == "before-good-1"
+
+
+# promise checkpoints: a checkpoint with secrets is not gone back to when the proc has none, or the
+#   other way round, for its program has them mounted
+def test_secrets_that_came_since(kip: Kip, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    proc = lines(kip, flags=["--secret", f"key={tmp_path / 'key'}"])
+    checkpoint(proc, "one")
+    (tmp_path / "key").write_text("other")
+    rollback(proc, "one")
+    assert Lines(proc.port()).ask("open('/run/secrets/key').read()") == "'secret'"
 
 
 # promise checkpoints: of a proc that is stopped its files are kept: a rollback to them starts it

@@ -10,7 +10,6 @@ use kip_client::Client;
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest};
 use kip_types::{CheckpointTag, ProcName};
 use serde::Serialize;
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::str::FromStr;
 
@@ -128,13 +127,16 @@ fn tree(view: &CheckpointsView) -> String {
     }
     let mut rows = vec![["CHECKPOINT", "TAKEN", "MEMORY", "FILES", "COMMAND"].map(str::to_owned).to_vec()];
     for of in view.checkpoints.chunk_by(|one, other| one.name == other.name) {
-        let tags: BTreeSet<&CheckpointTag> = of.iter().map(|one| &one.tag).collect();
-        let is_root = |one: &&CheckpointView| one.parent.as_ref().is_none_or(|parent| !tags.contains(parent));
+        // A tag that was removed may be that of a newer one.
+        let is_below = |one: &CheckpointView, other: &CheckpointView| {
+            one.parent.as_ref() == Some(&other.tag) && other.taken_at_ms < one.taken_at_ms
+        };
+        let is_root = |one: &&CheckpointView| !of.iter().any(|other| is_below(one, other));
         // The next one that is shown lies at the end.
         let mut left: Vec<(usize, &CheckpointView)> = of.iter().filter(is_root).rev().map(|one| (0, one)).collect();
         while let Some((depth, one)) = left.pop() {
             rows.push(row(depth, one));
-            let below = of.iter().filter(|other| other.parent.as_ref() == Some(&one.tag) && other.tag != one.tag);
+            let below = of.iter().filter(|other| is_below(other, one));
             left.extend(below.rev().map(|other| (depth + 1, other)));
         }
     }
@@ -160,7 +162,7 @@ mod tests {
             tag: tag.parse().unwrap(),
             parent: parent.map(|tag| tag.parse().unwrap()),
             is_current: tag == "c3",
-            taken_at_ms: 0,
+            taken_at_ms: tag[1..].parse().unwrap(),
             has_memory: tag != "c2",
             memory_bytes: 1 << 20,
             file_bytes: 4096,
@@ -181,6 +183,13 @@ mod tests {
         let indents: Vec<usize> = shown.lines().map(|line| line.len() - line.trim_start().len()).collect();
         assert_eq!(indents, [0, 0, 2, 2, 0], "{shown}");
         assert_eq!(tree(&CheckpointsView::default()), "there are no checkpoints\n");
+    }
+
+    #[test]
+    fn none_is_hidden_when_a_tag_is_used_again() {
+        let again = CheckpointView { taken_at_ms: 9, ..view("c1", Some("c2")) };
+        let shown = tree(&CheckpointsView { checkpoints: vec![view("c2", Some("c1")), again] });
+        assert_eq!(shown.matches("web@").count(), 2, "{shown}");
     }
 
     #[test]

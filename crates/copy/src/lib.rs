@@ -27,6 +27,8 @@ pub enum CopyError {
     },
     #[error("some of its memory is still in the store: wake it, and clone it when all of it has come")]
     Remote,
+    #[error("it was removed meanwhile")]
+    Removed,
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> CopyError {

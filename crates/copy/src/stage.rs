@@ -65,7 +65,11 @@ impl ProcCopy {
         for upper in ["upper", "disk/upper"] {
             self.rename(&self.to.join(upper));
         }
-        Ok(())
+        // A removal takes the directory's name away first.
+        match self.from.is_dir() {
+            true => Ok(()),
+            false => Err(CopyError::Removed),
+        }
     }
 
     fn link_generation(&self, generation: Generation) -> Result<(), CopyError> {

@@ -8,10 +8,10 @@ use crate::host::Proc;
 use kip_clocks::tree::Tree;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::{Survey, Timer};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long the pager is asked again for what has to be known.
-const NOTED_WITHIN: Duration = Duration::from_secs(2);
+/// How often the pager is asked for what has to be known.
+const TRIES: u32 = 5;
 /// Between two stops of a program whose threads the machine was too busy to stop in time.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
@@ -28,18 +28,18 @@ pub fn find_ends(proc: &Proc, tree: &Tree) {
 /// the whole of it. So the pager is asked until it has stopped all threads: on a machine that is
 /// too busy it gives up after a fifth of a second, for the program stands still meanwhile.
 pub fn note_ends(proc: &Proc) {
-    let answer = asked_again(NOTED_WITHIN, || order(proc, Survey::Records));
+    let answer = asked_again(|| order(proc, Survey::Records));
     let _ = known(proc, Survey::Records, answer);
 }
 
-fn asked_again<T, E>(within: Duration, mut ask: impl FnMut() -> Result<T, E>) -> Result<T, E> {
-    let until = Instant::now() + within;
-    loop {
+fn asked_again<T>(mut ask: impl FnMut() -> Result<T, PagerError>) -> Result<T, PagerError> {
+    for _ in 1..TRIES {
         match ask() {
-            Err(_) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+            Err(PagerError::Refused(_)) => std::thread::sleep(AGAIN_AFTER),
             answer => return answer,
         }
     }
+    ask()
 }
 
 /// The armed POSIX and interval timers of all its processes.
@@ -71,9 +71,19 @@ mod tests {
         let mut left = 2;
         let mut ask = || {
             left -= 1;
-            if left < 0 { Ok(()) } else { Err(left) }
+            if left < 0 { Ok(()) } else { Err(PagerError::Refused("busy".into())) }
         };
-        assert_eq!(asked_again(NOTED_WITHIN, &mut ask), Ok(()));
-        assert_eq!(asked_again(Duration::ZERO, || Err::<(), _>(7)), Err(7));
+        assert!(asked_again(&mut ask).is_ok());
+        let mut asked = 0;
+        let mut refuse = |error: fn() -> PagerError| {
+            asked_again(|| {
+                asked += 1;
+                Err::<(), _>(error())
+            })
+            .unwrap_err();
+            std::mem::take(&mut asked)
+        };
+        assert_eq!(refuse(|| PagerError::Refused("busy".into())), TRIES);
+        assert_eq!(refuse(|| PagerError::Gone(std::io::ErrorKind::NotConnected.into())), 1);
     }
 }

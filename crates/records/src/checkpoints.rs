@@ -5,11 +5,10 @@
 //! A checkpoint has the spec and the record of its proc then, and a note. It never changes, and no
 //! process has it open.
 
-use crate::record::{RecordError, Records, Unpublished};
+use crate::record::{RecordError, Records, Unpublished, sync_directory};
 use kip_types::{CheckpointTag, ProcName};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder};
-use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -61,7 +60,11 @@ impl Checkpoints {
     /// [`RecordError::Io`].
     pub fn make_room(&self, key: &ProcName) -> Result<Records, RecordError> {
         let path = self.dir.join(key.as_str());
-        DirBuilder::new().mode(0o700).recursive(true).create(&path).map_err(RecordError::io("create", &path))?;
+        if !path.is_dir() {
+            DirBuilder::new().mode(0o700).recursive(true).create(&path).map_err(RecordError::io("create", &path))?;
+            sync_directory(&self.dir)?;
+            sync_directory(self.dir.parent().expect("it lies in a data directory"))?;
+        }
         Ok(Records::at(path))
     }
 
@@ -104,10 +107,9 @@ impl Checkpoints {
     /// # Errors
     /// [`RecordError::Io`]; the rest is removed by the next sweep.
     pub fn remove_all(&self, key: &ProcName) -> Result<(), RecordError> {
-        let path = self.dir.join(key.as_str());
-        match fs::remove_dir_all(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(RecordError::io("delete", &path)(e)),
-            _ => Ok(()),
+        match Records::at(self.dir.clone()).remove(key) {
+            Err(RecordError::Unknown { .. }) => Ok(()),
+            removed => removed?.delete(),
         }
     }
 
@@ -115,8 +117,8 @@ impl Checkpoints {
     /// Returns what could not be removed.
     pub fn sweep(&self, is_used: impl Fn(&ProcName) -> bool) -> Vec<RecordError> {
         let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
+        let mut failed = Records::at(self.dir.clone()).delete_leftovers().unwrap_or_else(|e| vec![e]);
         let keys = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<ProcName>().ok());
-        let mut failed = Vec::new();
         for key in keys {
             match is_used(&key) {
                 true => failed.extend(self.of(&key).delete_leftovers().unwrap_or_else(|e| vec![e])),

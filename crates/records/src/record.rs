@@ -418,7 +418,7 @@ fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> Result<(), R
     written().map_err(RecordError::io("write", path))
 }
 
-fn sync_directory(path: &Path) -> Result<(), RecordError> {
+pub(crate) fn sync_directory(path: &Path) -> Result<(), RecordError> {
     File::open(path).and_then(|d| d.sync_all()).map_err(RecordError::io("sync", path))
 }
 

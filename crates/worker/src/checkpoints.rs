@@ -25,7 +25,7 @@ use kip_records::checkpoints::{CheckpointNote, Checkpoints};
 use kip_records::record::{RecordError, Unpublished};
 use kip_records::state::Record;
 use kip_service::CheckpointService;
-use kip_supervisor::task::{Handle, TaskCommand, hidden};
+use kip_supervisor::task::{Handle, Still, TaskCommand, hidden};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
@@ -86,7 +86,7 @@ impl Worker {
         let source = self.handle(&name)?;
         let _begun = self.begin_on(&source, &name).await?;
         let tag = request.tag.map_or_else(|| Tag::Numbered("c".to_owned()), Tag::Wanted);
-        self.keep(&source, tag, Purpose::Checkpoint).await
+        self.keep(&source, tag, Purpose::Checkpoint).await.map(|(view, _)| view)
     }
 
     /// As [`kip_service::CheckpointService::checkpoints`]; of all procs without a name.
@@ -135,6 +135,8 @@ impl Worker {
         let _only = Replacing::begin(self, &name)?;
         until_settled(&self.handle(&name)?).await;
         let old = self.handle(&name)?;
+        // Its checkpoints stay meanwhile.
+        let _begun = Arc::clone(&old.begun).read_owned().await;
         let old_spec = old.proc.spec();
         check(&old_spec, Purpose::Rollback)?;
         let from = self.checkpoint_of(&old, &request.to).await?;
@@ -149,6 +151,7 @@ impl Worker {
         }
         let _in_use = self.has_layers(&from.spec).await?;
         let claimed = self.name_beside(&name)?;
+        let hidden_name = claimed.name.clone();
         let spec = Spec {
             name: name.clone(),
             hostname: Some(from.spec.hostname().to_owned()),
@@ -158,74 +161,81 @@ impl Worker {
         };
         let (wakes, was_stopped) = (from.runs_again(), generation_in(&from.record).is_none());
         let staging = {
-            let (worker, old, hidden) = (self.clone(), old.clone(), hidden(&spec, claimed.name.clone()));
+            let (worker, old, hidden) = (self.clone(), old.clone(), hidden(&spec, hidden_name.clone()));
             blocking(move || {
                 let secrets = worker.secrets_of(&old)?;
                 let moment = Moment { spec: Arc::new(from.spec), base: from.record.base.clone(), secrets };
                 let mut staging = worker.begin_staging(&moment, hidden)?;
                 let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
                 moment.copy(&staging, copied, generation_in(&from.record))?;
-                staging.settle(&from.record)?;
+                staging.settle(&Record { wakes_again: wakes, ..from.record })?;
                 Ok::<_, Refusal>(staging)
             })
         };
-        let staging = staging.await?;
         let was_awake = matches!(state_of(&old), State::Hot { .. });
-        // Connections that were begun on the old one would be lost with it.
-        self.hold_connections(&old, true).await;
         let placed = async {
-            // From here on the old one is asleep.
-            let kept = self.keep(&old, Tag::Numbered(format!("before-{}-", request.to)), Purpose::Rollback).await?;
+            let staging = staging.await?;
+            // Connections that were begun on the old one would be lost with it.
+            self.hold_connections(&old, true).await;
+            // From here on the old one is asleep, and not woken before the other has its place.
+            let before = Tag::Numbered(format!("before-{}-", request.to));
+            let (kept, still) = self.keep(&old, before, Purpose::Rollback).await?;
             fault::reach("rollback-kept");
             let new = self.publish_clone(staging).await?;
             let placed = async {
                 if was_stopped {
                     self.started(&new, false, &[]).await?;
+                } else if wakes {
+                    let cause = WakeCause::Request(WakeCommand::StoodStill("rollback"));
+                    new.ask(|reply| TaskCommand::Wake { cause, reply }).await?;
                 }
                 let lineage =
                     Lineage { key: key_of(&old.proc), checkpoint: Some(request.to.clone()), since_ms: now_ms() };
                 // As they were made: with their real paths, and one for its secrets.
                 let volumes = new.proc.spec().volumes.clone();
                 let spec = Spec { volumes, lineage: Some(lineage), ..spec };
-                self.put_in_place(&old, &new, spec).await
+                self.put_in_place(&old, &new, spec, still).await
             };
-            if let Err(refusal) = placed.await {
-                let message = refusal.message.replace(new.proc.name.as_str(), name.as_str());
-                self.discard(&new).await;
-                return Err(Refusal { message, ..refusal });
+            match placed.await {
+                Ok(()) => Ok((new, kept)),
+                Err(refusal) => {
+                    self.discard(&new).await;
+                    Err(refusal)
+                }
             }
-            Ok((new, kept))
         };
         let (new, kept) = match placed.await {
             Ok(placed) => placed,
             Err(refusal) => {
                 self.hold_connections(&old, false).await;
-                if was_awake {
+                if was_awake && !old.inbox.is_closed() {
                     let cause = WakeCause::Request(WakeCommand::StoodStill("rollback"));
                     // It says itself why it does not wake, and is woken by its first client.
                     let _ = old.ask(|reply| TaskCommand::Wake { cause, reply }).await;
                 }
-                let message = format!("{name} is not rolled back, and is as it was: {}", refusal.message);
-                return Err(Refusal { message, ..refusal });
+                let why = refusal.message.replace(hidden_name.as_str(), name.as_str());
+                return Err(Refusal { message: format!("{name} is not rolled back: {why}"), ..refusal });
             }
         };
         drop(claimed);
-        self.end_replaced(&old, false).await;
+        // It is not told: what it did from now on would be lost.
+        self.discard(&old).await;
         let events = &new.proc.shared.events;
         events.emit(Some(&name), EventKind::RolledBack, format!("to {}; it was kept as {}", request.to, kept.tag));
         if new.proc.spec().remove {
             tokio::spawn(self.clone().remove_at_end(new.clone(), false));
         }
-        if wakes && !was_stopped {
-            let cause = WakeCause::Request(WakeCommand::StoodStill("rollback"));
-            let _ = new.ask(|reply| TaskCommand::Wake { cause, reply }).await;
-        }
         let proc = blocking(move || view::proc_view(&new)).await;
         Ok(RolledBackView { proc, kept, total_us: began.elapsed().as_micros() as u64 })
     }
 
-    /// Takes a checkpoint.
-    async fn keep(&self, source: &Handle, tag: Tag, purpose: Purpose) -> Result<CheckpointView, Refusal> {
+    /// Takes a checkpoint. Returns it, and what keeps the source asleep if it is rolled back.
+    async fn keep(
+        &self,
+        source: &Handle,
+        tag: Tag,
+        purpose: Purpose,
+    ) -> Result<(CheckpointView, Option<Still>), Refusal> {
         let began = Instant::now();
         let spec = source.proc.spec();
         check(&spec, purpose)?;
@@ -235,12 +245,13 @@ impl Worker {
         let (first_id, taken_at_ms) = (source.proc.first_id(), now_ms());
         let hostname = spec.hostname().to_owned();
         let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname };
-        let copied = copy_source(source, target, purpose).await?;
+        let mut copied = copy_source(source, target, purpose).await?;
+        let still = copied.still.take();
         fault::reach("checkpoint-copied");
         let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
         let view = blocking(move || {
             let mut taking = taking;
-            let SourceCopy { record, was_awake, still_us } = copied;
+            let SourceCopy { record, was_awake, still_us, .. } = copied;
             let failed = |why: String| purpose.refuse(&proc.spec().name, Code::Exhausted, &why);
             let directory = taking.made().path().to_owned();
             let mut memory_bytes = 0;
@@ -266,13 +277,14 @@ impl Worker {
             let made = taking.0.take().expect("it is published once");
             made.publish().map_err(|e| failed(chain(&e)))?;
             fault::reach("checkpoint-published");
-            let view = view_of(&proc, claim.tag.clone(), note, &proc.spec(), Some(&claim.tag));
+            let current = Some(&claim.tag).filter(|_| purpose == Purpose::Checkpoint);
+            let view = view_of(&proc, claim.tag.clone(), note, &proc.spec(), current);
             drop((claim, worker));
             Ok::<_, Refusal>(view)
         })
         .await?;
         self.machine.events.emit(Some(&name), EventKind::Checkpointed, format!("as {}", view.tag));
-        Ok(view)
+        Ok((view, still))
     }
 
     /// Its tag, the one before it, and where it grows.
@@ -344,7 +356,9 @@ impl Worker {
                 Ok((note, spec)) => views.push(view_of(proc, tag, note, &spec, current.as_ref())),
                 // It was removed meanwhile.
                 Err(RecordError::Unknown { .. }) => {}
-                Err(e) => return Err(failed(e)),
+                Err(e) => {
+                    tracing::warn!(proc = %name, %tag, error = chain(&e), "a checkpoint cannot be read, and is not listed");
+                }
             }
         }
         views.sort_by(|one, other| (one.taken_at_ms, &one.tag).cmp(&(other.taken_at_ms, &other.tag)));
@@ -366,6 +380,13 @@ impl Worker {
                 })
             };
             let checkpoint = read().map_err(|e| worker.unreadable(&proc, &tag, e))?;
+            let has_secrets = |spec: &Spec| spec.volumes.iter().any(|v| v.source == VolumeSource::Secrets);
+            let (then, now) = (has_secrets(&checkpoint.spec), has_secrets(&proc.spec()));
+            if then != now && generation_in(&checkpoint.record).is_some() {
+                let had = if then { "had secrets, and it has none now" } else { "had no secrets, and it has some now" };
+                let message = format!("checkpoint {tag} of {} cannot be gone on from: the proc {had}", proc.name);
+                return Err(Refusal::new(Code::State, message));
+            }
             checkpoint.verify(false).map_err(|why| {
                 Refusal::new(Code::Failed, format!("checkpoint {tag} of {} is damaged: {why}", proc.name))
             })?;
@@ -393,7 +414,7 @@ impl Worker {
     pub(crate) async fn forget_with_checkpoints(&self, proc: &Arc<Proc>) {
         let key = key_of(proc);
         self.forget(proc);
-        if self.handles().iter().any(|handle| key_of(&handle.proc) == key) {
+        if self.lineages().contains(&key) {
             return;
         }
         let checkpoints = self.checkpoint_store();
@@ -402,31 +423,42 @@ impl Worker {
         }
     }
 
+    /// Keys of the checkpoints of all procs, whatever names these have just now.
+    fn lineages(&self) -> BTreeSet<ProcName> {
+        self.machine.live_procs().iter().map(|proc| key_of(proc)).collect()
+    }
+
     /// Removes checkpoints of procs that are not there any more, and skeletons of a state of the
     /// host's files over which neither a proc nor a checkpoint lies; `bases` are those of procs.
     /// All procs are known.
     pub(crate) fn sweep_checkpoints(&self, mut bases: Vec<PathBuf>) {
-        let keys: BTreeSet<ProcName> = self.handles().iter().map(|handle| key_of(&handle.proc)).collect();
+        let keys = self.lineages();
         for error in self.checkpoint_store().sweep(|key| keys.contains(key)) {
             tracing::warn!(error = chain(&error), "a checkpoint of no proc stays on disk");
         }
-        bases.extend(self.checkpointed_specs().into_iter().map(|(_, base)| base));
-        if let Err(e) = self.machine.base.remove_others(&self.machine.data.join("base"), &bases) {
-            tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
+        let swept = self.checkpointed_specs().map_err(|e| chain(&e)).and_then(|of_checkpoints| {
+            bases.extend(of_checkpoints.into_iter().map(|(_, base)| base));
+            let all = self.machine.data.join("base");
+            self.machine.base.remove_others(&all, &bases).map_err(|e| chain(&e))
+        });
+        if let Err(error) = swept {
+            tracing::warn!(error, "old skeletons of roots stay on disk");
         }
     }
 
-    /// Specs and bases of all checkpoints that can be read: what they lie over must stay.
-    pub(crate) fn checkpointed_specs(&self) -> Vec<(Spec, PathBuf)> {
-        let checkpoints = self.checkpoint_store();
-        let keys: BTreeSet<ProcName> = self.handles().iter().map(|handle| key_of(&handle.proc)).collect();
-        let read = |key: &ProcName, tag: CheckpointTag| {
-            let (records, tag) = (checkpoints.of(key), tag.into());
-            Some((records.read_spec(&tag).ok()?, records.read_state::<Record>(&tag).ok()?.base))
-        };
-        let tags =
-            |key: ProcName| checkpoints.tags(&key).unwrap_or_default().into_iter().map(move |tag| (key.clone(), tag));
-        keys.into_iter().flat_map(tags).filter_map(|(key, tag)| read(&key, tag)).collect()
+    /// Specs and bases of all checkpoints: what they lie over must stay.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub(crate) fn checkpointed_specs(&self) -> Result<Vec<(Spec, PathBuf)>, RecordError> {
+        let (checkpoints, mut found) = (self.checkpoint_store(), Vec::new());
+        for key in self.lineages() {
+            let records = checkpoints.of(&key);
+            for tag in checkpoints.tags(&key)?.into_iter().map(ProcName::from) {
+                found.push((records.read_spec(&tag)?, records.read_state::<Record>(&tag)?.base));
+            }
+        }
+        Ok(found)
     }
 }
 

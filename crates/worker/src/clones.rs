@@ -103,6 +103,7 @@ impl Staging {
             ticks: source.ticks,
             started_at_ms: source.started_at_ms,
             ready: source.ready,
+            wakes_again: source.wakes_again,
             ..self.record.clone()
         };
         let made = self.made.as_ref().expect("it is published last");
@@ -139,13 +140,13 @@ impl Worker {
             return Err(refusal);
         }
         let (source, tag) = (self.handle(&name)?, request.checkpoint.clone());
+        let _begun = self.begin_on(&source, &name).await?;
         let from = match &tag {
             Some(tag) => Some(self.checkpoint_of(&source, tag).await?),
             None => None,
         };
         let spec = from.as_ref().map_or_else(|| source.proc.spec(), |from| Arc::new(from.spec.clone()));
         check(&spec, &request)?;
-        let _begun = self.begin_on(&source, &name).await?;
         let _in_use = self.has_layers(&spec).await?;
         let claimed = self.claim_names(&name, &request)?;
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
@@ -184,7 +185,8 @@ impl Worker {
             }
         };
         fault::reach("clone-copied");
-        let SourceCopy { record, was_awake, still_us } = copied;
+        let SourceCopy { mut record, was_awake, still_us, .. } = copied;
+        record.wakes_again = was_awake && !asleep;
         let generation = generation_in(&record);
         let (worker, others) = (self.clone(), names[1..].to_vec());
         let (notes, staged) = blocking(move || {
@@ -386,7 +388,7 @@ pub(crate) async fn from_checkpoint(
         let was_awake = from.note.was_awake;
         let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
         moment.copy(&first, copied, generation_in(&from.record))?;
-        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0 }))
+        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None }))
     })
     .await
 }

@@ -71,6 +71,8 @@ pub(crate) struct SourceCopy {
     pub(crate) was_awake: bool,
     /// How long it stood still, microseconds.
     pub(crate) still_us: u64,
+    /// Keeps it asleep until it is dropped, for a rollback.
+    pub(crate) still: Option<Still>,
 }
 
 /// Copies the source: while it is frozen and then runs on, if it runs; else while it stands still,
@@ -105,7 +107,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
             Refusal { message, ..refusal }
         })?;
         if let Some(copied) = copied {
-            return Ok(SourceCopy { record: copied.record, was_awake: true, still_us: still_us(true) });
+            return Ok(SourceCopy { record: copied.record, was_awake: true, still_us: still_us(true), still: None });
         }
     }
     let (still, over) = Still::new();
@@ -115,13 +117,16 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let generation = generation_of(source, &stilled, purpose)?;
     let done = blocking(move || copied(generation)).await;
     // It goes on, whatever came of the copy.
-    drop(still);
+    let still = Some(still).filter(|_| stays);
     done.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
-    if stilled.was_awake && !stays {
+    let (mut record, was_awake) = (stilled.record, stilled.was_awake);
+    if was_awake && !stays {
         runs_again(source).await;
     }
-    let was_awake = stilled.was_awake;
-    Ok(SourceCopy { record: stilled.record, was_awake, still_us: still_us(was_awake) })
+    if generation.is_none() {
+        record.state = State::Stopped { exit: None };
+    }
+    Ok(SourceCopy { record, was_awake, still_us: still_us(was_awake), still })
 }
 
 /// The generation in which a source stands still; none of one that is stopped.
@@ -136,10 +141,11 @@ fn generation_of(source: &Handle, stilled: &Stilled, purpose: Purpose) -> Result
         State::Stopped { .. } if purpose == Purpose::Clone => {
             refuse("it is stopped, and a clone goes on from where its source is: start it".into())
         }
-        State::Stopped { .. } if source.proc.dir.join(ASIDE).exists() => {
+        State::Stopped { .. } | State::Restarting { .. } if source.proc.dir.join(ASIDE).exists() => {
             refuse("it fell back to older files, and a start puts the newest ones back: start it first".into())
         }
         State::Stopped { .. } => Ok(None),
+        State::Restarting { .. } if purpose != Purpose::Clone => Ok(None),
         State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
         state => refuse(format!("it is {}: try again", state.name())),
     }

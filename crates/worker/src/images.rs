@@ -194,7 +194,8 @@ impl Worker {
             let message = "a proc is being made or its record cannot be read: what it needs is not known".to_owned();
             return Err(Refusal::new(Code::State, message));
         }
-        let checkpointed = self.checkpointed_specs();
+        let unknown = |e| Refusal::new(Code::State, format!("what a checkpoint needs is not known: {}", chain(&e)));
+        let checkpointed = self.checkpointed_specs().map_err(unknown)?;
         let of_checkpoints = checkpointed.iter().filter_map(|(spec, _)| layers_of(spec));
         Ok(users.into_iter().map(|(_, layers)| layers).chain(of_checkpoints).flatten().collect())
     }

@@ -30,7 +30,7 @@ use kip_engine::stop::NetworkFate;
 use kip_engine::volumes::path_of;
 use kip_supervisor::probe::{self, Listeners};
 use kip_supervisor::recover::numbered;
-use kip_supervisor::task::{Handle, Probes, TakenPlace, TaskCommand, hidden};
+use kip_supervisor::task::{Handle, Probes, Still, TakenPlace, TaskCommand, hidden};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, ProcView, Refusal, RenameRequest, RunRequest};
@@ -125,7 +125,7 @@ impl Worker {
                 started = self.started(&new, request.wait_ready, &needed) => started?,
                 refusal = self.stopped_by_owner(&old, &name) => return Err(refusal),
             }
-            self.put_in_place(&old, &new, spec).await
+            self.put_in_place(&old, &new, spec, None).await
         };
         if let Err(refusal) = placed.await {
             fault::reach("replace-failed");
@@ -222,7 +222,9 @@ impl Worker {
 
     /// Ends a trial's program, which may have ended or never begun.
     async fn end_program(&self, trial: &Handle) {
-        let grace = grace_of(trial);
+        // One that sleeps is not woken to be told.
+        let runs = matches!(state_of(trial), State::Hot { .. });
+        let grace = if runs { grace_of(trial) } else { Duration::ZERO };
         let stopped = trial.ask(|reply| TaskCommand::Stop { grace, network: NetworkFate::Removed, reply }).await;
         if let Err(refusal) = stopped {
             tracing::debug!(proc = %trial.proc.name, error = refusal.message, "the program of a trial was not stopped");
@@ -266,6 +268,10 @@ impl Worker {
     /// Has new connections to a proc wait, until it or another one serves its ports, or lets them
     /// pass again.
     pub(crate) async fn hold_connections(&self, old: &Handle, waits: bool) {
+        if old.inbox.is_closed() {
+            // It was removed, and what it had may be another proc's by now.
+            return;
+        }
         let (machine, slot) = (Arc::clone(&self.machine), old.proc.slot);
         if let Err(e) = blocking(move || machine.nat.hold(slot, waits)).await {
             let message =
@@ -305,7 +311,15 @@ impl Worker {
     }
 
     /// The moment from which on the new one has the name.
-    pub(crate) async fn put_in_place(&self, old: &Handle, new: &Handle, spec: Spec) -> Result<(), Refusal> {
+    ///
+    /// `still` keeps the old one asleep until then.
+    pub(crate) async fn put_in_place(
+        &self,
+        old: &Handle,
+        new: &Handle,
+        spec: Spec,
+        mut still: Option<Still>,
+    ) -> Result<(), Refusal> {
         let one = self.renaming.lock().await;
         let name = spec.name.clone();
         if self.is_to_stop(&name) {
@@ -318,6 +332,8 @@ impl Worker {
             |probe: &Probe| spec.ports.iter().any(|p| (p.proto, p.host_port) == (Protocol::Tcp, Some(probe.host_port)));
         let in_the_way = old.proc.spec().probes.iter().any(own);
         if in_the_way {
+            // It has to hear of that.
+            still = None;
             self.answer_probes(old, false).await?;
         }
         let placing = between_starts(old).await;
@@ -341,6 +357,7 @@ impl Worker {
                 new.ask(|reply| TaskCommand::TakePlace { place, reply }).await
             }
         };
+        drop(still);
         if let Err(refusal) = placed {
             self.let_go_of_all(new).await;
             // Else a start of the old one, which waits for that, could not come to its end.

@@ -57,5 +57,7 @@ pub(crate) async fn wake_again(handles: Vec<Handle>) {
 /// Whether it is to be woken by [`wake_again`].
 pub(crate) fn was_awake(handle: &Handle) -> bool {
     let status = handle.status.borrow();
-    status.record.wakes_again && matches!(status.record.state, State::Parked { .. } | State::Archived { .. })
+    // A trial of an earlier daemon is about to go.
+    let trial = handle.proc.spec().trial;
+    !trial && status.record.wakes_again && matches!(status.record.state, State::Parked { .. } | State::Archived { .. })
 }

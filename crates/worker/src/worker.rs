@@ -1,7 +1,7 @@
 //! The procs of one data directory, by name, and how a new one comes among them.
 
 use crate::history::History;
-use crate::lineage::Tags;
+use crate::lineage::{Tags, key_of};
 use kip_engine::blocking::blocking;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
@@ -119,7 +119,10 @@ impl Worker {
     /// renamed has that, or checkpoints that another proc goes on with.
     pub(crate) fn key_for(&self, name: &ProcName) -> Result<ProcName, Refusal> {
         let procs = self.machine.live_procs();
-        let renamed = |key: &ProcName| procs.iter().any(|proc| proc.key == *key && *proc.name != *name);
+        let renamed = |key: &ProcName| {
+            let has = |proc: &Arc<Proc>| proc.key == *key || key_of(proc) == *key;
+            procs.iter().any(|proc| has(proc) && *proc.name != *name)
+        };
         let others = numbered(name)
             .filter(|key| !self.machine.records.directory(key).exists() && !self.checkpoint_store().has(key));
         if renamed(name) || self.checkpoint_store().has(name) { first(others, name) } else { Ok(name.clone()) }

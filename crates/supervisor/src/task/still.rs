@@ -80,6 +80,8 @@ impl Task {
         reply: Reply<Stilled>,
     ) {
         let was_awake = matches!(self.record.state, State::Hot { .. });
+        // A daemon that finds it asleep wakes it again, as one does after the machine's rest.
+        self.record.wakes_again |= stays && was_awake;
         let runs = match &self.record.state {
             State::Hot { .. } | State::Hibernated { .. } if self.starting.is_some() => {
                 Some(format!("{} is not ready yet", self.proc.name))
@@ -91,6 +93,7 @@ impl Task {
             _ => None,
         };
         let stands = runs.is_none();
+        self.record.wakes_again &= stands;
         self.publish();
         if reply.send(Ok(Stilled { record: self.record.clone(), runs, was_awake })).is_ok() && stands {
             fault::reach("backup-still");
