@@ -127,6 +127,26 @@ def test_of_one_that_is_parked_for_it(kip: Kip, flags: list[str]) -> None:
         assert one.ask("GET", "key:7") == b"7" * 5000 and one.ask("DBSIZE") == (10 if flags else 6000)
 
 
+# promise clones: `--after-clone` runs in a clone before clients reach it, asleep or not; a clone
+#   whose command fails is not made
+def test_after_clone(kip: Kip) -> None:
+    hook = "echo clone of $KIP_CLONE_OF > /tmp/hook; sleep 0.5; redis-cli set hooked yes; [ ! -e /tmp/fail ] || { echo not today; exit 3; }"
+    proc = redis(kip, flags=["--after-clone", hook])
+    proc.exec("true")
+    first, second = clone(proc, "--count", "2")
+    (third,) = clone(proc, "third", "--asleep")
+    third.wait_state("parked")
+    assert proc.exec("cat", "/tmp/hook", check=False).returncode != 0, "it is for clones"
+    for one in (first, second, third):
+        assert Redis(one.port()).ask("GET", "hooked") == b"yes"
+        assert one.exec("cat", "/tmp/hook").stdout == "clone of redis\n"
+    assert Redis(proc.port()).ask("GET", "hooked") is None
+    proc.exec("touch", "/tmp/fail")
+    refused = kip.refused("clone", "redis", "fourth", "--count", "2")
+    assert "fourth-1 is not made: its own command after the clone failed: the command ended with code 3: not today" in refused
+    assert kip.names() == ["redis", "redis-1", "redis-2", "third"]
+
+
 def page(proc: Proc) -> bytes:
     return http_get(proc.port(), "/page.html")
 

@@ -56,7 +56,11 @@ pub struct LifeArgs {
     /// Shell command to run inside the proc after each wake, beside the program
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
     pub after_wake: Option<String>,
-    /// Longest run of --before-sleep, --after-wake and an exec: check; default 10s
+    /// Shell command to run inside each clone of the proc before clients reach it; one that fails
+    /// undoes the clone
+    #[arg(long, value_name = "CMD", value_parser = parse_command)]
+    pub after_clone: Option<String>,
+    /// Longest run of --before-sleep, --after-wake, --after-clone and an exec: check; default 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub hook_timeout: Option<u64>,
     /// Serve the proc's health over HTTP on this host port; asking neither wakes the proc nor keeps
@@ -96,6 +100,7 @@ impl LifeArgs {
         Hooks {
             before_sleep: self.before_sleep.clone(),
             after_wake: self.after_wake.clone(),
+            after_clone: self.after_clone.clone(),
             within_ms: self.hook_timeout.unwrap_or(HOOK_WITHIN_MS),
         }
     }

@@ -137,6 +137,9 @@ pub struct ProcTable {
     /// Shell command to run inside the proc after each wake, beside the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_wake: Option<String>,
+    /// Shell command to run inside each clone of the proc before clients reach it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_clone: Option<String>,
     /// Longest run of each hook and of an `exec:` check; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
@@ -301,6 +304,7 @@ impl ProcTable {
             hooks: Hooks {
                 before_sleep: self.before_sleep,
                 after_wake: self.after_wake,
+                after_clone: self.after_clone,
                 within_ms: self.hook_timeout.map_or(HOOK_WITHIN_MS, |time| time.0),
             },
             probes: self.probe,
@@ -417,6 +421,7 @@ impl ProcTable {
             ready: ready.map(|ready| ready.check),
             before_sleep: hooks.before_sleep,
             after_wake: hooks.after_wake,
+            after_clone: hooks.after_clone,
             hook_timeout: (hooks.within_ms != HOOK_WITHIN_MS).then_some(Time(hooks.within_ms)),
             probe: probes,
             idle: time(left_open.idle, timing.idle_ms),

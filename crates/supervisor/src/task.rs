@@ -33,6 +33,7 @@ pub use archive::{ArchivedNote, archived};
 pub use checked::Asking;
 pub use command::{By, Reply, TaskCommand};
 pub use hibernate::Asleep;
+pub use hooks::run_hook;
 use kip_engine::descriptors::watched;
 use kip_engine::tickets::Ticket;
 use kip_records::body::Body;

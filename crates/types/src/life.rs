@@ -108,20 +108,29 @@ pub struct Hooks {
     /// When the program runs again, beside it. One that fails is an event and no more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_wake: Option<String>,
+    /// In a clone of the proc, before clients reach it. One that fails, or takes too long, undoes
+    /// the clone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_clone: Option<String>,
     /// How long each may take, milliseconds.
     pub within_ms: u64,
 }
 
 impl Default for Hooks {
     fn default() -> Self {
-        Hooks { before_sleep: None, after_wake: None, within_ms: HOOK_WITHIN_MS }
+        Hooks { before_sleep: None, after_wake: None, after_clone: None, within_ms: HOOK_WITHIN_MS }
     }
 }
 
 impl Hooks {
     /// There is none.
     pub fn is_none(&self) -> bool {
-        self.before_sleep.is_none() && self.after_wake.is_none()
+        !self.are_of_sleep() && self.after_clone.is_none()
+    }
+
+    /// Whether one runs when the proc sleeps or wakes.
+    pub fn are_of_sleep(&self) -> bool {
+        self.before_sleep.is_some() || self.after_wake.is_some()
     }
 }
 

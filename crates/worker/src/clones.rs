@@ -26,7 +26,7 @@ use kip_records::body::Body;
 use kip_records::record::{Durability, RecordError, Unpublished};
 use kip_records::state::Record;
 use kip_supervisor::probe::Listeners;
-use kip_supervisor::task::{Handle, TaskCommand};
+use kip_supervisor::task::{By, Handle, TaskCommand, run_hook};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::clone::{CloneRequest, ClonesView, MOST_CLONES};
@@ -34,7 +34,7 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::name::MAX_NAME;
-use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, VolumeSource};
+use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, Tier, VolumeSource};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -297,6 +297,9 @@ impl Worker {
                 if started && is_stopped {
                     handle.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await?;
                 }
+                if started || !is_stopped {
+                    self.run_after_clone(&handle, origin, awake || is_stopped).await?;
+                }
                 Ok::<_, Refusal>(())
             };
             match published.await {
@@ -320,6 +323,28 @@ impl Worker {
             }
         }
         Ok(clones)
+    }
+
+    /// Runs a clone's own command before clients reach it. It sleeps again afterwards unless it
+    /// `stays` awake.
+    async fn run_after_clone(&self, clone: &Handle, origin: &str, stays: bool) -> Result<(), Refusal> {
+        let spec = clone.proc.spec();
+        let Some(command) = &spec.hooks.after_clone else { return Ok(()) };
+        self.hold_connections(clone, true).await;
+        let cause = WakeCause::Request(WakeCommand::StoodStill("clone"));
+        let ticket = clone.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await?;
+        let env = BTreeMap::from([("KIP_CLONE_OF".to_owned(), origin.to_owned())]);
+        let ran = run_hook(&clone.proc, command, env, ticket, spec.hooks.within_ms).await;
+        ran.map_err(|why| {
+            let message = format!("{} is not made: its own command after the clone failed: {why}", spec.name);
+            Refusal::new(Code::Failed, message)
+        })?;
+        if !stays {
+            // One that cannot sleep says itself why.
+            let _ = clone.ask(|reply| TaskCommand::Sleep { to: Tier::Parked, by: By::Kip, reply }).await;
+        }
+        self.hold_connections(clone, false).await;
+        Ok(())
     }
 
     /// Gives a proc that was made its name, and what it needs of the kernel while it sleeps.

@@ -63,8 +63,9 @@ const READ: [&str; 43] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 18] = [
+const KIPS_OWN: [&str; 19] = [
     "before-sleep",
+    "after-clone",
     "after-wake",
     "hook-timeout",
     "probe",

@@ -20,9 +20,32 @@ pub(super) async fn run(
     env: BTreeMap<String, String>,
     tickets: &Arc<AtomicUsize>,
 ) -> Result<(), String> {
-    let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
     tickets.fetch_add(1, Ordering::SeqCst);
-    let ticket = Ticket(Arc::clone(tickets));
+    run_awake(proc, command, env, Ticket(Arc::clone(tickets))).await
+}
+
+/// Runs a command by the shell inside, for `ms` milliseconds at most, in a proc that `ticket` keeps
+/// awake.
+///
+/// # Errors
+/// In words: it ended with another code than 0, took too long, or could not be run.
+pub async fn run_hook(
+    proc: &Arc<Proc>,
+    command: &str,
+    env: BTreeMap<String, String>,
+    ticket: Ticket,
+    ms: u64,
+) -> Result<(), String> {
+    within(ms, run_awake(proc, command, env, ticket)).await
+}
+
+async fn run_awake(
+    proc: &Arc<Proc>,
+    command: &str,
+    env: BTreeMap<String, String>,
+    ticket: Ticket,
+) -> Result<(), String> {
+    let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
     let mut session = exec::exec(Arc::clone(proc), ExecRequest { command, env, ..ExecRequest::default() }, ticket)
         .await
         .map_err(|e| e.message)?;

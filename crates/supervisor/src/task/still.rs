@@ -59,7 +59,7 @@ impl Task {
     /// are for sleeps.
     pub(super) async fn copy_running(&mut self, copy: CopySealed) -> Result<Option<Copied>, Refusal> {
         let runs = matches!(self.record.state, State::Hot { .. }) && self.starting.is_none();
-        if !runs || !self.proc.spec().hooks.is_none() {
+        if !runs || self.proc.spec().hooks.are_of_sleep() {
             return Ok(None);
         }
         self.refuse_if_in_use(Tier::Parked)?;
