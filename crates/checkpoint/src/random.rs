@@ -5,13 +5,14 @@
 //! which generators that were seeded from it see that they have to be seeded anew
 //! (`struct prov_drbg_st` of OpenSSL's default provider, the same from 3.0 to 3.6).
 //!
-//! Nothing says where a generator is. Memory is gone through from the writable data of what is
-//! mapped as a program or a library, pointer by pointer, and what a generator must be is compared:
+//! Nothing says where a generator is. Memory is gone through from the writable data of OpenSSL's
+//! library, or, where there is none, of all that is mapped as a program or a library, which may
+//! have OpenSSL in it, pointer by pointer, and what a generator must be is compared:
 //! functions of one program, the pid, what OpenSSL has as the most that may be asked for. Reads a
 //! generation, and no process; what is in no page of it was never written.
 
 use kip_clocks::tree::Tree;
-use kip_criu_images::inspect::{ImageProcess, MappingKind, processes};
+use kip_criu_images::inspect::{ImageProcess, MappedRange, MappingKind, processes};
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::MemoryPatch;
 use kip_snapshot::pages::{PAGE, PageMap, ProcessPages};
@@ -102,9 +103,9 @@ impl Memory<'_> {
         Some(bytes)
     }
 
-    /// What is at an address, up to the end of what there is or of `length`.
-    fn bytes(&mut self, address: u64, length: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(length);
+    /// Puts into `bytes` what is at an address, up to the end of what there is or of `length`.
+    fn fill(&mut self, bytes: &mut Vec<u8>, address: u64, length: usize) {
+        bytes.clear();
         while bytes.len() < length {
             let at = address + bytes.len() as u64;
             let within = at as usize % PAGE;
@@ -112,7 +113,6 @@ impl Memory<'_> {
             let end = PAGE.min(within + length - bytes.len());
             bytes.extend_from_slice(&page[within..end]);
         }
-        bytes
     }
 }
 
@@ -139,11 +139,18 @@ fn containing(ranges: &[Range<u64>], address: u64) -> Option<&Range<u64>> {
     ranges.get(ranges.partition_point(|range| range.end <= address)).filter(|range| range.start <= address)
 }
 
+/// Whether OpenSSL's library is what is mapped there.
+fn is_of_library(mapping: &MappedRange) -> bool {
+    let MappingKind::File { path } = &mapping.kind else { return false };
+    path.rsplit('/').next().is_some_and(|name| name.starts_with("libcrypto"))
+}
+
 impl<'a> Search<'a> {
     fn of(process: &ImageProcess, memory: Memory<'a>) -> Search<'a> {
         const WRITE: u64 = 2;
         const EXEC: u64 = 4;
         let (mut code, mut data, mut roots) = (Vec::new(), Vec::new(), Vec::<Range<u64>>::new());
+        let has_library = process.mappings.iter().any(is_of_library);
         for mapping in &process.mappings {
             let range = || mapping.range.clone();
             let of_file = matches!(mapping.kind, MappingKind::File { .. });
@@ -156,7 +163,7 @@ impl<'a> Search<'a> {
             data.push(range());
             // What is zero in the file lies behind its data, in memory of no file.
             let behind = roots.last().is_some_and(|last| last.end == mapping.range.start);
-            if of_file || behind && data.len() > 1 {
+            if of_file && (!has_library || is_of_library(mapping)) || !of_file && behind {
                 roots.push(range());
             }
         }
@@ -171,8 +178,9 @@ impl<'a> Search<'a> {
             let pages = (root.start..root.end).step_by(PAGE);
             left.extend(pages.map(|page| (page, PAGE, 0)));
         }
+        let mut bytes = Vec::with_capacity(PAGE);
         while let Some((address, length, depth)) = left.pop_front() {
-            let bytes = self.memory.bytes(address, length);
+            self.memory.fill(&mut bytes, address, length);
             if depth > 0 && self.is_generator(&bytes) {
                 let patch = |at: usize, value| MemoryPatch { pid: self.pid, address: address + at as u64, value };
                 // No process has that number.
