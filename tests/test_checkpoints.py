@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
@@ -12,11 +13,11 @@ from threading import Event, Thread
 import pytest
 
 from harness import logged
-from harness.clients import Lines, Redis, free_port
+from harness.clients import Lines, Redis, free_port, listens
 from harness.kip import Kip, Proc
 from harness.rows import one_in
 from harness.wait import wait_for
-from test_clone import lines, redis
+from test_clone import PROGRAM, lines, redis
 
 
 # Steps of a rollback.
@@ -74,7 +75,7 @@ def test_there_and_back(kip: Kip, state: str) -> None:
     now = rollback(proc, first)
     assert proc.port() == port and now == "before-c1-1"
     woken = [(event["name"], event["detail"]) for event in kip.events()[since:] if event["kind"] == "waking"]
-    assert "kip stop" not in str(woken), f"what it was is not woken to be ended: {woken}"
+    assert "stop" not in [detail for _, detail in woken], f"what it was is not woken to be ended: {woken}"
     client = Redis(port)
     assert client.ask_all([("GET", f"key:{i}") for i in range(3000)]) == [b"%d" % i * 100 for i in range(3000)]
     assert proc.exec("cat", "/tmp/file").stdout == "then\n"
@@ -201,13 +202,12 @@ def test_a_tag_that_is_used_again(kip: Kip) -> None:
 
 # promise checkpoints: a proc whose program ends again and again is rolled back to one that ran
 def test_of_one_that_does_not_run(kip: Kip) -> None:
-    proc = lines(kip, flags=["--restart", "always"])
+    command = ["sh", "-c", "[ -e /tmp/broken ] && exit 1; exec /usr/bin/python3 /srv/lines.py 8080"]
+    proc = kip.run("lines", command, ports=["8080"], flags=[*PROGRAM, "--never-sleep", "--restart", "always"])
+    wait_for("it listens", lambda: listens(proc.port()), 20)
     checkpoint(proc, "good")
-    proc.exec("sh", "-c", "echo broken > /tmp/broken")
-    proc.exec("sh", "-c", "kill -9 $(pidof -s python3)", check=False)
-    for _ in range(3):
-        wait_for("it is started again", lambda: proc.state in ("restarting", "running"), 20)
-    kip.cli("kill", "lines", "-s", "KILL", check=False)
+    proc.exec("sh", "-c", "echo broken > /tmp/broken; kill -9 $(pidof -s python3)", check=False)
+    wait_for("it ends again and again", lambda: proc.inspect()["restarts"] >= 3 and proc.state == "restarting", 30)
     before = rollback(proc, "good")
     assert Lines(proc.port()).ask("1 + 1") == "2"
     assert proc.exec("cat", "/tmp/broken", check=False).returncode != 0
@@ -223,6 +223,14 @@ def test_secrets_that_came_since(kip: Kip, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("other")
     rollback(proc, "one")
     assert Lines(proc.port()).ask("open('/run/secrets/key').read()") == "'secret'"
+    bare = lines(kip, "bare")
+    checkpoint(bare, "one")
+    kip.cli("checkpoint", "rm", "lines@one")
+    # As `kip apply --replace` leaves them.
+    taken = kip.data / "checkpoints" / "bare"
+    (taken / "one").rename(kip.data / "checkpoints" / "lines" / "one")
+    assert "the proc had no secrets, and it has some now" in kip.refused("rollback", "lines", "--to", "one")
+    assert "the proc had no secrets, and it has some now" in kip.refused("clone", "lines@one")
 
 
 # promise checkpoints: of a proc that is stopped its files are kept: a rollback to them starts it
@@ -267,6 +275,26 @@ def test_killed_at_step(fresh_kip: Callable[..., Kip], step: str) -> None:
     assert {Path(path).name for path in on_disk(kip)} == there, "nothing that was begun"
     rollback(proc, "good")
     assert Redis(proc.port()).ask("GET", "key") == b"then"
+
+
+# promise checkpoints: a proc that is removed while it is rolled back is gone, or was rolled back,
+#   and neither command waits for the other for ever
+def test_removed_meanwhile(kip: Kip) -> None:
+    for after in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
+        proc = redis(kip)
+        checkpoint(proc, "good")
+        done = list[int]()
+        rolls = Thread(target=lambda done=done: done.append(kip.cli("rollback", "redis", "--to", "good", check=False, timeout=30).returncode))
+        rolls.start()
+        time.sleep(after)
+        removed = kip.cli("rm", "-f", "redis", check=False, timeout=30)
+        rolls.join(40)
+        assert done and not rolls.is_alive(), "the rollback came to its end"
+        assert removed.returncode == 0 or kip.names() == ["redis"], removed.stderr
+        wait_for("what was begun is gone", lambda: kip.names() in ([], ["redis"]), 20)
+        if kip.names():
+            kip.cli("rm", "-f", "redis")
+        assert on_disk(kip) == []
 
 
 # promise checkpoints: what cannot be kept, or gone back to, is refused with one line, and the

@@ -63,11 +63,19 @@ pub fn find(directory: &Path, images: &Images) -> Result<Vec<MemoryPatch>, Check
 }
 
 /// Writes them into the memory of a tree whose threads stand still. Faults must be served.
+///
+/// # Errors
+/// The last of those that were not written; the others are.
 pub fn apply(tree: &Tree, patches: &[MemoryPatch]) -> io::Result<()> {
-    patches.iter().try_for_each(|patch| {
+    let write = |patch: &MemoryPatch| {
         let tid = tree.threads.get(&patch.pid).ok_or(io::ErrorKind::NotFound)?;
         write_memory(*tid, patch.address, &patch.value.to_le_bytes())
-    })
+    };
+    let mut done = Ok(());
+    for patch in patches {
+        done = write(patch).and(done);
+    }
+    done
 }
 
 /// The pages of one process in a generation.
@@ -76,17 +84,17 @@ struct Memory<'a> {
     map: &'a PageMap,
     pages: &'a ProcessPages,
     files: HashMap<u32, Option<File>>,
-    read: HashMap<u64, Option<Box<[u8; PAGE]>>>,
+    read: HashMap<u64, Box<[u8; PAGE]>>,
 }
 
 impl Memory<'_> {
     /// The page at an address; none if it is in no file here.
     fn page(&mut self, address: u64) -> Option<&[u8; PAGE]> {
         if !self.read.contains_key(&address) {
-            let page = if self.read.len() < MOST_PAGES { self.read_page(address) } else { None };
+            let page = if self.read.len() < MOST_PAGES { self.read_page(address)? } else { return None };
             self.read.insert(address, page);
         }
-        self.read.get(&address)?.as_deref()
+        self.read.get(&address).map(|page| &**page)
     }
 
     fn read_page(&mut self, address: u64) -> Option<Box<[u8; PAGE]>> {
@@ -174,10 +182,11 @@ impl<'a> Search<'a> {
         let mut found = Vec::new();
         let mut seen: HashSet<u64> = HashSet::new();
         let mut left: VecDeque<(u64, usize, u32)> = VecDeque::new();
-        for root in std::mem::take(&mut self.roots) {
-            let pages = (root.start..root.end).step_by(PAGE);
-            left.extend(pages.map(|page| (page, PAGE, 0)));
-        }
+        // Of the data, which may be large, what was ever written; half of what is read at most.
+        let runs = &self.memory.pages.runs;
+        let written = runs.iter().flat_map(|run| (run.start..run.end()).step_by(PAGE));
+        let of_roots = written.filter(|page| containing(&self.roots, *page).is_some());
+        left.extend(of_roots.take(MOST_PAGES / 2).map(|page| (page, PAGE, 0)));
         let mut bytes = Vec::with_capacity(PAGE);
         while let Some((address, length, depth)) = left.pop_front() {
             self.memory.fill(&mut bytes, address, length);

@@ -124,6 +124,17 @@ pub fn cloned_patches(dir: &Path, generation: Generation) -> Option<Vec<MemoryPa
     (note.generation == generation.0).then_some(note.patches)
 }
 
+/// Notes that none of a proc's generations is another's any more: it starts, and counts them anew.
+///
+/// # Errors
+/// The file system's.
+pub fn forget_cloned(dir: &Path) -> io::Result<()> {
+    match fs::remove_file(dir.join(CLONED)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a proc has that generation from the proc that it is a clone of.
 pub fn is_cloned(dir: &Path, generation: Generation) -> bool {
     cloned_patches(dir, generation).is_some()

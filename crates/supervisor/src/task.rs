@@ -512,6 +512,11 @@ impl Task {
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
             self.put_files_back().await?;
             self.forget_archive()?;
+            // Generations are counted anew from here on.
+            if let Err(e) = kip_snapshot::forget_cloned(&self.proc.dir) {
+                let message = format!("{} cannot be started: its directory cannot be written: {e}", self.proc.name);
+                return Err(Refusal::new(Code::Exhausted, message));
+            }
             self.advance(Input::Start, record::Durability::Fsync)?;
         }
         match starting::start(self, wait_ready).await {

@@ -35,6 +35,7 @@ use kip_types::spec::Lineage;
 use kip_types::{CheckpointTag, ProcName, Spec, State, VolumeSource, chain};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,6 +56,8 @@ impl Drop for Taking {
     fn drop(&mut self) {
         if let Some(made) = self.0.take()
             && let Err(e) = fs::remove_dir_all(made.path())
+            // The proc was removed meanwhile, with all its checkpoints.
+            && e.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(path = %made.path().display(), error = %e, "a checkpoint that was not taken is left to the next daemon");
         }
@@ -184,7 +187,10 @@ impl Worker {
             let new = self.publish_clone(staging).await?;
             let placed = async {
                 if was_stopped {
-                    self.started(&new, false, &[]).await?;
+                    tokio::select! {
+                        started = self.started(&new, false, &[]) => started?,
+                        refusal = self.stopped_by_owner(&old, &name) => return Err(refusal),
+                    }
                 } else if wakes {
                     let cause = WakeCause::Request(WakeCommand::StoodStill("rollback"));
                     new.ask(|reply| TaskCommand::Wake { cause, reply }).await?;

@@ -181,7 +181,7 @@ impl Worker {
     }
 
     /// Waits until its owner stops a proc that is being replaced.
-    async fn stopped_by_owner(&self, old: &Handle, name: &ProcName) -> Refusal {
+    pub(crate) async fn stopped_by_owner(&self, old: &Handle, name: &ProcName) -> Refusal {
         let mut status = old.status.clone();
         loop {
             if self.is_to_stop(name) {
@@ -320,7 +320,14 @@ impl Worker {
         spec: Spec,
         mut still: Option<Still>,
     ) -> Result<(), Refusal> {
-        let one = self.renaming.lock().await;
+        let one = match self.renaming.try_lock() {
+            Ok(one) => one,
+            Err(_) => {
+                // By a request that removes the old one, perhaps, and waits until that hears of it.
+                still = None;
+                self.renaming.lock().await
+            }
+        };
         let name = spec.name.clone();
         if self.is_to_stop(&name) {
             return Err(stopped_meanwhile(&name));
