@@ -62,7 +62,7 @@ def test_there_and_back(kip: Kip, state: str) -> None:
     first = checkpoint(proc)
     assert first == "c1"
     new = [(event["kind"], event["detail"]) for event in kip.events()[since:] if event["name"] == "redis"]
-    assert new[-1] == ("checkpointed", "as c1")
+    assert ("checkpointed", "as c1") in new
     if state == "hibernated":  # It is parked, and redis has a timer ten times a second.
         assert all(detail.startswith("timer") for kind, detail in new if kind == "waking"), new
     else:
