@@ -127,7 +127,7 @@ def test_of_one_that_is_parked_for_it(kip: Kip, flags: list[str]) -> None:
         assert one.ask("GET", "key:7") == b"7" * 5000 and one.ask("DBSIZE") == (10 if flags else 6000)
 
 
-# promise clones: `--after-clone` runs in a clone before clients reach it, asleep or not; a clone
+# promise clones: `--after-clone` runs in a clone before that is handed out, asleep or not; a clone
 #   whose command fails is not made
 def test_after_clone(kip: Kip) -> None:
     hook = "echo clone of $KIP_CLONE_OF > /tmp/hook; sleep 0.5; redis-cli set hooked yes; [ ! -e /tmp/fail ] || { echo not today; exit 3; }"

@@ -33,7 +33,7 @@ from test_api import local
 #   `tests/test_why_top.py::test_why_names_what_exec_runs`,
 #   `tests/test_why_top.py::test_why_keeps_nobody_awake_and_wakes_nobody`
 # promise command-line: why names the socket: both addresses, the client's own, bytes queued, age of
-#   the newest packet (whole seconds), who has it open
+#   the newest packet (whole seconds), which processes have it open
 # held by: this, `kip_insight::why::flows::tests::a_socket_s_flow_is_found_with_its_client_and_age`
 def test_why_names_the_connection(kip: Kip, tmp_path: Path) -> None:
     """The socket, its client's own port, what is queued, when the newest packet was, and which process has it open."""
