@@ -6,7 +6,9 @@ outside would ever wake the proc. Or one is just ending."""
 from __future__ import annotations
 
 import os
+import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import programs, servers
 from harness.clients import Lines
 from harness.kip import Kip
 
@@ -59,6 +61,32 @@ def test_a_line_that_is_passed_on_has_its_answer(fresh_kip: Callable[..., Kip], 
         slept.result()
     client.close()
     assert asked > SLEEPS
+
+
+# promise waking: what one process lets go of while it is being frozen, and another one waits for
+#   that was stopped before, wakes the proc: a mutex, a lock of a file, a semaphore of System V
+@pytest.mark.parametrize("kind", ["mutex", "flock", pytest.param("ofd", marks=pytest.mark.soak), "lock", "semaphore"])
+def test_a_lock_that_is_handed_over_is_had(fresh_kip: Callable[..., Kip], kind: str) -> None:
+    kip = fresh_kip(start=False)
+    kip.up("--fault-at", "park-sampled:20")
+    tar = programs.tarball(programs.directory() / "handed.tar", {"handed": programs.c_program("handed", "-static")})
+    proc = kip.run("handed", ["/handed"], ports=["7000"], tar=tar, flags=["--never-sleep"])
+    client, asked, dice = Lines(proc.port(), timeout=60), 0, random.Random(SLEEPS)
+
+    def sleep() -> None:
+        for _ in range(SLEEPS // 2):
+            kip.cli("sleep", "handed", "--to", "parked", "--clock", "auto")
+
+    with ThreadPoolExecutor(1) as pool:
+        slept = pool.submit(sleep)
+        while not slept.done():
+            asked += 1
+            # It is found asleep, works while it is stopped, and lets go in the middle of that.
+            assert client.ask(f"{kind} {dice.randint(15, 40)}") == "done"
+            time.sleep(dice.uniform(0, 0.02))
+        slept.result()
+    client.close()
+    assert asked > SLEEPS // 2
 
 
 # Now and then a process ends that has many threads, of which the first is gone some milliseconds
