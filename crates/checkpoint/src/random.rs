@@ -188,6 +188,8 @@ impl<'a> Search<'a> {
         let of_roots = written.filter(|page| containing(&self.roots, *page).is_some());
         left.extend(of_roots.take(MOST_PAGES / 2).map(|page| (page, PAGE, 0)));
         let mut bytes = Vec::with_capacity(PAGE);
+        let mut last = 0..0;
+        let lowest = self.data.first().map_or(u64::MAX, |range| range.start.max(1));
         while let Some((address, length, depth)) = left.pop_front() {
             self.memory.fill(&mut bytes, address, length);
             if depth > 0 && self.is_generator(&bytes) {
@@ -201,13 +203,17 @@ impl<'a> Search<'a> {
             if depth == DEEPEST {
                 continue;
             }
-            for at in (0..bytes.len().saturating_sub(7)).step_by(8) {
-                let Some(pointer) = word(&bytes, at).filter(|pointer| *pointer != 0 && pointer % 8 == 0) else {
+            for pointer in bytes.chunks_exact(8).filter_map(|bytes| word(bytes, 0)) {
+                // Most are no pointers, and most that are lead to where the last one led.
+                if pointer < lowest || pointer % 8 != 0 {
                     continue;
-                };
-                let Some(range) = containing(&self.data, pointer) else { continue };
+                }
+                if !last.contains(&pointer) {
+                    let Some(range) = containing(&self.data, pointer) else { continue };
+                    last = range.clone();
+                }
                 if seen.len() < MOST_POINTERS && seen.insert(pointer) {
-                    let length = LOOKED_AT.min((range.end - pointer) as usize);
+                    let length = LOOKED_AT.min((last.end - pointer) as usize);
                     left.push_back((pointer, length, depth + 1));
                 }
             }

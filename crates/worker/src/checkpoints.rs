@@ -257,12 +257,12 @@ impl Worker {
         let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
         let view = blocking(move || {
             let mut taking = taking;
-            let SourceCopy { record, was_awake, still_us, .. } = copied;
+            let SourceCopy { record, was_awake, still_us, inspected, .. } = copied;
             let failed = |why: String| purpose.refuse(&proc.spec().name, Code::Exhausted, &why);
             let directory = taking.made().path().to_owned();
             let mut memory_bytes = 0;
             if let Some(generation) = generation_in(&record) {
-                finish_copy(&proc.spec().name, &directory, generation, purpose)?;
+                finish_copy(&proc.spec().name, &directory, generation, inspected, purpose)?;
                 memory_bytes = kip_snapshot::bytes_of(&kip_snapshot::path_of(&directory, generation));
             }
             let file_bytes = ["upper", "disk"].iter().map(|own| volumes::size(&directory.join(own))).sum();

@@ -185,13 +185,14 @@ impl Worker {
             }
         };
         fault::reach("clone-copied");
-        let SourceCopy { mut record, was_awake, still_us, .. } = copied;
+        let SourceCopy { mut record, was_awake, still_us, inspected, .. } = copied;
         record.wakes_again = was_awake && !asleep;
         let generation = generation_in(&record);
         let (worker, others) = (self.clone(), names[1..].to_vec());
         let (notes, staged) = blocking(move || {
             first.settle(&record)?;
-            let finished = |generation| finish_copy(&moment.spec.name, &first.directory(), generation, Purpose::Clone);
+            let (source, directory) = (&moment.spec.name, first.directory());
+            let finished = |generation| finish_copy(source, &directory, generation, inspected, Purpose::Clone);
             let notes = generation.map_or_else(|| Ok(Vec::new()), finished)?;
             let mut staged = vec![first];
             for name in others {
@@ -413,7 +414,7 @@ pub(crate) async fn from_checkpoint(
         let was_awake = from.note.was_awake;
         let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
         moment.copy(&first, copied, generation_in(&from.record))?;
-        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None }))
+        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None }))
     })
     .await
 }

@@ -12,12 +12,14 @@ use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
 use kip_records::state::Record;
+use kip_snapshot::MemoryPatch;
 use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, Stilled, TaskCommand};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Generation, ProcName, State, chain};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Memory of a source that is copied while it is frozen, and not while it is parked, bytes.
@@ -73,6 +75,30 @@ pub(crate) struct SourceCopy {
     pub(crate) still_us: u64,
     /// Keeps it asleep until it is dropped, for a rollback.
     pub(crate) still: Option<Still>,
+    /// What its generation says, read while it was copied.
+    pub(crate) inspected: Option<Inspected>,
+}
+
+/// What a generation says about those that go on from it.
+pub(crate) struct Inspected {
+    /// What keeps it from being woken anywhere else.
+    barred: Option<String>,
+    patches: Vec<MemoryPatch>,
+    /// What their owner should know.
+    notes: Vec<String>,
+}
+
+impl Inspected {
+    /// Reads that generation of a proc in that directory, its images and the memory in which random
+    /// number generators are looked for.
+    fn read(directory: &Path, generation: Generation) -> Result<Inspected, CheckpointImageError> {
+        let known = kip_snapshot::cloned_patches(directory, generation).unwrap_or_default();
+        let of_generation = kip_snapshot::path_of(directory, generation);
+        let images = Images::read(&of_generation)?;
+        let patches = if known.is_empty() { random::find(&of_generation, &images)? } else { known };
+        let notes = if patches.is_empty() { generators(&images)? } else { Vec::new() };
+        Ok(Inspected { barred: bars_criu(&images)?, patches, notes })
+    }
 }
 
 /// Copies the source: while it is frozen and then runs on, if it runs; else while it stands still,
@@ -107,7 +133,13 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
             Refusal { message, ..refusal }
         })?;
         if let Some(copied) = copied {
-            return Ok(SourceCopy { record: copied.record, was_awake: true, still_us: still_us(true), still: None });
+            return Ok(SourceCopy {
+                record: copied.record,
+                was_awake: true,
+                still_us: still_us(true),
+                still: None,
+                inspected: None,
+            });
         }
     }
     let (still, over) = Still::new();
@@ -115,10 +147,20 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let ask = |reply| TaskCommand::StandStill { purpose: purpose.noun(), stays, over, reply };
     let stilled = source.ask(ask).await?;
     let generation = generation_of(source, &stilled, purpose)?;
-    let done = blocking(move || copied(generation)).await;
+    let directory = source.proc.dir.clone();
+    let done = blocking(move || {
+        thread::scope(|scope| {
+            // One that cannot be read is read again, and refused, when the copy is finished.
+            let inspect = |generation| Inspected::read(&directory, generation).ok();
+            let inspecting = generation.map(|generation| scope.spawn(move || inspect(generation)));
+            copied(generation)?;
+            Ok(inspecting.and_then(|inspecting| inspecting.join().ok()?))
+        })
+    })
+    .await;
     // It goes on, whatever came of the copy.
     let still = Some(still).filter(|_| stays);
-    done.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
+    let inspected = done.map_err(|why: String| purpose.refuse(&name, Code::Failed, &why))?;
     let (mut record, was_awake) = (stilled.record, stilled.was_awake);
     if was_awake && !stays {
         runs_again(source).await;
@@ -126,7 +168,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     if generation.is_none() {
         record.state = State::Stopped { exit: None };
     }
-    Ok(SourceCopy { record, was_awake, still_us: still_us(was_awake), still })
+    Ok(SourceCopy { record, was_awake, still_us: still_us(was_awake), still, inspected })
 }
 
 /// The generation in which a source stands still; none of one that is stopped.
@@ -160,23 +202,18 @@ pub(crate) fn finish_copy(
     source: &ProcName,
     directory: &Path,
     generation: Generation,
+    inspected: Option<Inspected>,
     purpose: Purpose,
 ) -> Result<Vec<String>, Refusal> {
-    let of_generation = kip_snapshot::path_of(directory, generation);
-    let known = kip_snapshot::cloned_patches(directory, generation).unwrap_or_default();
-    let read = || {
-        let images = Images::read(&of_generation)?;
-        let patches = if known.is_empty() { random::find(&of_generation, &images)? } else { known.clone() };
-        let notes = if patches.is_empty() { generators(&images)? } else { Vec::new() };
-        Ok::<_, CheckpointImageError>((bars_criu(&images)?, patches, notes))
-    };
-    let why = match read() {
-        Ok((None, patches, notes)) => match kip_snapshot::note_cloned(directory, generation, &patches) {
-            Ok(()) => return Ok(notes),
-            Err(e) => chain(&e),
-        },
+    let why = match inspected.map_or_else(|| Inspected::read(directory, generation), Ok) {
+        Ok(Inspected { barred: None, patches, notes }) => {
+            match kip_snapshot::note_cloned(directory, generation, &patches) {
+                Ok(()) => return Ok(notes),
+                Err(e) => chain(&e),
+            }
+        }
         // What is held for the source alone, and is made anew by neither way.
-        Ok((Some(what), ..)) => what,
+        Ok(Inspected { barred: Some(what), .. }) => what,
         Err(e) => chain(&e),
     };
     Err(purpose.refuse(source, Code::State, &why))
