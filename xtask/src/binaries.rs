@@ -12,8 +12,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 
-/// So many run at once on each processor.
-const PER_PROCESSOR: usize = 1;
+/// So many run at once on each processor: half of the time they wait.
+const PER_PROCESSOR: usize = 2;
 
 /// A test binary.
 #[derive(Debug, Clone, PartialEq, Eq)]
