@@ -230,7 +230,7 @@ def test_a_starved_pager(kip: Kip, tmp_path: Path) -> None:
     for task in Path(f"/proc/{pager_pid(kip)}/task").iterdir():
         os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
     with busy(2 * (os.cpu_count() or 1)):
-        for _ in range(3):
+        for _ in range(2):
             for proc in (churning, torture):
                 if reason := refused(kip, proc, nullcontext(), timeout=120):
                     runs_on(kip, proc, reason)

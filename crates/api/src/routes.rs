@@ -8,6 +8,7 @@ mod images;
 mod keys;
 mod meters;
 mod snapshots;
+mod templates;
 mod tokens;
 mod volumes;
 
@@ -90,6 +91,7 @@ fn all() -> Routes {
     let routes = backup::routes(routes);
     let routes = volumes::routes(routes);
     let routes = checkpoints::routes(routes);
+    let routes = templates::routes(routes);
     let routes = meters::routes(routes);
     let routes = dashboard::routes(routes);
     let routes = tokens::routes(routes);

@@ -19,6 +19,7 @@ use crate::remote::RemoteArgs;
 use crate::run_args::{CHECK_USAGE, RUN_USAGE, RunArgs};
 use crate::snapshot::SnapshotArgs;
 use crate::stats::StatsArgs;
+use crate::template::TemplateCommand;
 use crate::token::TokenCommand;
 use crate::top::TopArgs;
 use crate::up::UpArgs;
@@ -111,6 +112,9 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// Let a proc go on from a checkpoint; what it was is kept as another checkpoint
     Rollback(RollbackArgs),
+    /// Take, list and remove templates: what procs of one kind begin from in place of a start
+    #[command(subcommand)]
+    Template(TemplateCommand),
     /// Change limits, times, ports, labels and the restart policy of procs without a restart
     Update(Box<UpdateArgs>),
     /// Create the procs that a file describes: kip.toml, or a Compose file
@@ -227,6 +231,15 @@ pub struct CloneArgs {
         value_name = "PORT"
     )]
     pub ports: Vec<PortSpec>,
+    /// Go on from where the source is; the default
+    #[arg(long, group = "method")]
+    pub hot: bool,
+    /// Go on from the template of the source's kind: `kip template`
+    #[arg(long, group = "method")]
+    pub warm: bool,
+    /// Start what the source was asked to be
+    #[arg(long, group = "method")]
+    pub cold: bool,
     /// Let the clone sleep until a packet wakes it, also if the source is awake
     #[arg(long)]
     pub asleep: bool,

@@ -9,12 +9,12 @@ use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
     apply, attach, backup, check, checkpoint, cp, details, events, exec, image, key, logs, meter, port, ps, snapshot,
-    stats, token, top, update, view, volume, wait,
+    stats, template, token, top, update, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::StateName;
-use kip_types::api::clone::CloneRequest;
+use kip_types::api::clone::{CloneMethod, CloneRequest};
 use kip_types::api::{DownRequest, DownView, ProcView, SignalRequest, SleepRequest, StartRequest};
 use kip_types::name::ProcName;
 use kip_types::spec::parse_signal;
@@ -66,16 +66,22 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             show(&renamed, json, |view| format!("{} is {} now\n", args.name, view.name))?;
         }
         Command::Clone(args) => {
-            let CloneArgs { source, name: clone, count, ports, asleep } = args;
+            let CloneArgs { source, name: clone, count, ports, hot: _, warm, cold, asleep } = args;
+            let method = match (warm, cold) {
+                (true, _) => CloneMethod::Warm,
+                (_, true) => CloneMethod::Cold,
+                _ => CloneMethod::Hot,
+            };
             let (proc, checkpoint) = match source.split_once('@') {
                 Some((proc, tag)) => (proc, Some(tag.parse()?)),
                 None => (&*source, None),
             };
-            let request = CloneRequest { name: clone, checkpoint, count, ports, asleep };
+            let request = CloneRequest { name: clone, checkpoint, count, ports, method, asleep };
             show(&client.clone_proc(&name(proc)?, &request).await?, json, |made| view::clones(&source, made))?;
         }
         Command::Checkpoint(args) => checkpoint::call(client, args, json).await?,
         Command::Rollback(args) => checkpoint::rollback(client, args, json).await?,
+        Command::Template(command) => template::call(client, command, json).await?,
         Command::Update(args) => return update::update(client, &args, json).await,
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps(args) => ps::ps(client, &args, json).await?,

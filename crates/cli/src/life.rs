@@ -5,7 +5,7 @@ use anyhow::Context;
 use clap::Args;
 use kip_describe::env_file;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
+use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart, TemplateWhen, Templating};
 use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -60,7 +60,16 @@ pub struct LifeArgs {
     /// undoes the clone
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
     pub after_clone: Option<String>,
-    /// Longest run of --before-sleep, --after-wake, --after-clone and an exec: check; default 10s
+    /// Whether the proc begins from the template of its kind, or leaves one when it is ready:
+    /// auto or off (default)
+    #[arg(long, value_name = "WHEN")]
+    pub template: Option<TemplateWhen>,
+    /// Shell command to run inside the proc before its template is taken, to warm what it keeps; if
+    /// it fails there is no template
+    #[arg(long, value_name = "CMD", value_parser = parse_command, requires = "template")]
+    pub template_after: Option<String>,
+    /// Longest run of --before-sleep, --after-wake, --after-clone, --template-after and an exec:
+    /// check; default 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub hook_timeout: Option<u64>,
     /// Serve the proc's health over HTTP on this host port; asking neither wakes the proc nor keeps
@@ -103,6 +112,11 @@ impl LifeArgs {
             after_clone: self.after_clone.clone(),
             within_ms: self.hook_timeout.unwrap_or(HOOK_WITHIN_MS),
         }
+    }
+
+    /// Whether it begins from a template.
+    pub fn template(&self) -> Option<Templating> {
+        (self.template == Some(TemplateWhen::Auto)).then(|| Templating { after: self.template_after.clone() })
     }
 
     /// Contents of secrets by their names.

@@ -37,6 +37,7 @@ mod remote;
 mod run_args;
 mod snapshot;
 mod stats;
+mod template;
 mod terminal;
 mod text;
 mod token;

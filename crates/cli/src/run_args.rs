@@ -399,6 +399,7 @@ impl RunArgs {
             secrets: Vec::new(),
             ready: self.life.ready(),
             hooks: self.life.hooks(),
+            template: self.life.template(),
             probes: self.life.probes.clone(),
             terminal: self.tty,
             stdin_open: self.interactive,

@@ -18,6 +18,7 @@ mod keys;
 mod meters;
 mod remote;
 mod snapshots;
+mod templates;
 mod tokens;
 mod volumes;
 

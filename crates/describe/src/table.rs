@@ -6,7 +6,7 @@ use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Va
 use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
+use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart, TemplateWhen, Templating};
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
@@ -140,6 +140,13 @@ pub struct ProcTable {
     /// Shell command to run inside each clone of the proc before clients reach it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_clone: Option<String>,
+    /// Whether the proc begins from the template of its kind, or leaves one when it is ready: auto,
+    /// or off (default).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<TemplateWhen>,
+    /// Shell command to run inside the proc before its template is taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_after: Option<String>,
     /// Longest run of each hook and of an `exec:` check; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
@@ -307,6 +314,10 @@ impl ProcTable {
                 after_clone: self.after_clone,
                 within_ms: self.hook_timeout.map_or(HOOK_WITHIN_MS, |time| time.0),
             },
+            template: match self.template {
+                Some(TemplateWhen::Auto) => Some(Templating { after: self.template_after }),
+                _ => None,
+            },
             probes: self.probe,
             terminal: self.terminal,
             stdin_open: self.stdin_open,
@@ -358,6 +369,7 @@ impl ProcTable {
             secrets,
             ready,
             hooks,
+            template,
             probes,
             terminal,
             stdin_open,
@@ -422,6 +434,8 @@ impl ProcTable {
             before_sleep: hooks.before_sleep,
             after_wake: hooks.after_wake,
             after_clone: hooks.after_clone,
+            template: template.as_ref().map(|_| TemplateWhen::Auto),
+            template_after: template.and_then(|template| template.after),
             hook_timeout: (hooks.within_ms != HOOK_WITHIN_MS).then_some(Time(hooks.within_ms)),
             probe: probes,
             idle: time(left_open.idle, timing.idle_ms),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 const CHECKPOINTS: &str = "checkpoints";
 /// The note's file.
-const NOTE: &str = "checkpoint.json";
+pub(crate) const NOTE: &str = "checkpoint.json";
 
 /// What is known of a checkpoint beside its spec and record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

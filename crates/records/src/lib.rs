@@ -12,3 +12,4 @@ pub mod due;
 pub mod instance;
 pub mod record;
 pub mod state;
+pub mod templates;

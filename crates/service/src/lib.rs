@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`ProcService`] | the life of procs, and what is seen of one |
 //! | [`CheckpointService`] | what procs were at some moment |
+//! | [`TemplateService`] | what procs of one kind begin from |
 //! | [`FileService`] | files of procs, as archives |
 //! | [`TrialService`] | what a run would come to |
 //! | [`SnapshotService`], [`ImageService`], [`KeyService`], [`VolumeService`] | what the data directory and its store keep |
@@ -26,6 +27,7 @@ mod keys;
 mod node;
 mod procs;
 mod snapshots;
+mod templates;
 mod trials;
 mod volumes;
 
@@ -36,6 +38,7 @@ pub use keys::KeyService;
 pub use node::NodeService;
 pub use procs::ProcService;
 pub use snapshots::SnapshotService;
+pub use templates::TemplateService;
 pub use trials::TrialService;
 pub use volumes::VolumeService;
 
@@ -46,6 +49,7 @@ use tokio::sync::mpsc;
 pub trait WorkerService:
     ProcService
     + CheckpointService
+    + TemplateService
     + FileService
     + TrialService
     + SnapshotService
@@ -59,6 +63,7 @@ pub trait WorkerService:
 impl<
     T: ProcService
         + CheckpointService
+        + TemplateService
         + FileService
         + TrialService
         + SnapshotService

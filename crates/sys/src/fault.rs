@@ -82,6 +82,9 @@ pub const STEPS: &[&str] = &[
     "checkpoint-copied",
     "checkpoint-published",
     "rollback-kept",
+    // Templates.
+    "template-taken",
+    "template-copied",
     "gc-marked",
     "gc-candidates",
     "gc-deleted",

@@ -12,6 +12,7 @@ mod history;
 mod meter;
 mod refusal;
 mod snapshot;
+pub mod template;
 mod token;
 mod top;
 mod update;

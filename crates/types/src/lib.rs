@@ -22,7 +22,7 @@ pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use chain::chain;
 pub use life::Restart;
 pub use lifecycle::{Generation, State, StateName, Tier};
-pub use name::{CheckpointTag, CurrentName, ProcName, Realm};
+pub use name::{CheckpointTag, CurrentName, ProcName, Realm, TemplateId};
 pub use nearest::nearest;
 pub use spec::{Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
 pub use suspend::SuspendedBy;

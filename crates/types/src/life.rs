@@ -134,6 +134,39 @@ impl Hooks {
     }
 }
 
+/// Whether a proc has to do with a template.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TemplateWhen {
+    /// It begins from one if there is one of its kind, else leaves one.
+    Auto,
+    /// It always starts.
+    #[default]
+    Off,
+}
+
+impl FromStr for TemplateWhen {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(TemplateWhen::Auto),
+            "off" => Ok(TemplateWhen::Off),
+            _ => Err("write auto or off".to_owned()),
+        }
+    }
+}
+
+/// The first proc of its kind is kept as a template when it is ready, and each later one that is
+/// run goes on from that instead of a start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Templating {
+    /// Command that a shell runs inside before the template is taken, to warm what the program
+    /// keeps. One that fails, or takes too long, leaves the proc without a template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+}
+
 /// Within this a proc is to be ready where its owner does not say, milliseconds.
 pub const READY_WITHIN_MS: u64 = 60_000;
 

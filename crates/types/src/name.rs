@@ -80,12 +80,26 @@ macro_rules! name_type {
 
 name_type!(ProcName, "proc", "The name of a proc, unique within its realm.");
 name_type!(CheckpointTag, "checkpoint", "The name of a checkpoint among those of its proc.");
+name_type!(TemplateId, "template", "The id of a template, made of what determines it.");
 name_type!(Realm, "realm", "A tenant: owner of procs, names and quotas.");
 
 impl From<CheckpointTag> for ProcName {
     /// The same text: a checkpoint is recorded as a proc is.
     fn from(tag: CheckpointTag) -> ProcName {
         ProcName(tag.0)
+    }
+}
+
+impl From<TemplateId> for ProcName {
+    /// The same text: a template is recorded as a proc is.
+    fn from(id: TemplateId) -> ProcName {
+        ProcName(id.0)
+    }
+}
+
+impl From<ProcName> for TemplateId {
+    fn from(name: ProcName) -> TemplateId {
+        TemplateId(name.0)
     }
 }
 

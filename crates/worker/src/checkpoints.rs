@@ -44,9 +44,13 @@ use std::time::Instant;
 const MOST_NUMBERED: u32 = 100_000;
 
 /// One that is being taken; what there is of it goes if it is not published.
-struct Taking(Option<Unpublished>);
+pub(crate) struct Taking(Option<Unpublished>);
 
 impl Taking {
+    pub(crate) fn new(made: Unpublished) -> Taking {
+        Taking(Some(made))
+    }
+
     fn made(&self) -> &Unpublished {
         self.0.as_ref().expect("it is published last")
     }
@@ -61,6 +65,69 @@ impl Drop for Taking {
         {
             tracing::warn!(path = %made.path().display(), error = %e, "a checkpoint that was not taken is left to the next daemon");
         }
+    }
+}
+
+/// One that was copied, and has no name yet.
+pub(crate) struct Taken {
+    taking: Taking,
+    copied: SourceCopy,
+    first_id: u32,
+    taken_at_ms: u64,
+    began: Instant,
+}
+
+/// Copies a proc as it is now to where it is to be kept. Returns also what keeps it asleep if it is
+/// rolled back.
+pub(crate) async fn copy_to(
+    source: &Handle,
+    taking: Taking,
+    purpose: Purpose,
+    began: Instant,
+) -> Result<(Taken, Option<Still>), Refusal> {
+    let (first_id, taken_at_ms) = (source.proc.first_id(), now_ms());
+    let hostname = source.proc.spec().hostname().to_owned();
+    let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname };
+    let mut copied = copy_source(source, target, purpose).await?;
+    let still = copied.still.take();
+    Ok((Taken { taking, copied, first_id, taken_at_ms, began }, still))
+}
+
+impl Taken {
+    /// Makes it durable and gives it its name. Its note is what `complete` makes of what is known.
+    pub(crate) fn publish(
+        mut self,
+        purpose: Purpose,
+        name: &ProcName,
+        complete: impl FnOnce(CheckpointNote) -> CheckpointNote,
+    ) -> Result<CheckpointNote, Refusal> {
+        let SourceCopy { record, was_awake, still_us, inspected, .. } = self.copied;
+        let failed = |why: String| purpose.refuse(name, Code::Exhausted, &why);
+        let directory = self.taking.made().path().to_owned();
+        let mut memory_bytes = 0;
+        if let Some(generation) = generation_in(&record) {
+            finish_copy(name, &directory, generation, inspected, purpose)?;
+            memory_bytes = kip_snapshot::bytes_of(&kip_snapshot::path_of(&directory, generation));
+        }
+        let file_bytes = ["upper", "disk"].iter().map(|own| volumes::size(&directory.join(own))).sum();
+        self.taking.made().change_state(&record).map_err(|e| failed(chain(&e)))?;
+        kip_copy::sync(&directory).map_err(|e| failed(chain(&e)))?;
+        let total_us = self.began.elapsed().as_micros() as u64;
+        let (first_id, taken_at_ms) = (self.first_id, self.taken_at_ms);
+        let note = complete(CheckpointNote {
+            parent: None,
+            taken_at_ms,
+            was_awake,
+            first_id,
+            memory_bytes,
+            file_bytes,
+            still_us,
+            total_us,
+        });
+        Checkpoints::add_note(self.taking.made(), &note).map_err(|e| failed(chain(&e)))?;
+        let made = self.taking.0.take().expect("it is published once");
+        made.publish().map_err(|e| failed(chain(&e)))?;
+        Ok(note)
     }
 }
 
@@ -167,7 +234,9 @@ impl Worker {
             let (worker, old, hidden) = (self.clone(), old.clone(), hidden(&spec, hidden_name.clone()));
             blocking(move || {
                 let secrets = worker.secrets_of(&old)?;
-                let moment = Moment { spec: Arc::new(from.spec), base: from.record.base.clone(), secrets };
+                let hostname = from.spec.hostname().to_owned();
+                let base = from.record.base.clone();
+                let moment = Moment { spec: Arc::new(from.spec), hostname, base, secrets };
                 let mut staging = worker.begin_staging(&moment, hidden)?;
                 let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
                 moment.copy(&staging, copied, generation_in(&from.record))?;
@@ -248,45 +317,14 @@ impl Worker {
         let name = spec.name.clone();
         let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
         let (claim, parent, taking) = blocking(move || worker.begin_checkpoint(&proc, tag)).await?;
-        let (first_id, taken_at_ms) = (source.proc.first_id(), now_ms());
-        let hostname = spec.hostname().to_owned();
-        let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname };
-        let mut copied = copy_source(source, target, purpose).await?;
-        let still = copied.still.take();
+        let (taken, still) = copy_to(source, taking, purpose, began).await?;
         fault::reach("checkpoint-copied");
-        let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
+        let (proc, spec) = (Arc::clone(&source.proc), source.proc.spec());
         let view = blocking(move || {
-            let mut taking = taking;
-            let SourceCopy { record, was_awake, still_us, inspected, .. } = copied;
-            let failed = |why: String| purpose.refuse(&proc.spec().name, Code::Exhausted, &why);
-            let directory = taking.made().path().to_owned();
-            let mut memory_bytes = 0;
-            if let Some(generation) = generation_in(&record) {
-                finish_copy(&proc.spec().name, &directory, generation, inspected, purpose)?;
-                memory_bytes = kip_snapshot::bytes_of(&kip_snapshot::path_of(&directory, generation));
-            }
-            let file_bytes = ["upper", "disk"].iter().map(|own| volumes::size(&directory.join(own))).sum();
-            taking.made().change_state(&record).map_err(|e| failed(chain(&e)))?;
-            kip_copy::sync(&directory).map_err(|e| failed(chain(&e)))?;
-            let total_us = began.elapsed().as_micros() as u64;
-            let note = CheckpointNote {
-                parent,
-                taken_at_ms,
-                was_awake,
-                first_id,
-                memory_bytes,
-                file_bytes,
-                still_us,
-                total_us,
-            };
-            Checkpoints::add_note(taking.made(), &note).map_err(|e| failed(chain(&e)))?;
-            let made = taking.0.take().expect("it is published once");
-            made.publish().map_err(|e| failed(chain(&e)))?;
+            let note = taken.publish(purpose, &spec.name, |note| CheckpointNote { parent, ..note })?;
             fault::reach("checkpoint-published");
             let current = Some(&claim.tag).filter(|_| purpose == Purpose::Checkpoint);
-            let view = view_of(&proc, claim.tag.clone(), note, &proc.spec(), current);
-            drop((claim, worker));
-            Ok::<_, Refusal>(view)
+            Ok::<_, Refusal>(view_of(&proc, claim.tag.clone(), note, &spec, current))
         })
         .await?;
         self.machine.events.emit(Some(&name), EventKind::Checkpointed, format!("as {}", view.tag));
@@ -310,7 +348,7 @@ impl Worker {
         let tag: ProcName = claim.tag.clone().into();
         let record = Record::new(proc.slot.number(), proc.base.clone());
         let made = records.prepare(&tag, &*spec, &record).map_err(failed)?;
-        Ok((claim, parent, Taking(Some(made))))
+        Ok((claim, parent, Taking::new(made)))
     }
 
     fn claim_tag(&self, key: &ProcName, name: &ProcName, tag: Tag) -> Result<TagClaim, Refusal> {
@@ -435,10 +473,13 @@ impl Worker {
     }
 
     /// Removes checkpoints of procs that are not there any more, and skeletons of a state of the
-    /// host's files over which neither a proc nor a checkpoint lies; `bases` are those of procs.
-    /// All procs are known.
+    /// host's files over which neither a proc nor a checkpoint nor a template lies; `bases` are
+    /// those of procs. All procs are known.
     pub(crate) fn sweep_checkpoints(&self, mut bases: Vec<PathBuf>) {
         let keys = self.lineages();
+        for error in self.template_store().sweep() {
+            tracing::warn!(error = chain(&error), "a template that was being made or removed stays on disk");
+        }
         for error in self.checkpoint_store().sweep(|key| keys.contains(key)) {
             tracing::warn!(error = chain(&error), "a checkpoint of no proc stays on disk");
         }
@@ -452,7 +493,7 @@ impl Worker {
         }
     }
 
-    /// Specs and bases of all checkpoints: what they lie over must stay.
+    /// Specs and bases of all checkpoints and templates: what they lie over must stay.
     ///
     /// # Errors
     /// One cannot be read.
@@ -464,6 +505,7 @@ impl Worker {
                 found.push((records.read_spec(&tag)?, records.read_state::<Record>(&tag)?.base));
             }
         }
+        found.extend(self.templated_specs()?);
         Ok(found)
     }
 }
@@ -488,7 +530,7 @@ impl CheckpointService for Worker {
 }
 
 /// Refuses a proc that has more than can be kept.
-fn check(spec: &Spec, purpose: Purpose) -> Result<(), Refusal> {
+pub(crate) fn check(spec: &Spec, purpose: Purpose) -> Result<(), Refusal> {
     if spec.trial {
         return Err(purpose.refuse(&spec.name, Code::State, "it is a trial, and about to go"));
     }

@@ -10,7 +10,7 @@
 use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::view;
-use crate::worker::{NameClaim, Worker, first};
+use crate::worker::{NameClaim, Worker, first, ready};
 use kip_checkpoint::plan::PLAN;
 use kip_copy::ProcCopy;
 use kip_engine::blocking::blocking;
@@ -29,7 +29,7 @@ use kip_supervisor::probe::Listeners;
 use kip_supervisor::task::{By, Handle, TaskCommand, run_hook};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::clone::{CloneRequest, ClonesView, MOST_CLONES};
+use kip_types::api::clone::{CloneMethod, CloneRequest, ClonesView, MOST_CLONES};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
@@ -48,6 +48,8 @@ const MOST_NUMBERED: u32 = 100_000;
 pub(crate) struct Moment {
     /// As it was when they were asked for, or at the checkpoint.
     pub(crate) spec: Arc<Spec>,
+    /// The host name in its files.
+    pub(crate) hostname: String,
     /// The skeleton that its files lie over.
     pub(crate) base: PathBuf,
     /// Contents of its secrets, by their names, as they are now.
@@ -62,7 +64,7 @@ impl Moment {
             to: to.directory(),
             ids: (from.first_id, to.first_id()),
             generation,
-            names: (self.spec.hostname().to_owned(), to.spec.hostname().to_owned()),
+            names: (self.hostname.clone(), to.spec.hostname().to_owned()),
         };
         let failed = |e| Refusal::new(Code::Failed, format!("{} cannot be made: {}", to.spec.name, chain(&e)));
         copy.copy().map_err(failed)
@@ -141,15 +143,26 @@ impl Worker {
         }
         let (source, tag) = (self.handle(&name)?, request.checkpoint.clone());
         let _begun = self.begin_on(&source, &name).await?;
-        let from = match &tag {
-            Some(tag) => Some(self.checkpoint_of(&source, tag).await?),
-            None => None,
+        let _templates_stay = Arc::clone(&self.templating).read_owned().await;
+        let from = match (&tag, request.method) {
+            (Some(tag), _) => Some(self.checkpoint_of(&source, tag).await?),
+            (None, CloneMethod::Warm) => Some(self.template_for(&source).await?),
+            (None, CloneMethod::Hot | CloneMethod::Cold) => None,
         };
-        let spec = from.as_ref().map_or_else(|| source.proc.spec(), |from| Arc::new(from.spec.clone()));
+        let spec = match (&from, &tag) {
+            (Some(from), Some(_)) => Arc::new(from.spec.clone()),
+            _ => source.proc.spec(),
+        };
         check(&spec, &request)?;
         let _in_use = self.has_layers(&spec).await?;
         let claimed = self.claim_names(&name, &request)?;
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
+        if request.method == CloneMethod::Cold {
+            let clones = self.begun_cold(&source, &names, &request).await?;
+            let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
+            let total_us = began.elapsed().as_micros() as u64;
+            return Ok(ClonesView { clones: views, still_us: 0, total_us, notes: Vec::new() });
+        }
         // Those of a sleeper sleep, and take no memory.
         let runs = || matches!(source.status.borrow().record.state, State::Hot { .. });
         if !request.asleep && from.as_ref().map_or_else(runs, Checkpoint::runs_again) {
@@ -162,16 +175,17 @@ impl Worker {
         let begun = {
             let (source, request) = (source.clone(), request.clone());
             let base = from.as_ref().map_or_else(|| source.proc.base.clone(), |from| from.record.base.clone());
+            let of_source = from.as_ref().map_or_else(|| source.proc.spec(), |from| Arc::new(from.spec.clone()));
             blocking(move || {
                 let secrets = worker.secrets_of(&source)?;
                 let spec_of_first = spec_of(&spec, &first, &request);
-                let moment = Moment { spec, base, secrets };
+                let moment = Moment { hostname: of_source.hostname().to_owned(), spec, base, secrets };
                 let first = worker.begin_staging(&moment, spec_of_first)?;
                 Ok::<_, Refusal>((moment, first))
             })
         };
         let (moment, first) = begun.await?;
-        let asleep = request.asleep;
+        let (asleep, method) = (request.asleep, request.method);
         let (moment, mut first, copied) = match from {
             Some(from) => from_checkpoint(moment, first, from).await?,
             None => {
@@ -205,11 +219,55 @@ impl Worker {
             Ok::<_, Refusal>((notes, staged))
         })
         .await?;
-        let origin = origin(&name, tag.as_ref());
+        let origin = match method {
+            CloneMethod::Warm => format!("the template of {name}"),
+            CloneMethod::Hot | CloneMethod::Cold => origin(&name, tag.as_ref()),
+        };
         let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep).await?;
         drop(claimed);
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64, notes })
+    }
+
+    /// Starts clones that are no more like their source than what it was asked to be. All of them,
+    /// or none.
+    async fn begun_cold(
+        &self,
+        source: &Handle,
+        names: &[ProcName],
+        request: &CloneRequest,
+    ) -> Result<Vec<Handle>, Refusal> {
+        let mut begun = Vec::new();
+        for name in names {
+            let (worker, source, mut spec) =
+                (self.clone(), source.clone(), spec_of(&source.proc.spec(), name, request));
+            spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
+            let started = async {
+                self.machine.pressure.admit_new(name).await?;
+                let made = blocking(move || worker.create(spec, worker.secrets_of(&source)?));
+                let (proc, prepared, record, claim) = made.await?;
+                let clone = self.adopt(proc, record, Some(prepared), Listeners::new());
+                drop(claim);
+                begun.push(clone.clone());
+                self.notify_network(&clone.proc.spec()).await;
+                clone.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await?;
+                ready(&clone).await
+            };
+            if let Err(refusal) = started.await {
+                for clone in &begun {
+                    self.discard(clone).await;
+                }
+                return Err(refusal);
+            }
+        }
+        for clone in &begun {
+            let detail = format!("from what {} was asked to be", source.proc.name);
+            clone.proc.shared.events.emit(Some(&clone.proc.name), EventKind::Cloned, detail);
+            if clone.proc.spec().remove {
+                tokio::spawn(self.clone().remove_at_end(clone.clone(), false));
+            }
+        }
+        Ok(begun)
     }
 
     /// Names that no other proc has, in their order.
@@ -277,7 +335,7 @@ impl Worker {
 
     /// All of them, or none. They are woken if `awake`; those of a stopped proc are started if
     /// `started`.
-    async fn publish_all(
+    pub(crate) async fn publish_all(
         &self,
         origin: &str,
         staged: Vec<Staging>,
@@ -443,6 +501,12 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
     let name = &source.name;
     if request.count == 0 || request.count > MOST_CLONES {
         return invalid(format!("{} clones cannot be made at once: ask for 1 to {MOST_CLONES}", request.count));
+    }
+    if request.method != CloneMethod::Hot && request.checkpoint.is_some() {
+        return invalid(format!("a clone of a checkpoint of {name} goes on from that: leave out --warm and --cold"));
+    }
+    if request.method == CloneMethod::Cold && request.asleep {
+        return invalid("a cold clone starts: it has no memory yet in which it could sleep".into());
     }
     if request.count > 1 && !request.ports.is_empty() {
         return invalid(

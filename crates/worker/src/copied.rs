@@ -1,5 +1,5 @@
-//! A proc that is copied as it is at one moment, for clones, for a checkpoint, or to be kept before
-//! a rollback.
+//! A proc that is copied as it is at one moment, for clones, for a checkpoint or a template, or to
+//! be kept before a rollback.
 //!
 //! It stands still while its files are copied and its generation, which does not change any more,
 //! is linked: frozen in a dump that is called off then, if it runs and has little in memory
@@ -34,6 +34,7 @@ pub(crate) enum Purpose {
     Checkpoint,
     /// It stays asleep, for another one takes its place.
     Rollback,
+    Template,
 }
 
 impl Purpose {
@@ -42,6 +43,7 @@ impl Purpose {
             Purpose::Clone => "clone",
             Purpose::Checkpoint => "checkpoint",
             Purpose::Rollback => "rollback",
+            Purpose::Template => "template",
         }
     }
 
@@ -50,6 +52,7 @@ impl Purpose {
             Purpose::Clone => "cloned",
             Purpose::Checkpoint => "kept in a checkpoint",
             Purpose::Rollback => "rolled back",
+            Purpose::Template => "kept as a template",
         }
     }
 
@@ -180,14 +183,15 @@ fn generation_of(source: &Handle, stilled: &Stilled, purpose: Purpose) -> Result
     }
     match &stilled.record.state {
         State::Parked { generation } => Ok(Some(*generation)),
-        State::Stopped { .. } if purpose == Purpose::Clone => {
-            refuse("it is stopped, and a clone goes on from where its source is: start it".into())
+        State::Stopped { .. } if matches!(purpose, Purpose::Clone | Purpose::Template) => {
+            let what = purpose.noun();
+            refuse(format!("it is stopped, and a {what} goes on from where its source is: start it"))
         }
         State::Stopped { .. } | State::Restarting { .. } if source.proc.dir.join(ASIDE).exists() => {
             refuse("it fell back to older files, and a start puts the newest ones back: start it first".into())
         }
         State::Stopped { .. } => Ok(None),
-        State::Restarting { .. } if purpose != Purpose::Clone => Ok(None),
+        State::Restarting { .. } if !matches!(purpose, Purpose::Clone | Purpose::Template) => Ok(None),
         State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
         state => refuse(format!("it is {}: try again", state.name())),
     }

@@ -195,6 +195,7 @@ impl Worker {
             replacing: Arc::default(),
             ending: Arc::default(),
             tags: Arc::default(),
+            templating: Arc::default(),
             claimed: Arc::default(),
         };
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {

@@ -1,6 +1,7 @@
 //! The life of procs as the API asks for it: each request goes to the proc's task, and what it
 //! answers is shown.
 
+use crate::templates::check_templated;
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
 use crate::{logs, view};
 use async_trait::async_trait;
@@ -37,10 +38,14 @@ impl ProcService for Worker {
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(request.spec).await?;
         check_spec(&spec)?;
+        check_templated(&spec)?;
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
-        let listeners = probe::listen(&spec)?;
         let claimed_name = self.claim_name(&name)?;
+        if let Some(handle) = self.begun_from_template(&spec, &request.secrets).await {
+            return Ok(blocking(move || view::proc_view(&handle)).await);
+        }
+        let listeners = probe::listen(&spec)?;
         let worker = self.clone();
         let (proc, prepared, record, claim) = blocking(move || worker.create(spec, request.secrets)).await?;
         let handle = self.adopt(proc, record, Some(prepared), listeners);
@@ -56,6 +61,7 @@ impl ProcService for Worker {
         if handle.proc.spec().remove {
             tokio::spawn(self.clone().remove_at_end(handle.clone(), true));
         }
+        self.leave_template(handle.clone());
         ready(&handle).await?;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }

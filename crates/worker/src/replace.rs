@@ -20,7 +20,8 @@
 use crate::lineage::key_of;
 use crate::view;
 use crate::worker::{
-    NameClaim, NotReady, Wish, Worker, being_replaced, check_spec, first, grace_of, ready, taken, until_ready,
+    NameClaim, NotReady, Wish, Worker, being_replaced, check_spec, first, grace_of, ready, taken, until_listening,
+    until_ready,
 };
 use kip_engine::blocking::blocking;
 use kip_engine::fd_store::key;
@@ -44,8 +45,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
 
-/// How long a new proc may take to listen where the old one does.
-const LISTENS_WITHIN: Duration = Duration::from_secs(60);
 /// Between looks at it, and at the connections of one that is about to end.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Connections on which nothing was sent for so long are between two requests.
@@ -286,28 +285,7 @@ impl Worker {
         fault::reach("replace-started");
         let failed = |why: String| Refusal::new(Code::Failed, format!("{} {why}", new.proc.name));
         until_ready(new).await.map_err(|NotReady { why, .. }| failed(why))?;
-        let until = Instant::now() + LISTENS_WITHIN;
-        let mut status = new.status.clone();
-        loop {
-            let init = match state_of(new) {
-                State::Hot { init, .. } | State::Hibernated { init, .. } => init,
-                State::Stopped { exit } => {
-                    let how = exit.map_or_else(|| "it was stopped".to_owned(), |exit| exit.to_string());
-                    let last = new.proc.shared.last_words(&new.proc);
-                    return Err(failed(format!("ended before it could take over: {how}{last}")));
-                }
-                // It was idle already.
-                _ => return Ok(()),
-            };
-            let Some(missing) = needed.iter().find(|port| !listens(init, Protocol::Tcp, **port)) else { return Ok(()) };
-            if Instant::now() > until {
-                let within = LISTENS_WITHIN.as_secs();
-                return Err(failed(format!(
-                    "did not listen on tcp port {missing} within {within} s, as the old one does"
-                )));
-            }
-            let _ = tokio::time::timeout(LOOK_EVERY, status.changed()).await;
-        }
+        until_listening(new, needed, "take over").await.map_err(failed)
     }
 
     /// The moment from which on the new one has the name.

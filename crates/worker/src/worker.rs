@@ -6,6 +6,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::host::names;
+use kip_engine::start::listens;
 use kip_engine::{fd_store, prepared, secrets, volumes};
 use kip_journal::meter;
 use kip_records::record;
@@ -19,15 +20,20 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
-use kip_types::{Image, ProcName, Spec, State};
+use kip_types::{Image, ProcName, Protocol, Spec, State};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Beyond the time that a proc has to become ready, for telling so.
 const READY_MORE: Duration = Duration::from_millis(500);
+/// How long a new proc may take to listen.
+const LISTENS_WITHIN: Duration = Duration::from_secs(60);
+/// Between looks at whether it does.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// The worker of one data directory.
 /// Clones are the same worker.
 #[derive(Debug, Clone)]
@@ -46,6 +52,8 @@ pub struct Worker {
     pub(crate) ending: Arc<AtomicBool>,
     /// Tags of checkpoints that are being taken.
     pub(crate) tags: Tags,
+    /// Held by those that read templates; alone by one that removes some.
+    pub(crate) templating: Arc<tokio::sync::RwLock<()>>,
     /// Names of procs that are being made, before these are among the others.
     pub(crate) claimed: Arc<Mutex<BTreeSet<ProcName>>>,
 }
@@ -253,6 +261,35 @@ pub(crate) async fn until_ready(handle: &Handle) -> Result<(), NotReady> {
             NotReady { why: format!("was not ready ({}) within {within} ms{why}", ready.check), ended: false }
         }
     })
+}
+
+/// Waits until a proc that was started listens on those TCP ports, before which it cannot do what
+/// it is to.
+///
+/// # Errors
+/// Why it does not, in words.
+pub(crate) async fn until_listening(new: &Handle, needed: &[u16], to_do: &str) -> Result<(), String> {
+    let until = Instant::now() + LISTENS_WITHIN;
+    let mut status = new.status.clone();
+    loop {
+        let state = status.borrow().record.state.clone();
+        let init = match state {
+            State::Hot { init, .. } | State::Hibernated { init, .. } => init,
+            State::Stopped { exit } => {
+                let how = exit.map_or_else(|| "it was stopped".to_owned(), |exit| exit.to_string());
+                let last = new.proc.shared.last_words(&new.proc);
+                return Err(format!("ended before it could {to_do}: {how}{last}"));
+            }
+            // It was idle already.
+            _ => return Ok(()),
+        };
+        let Some(missing) = needed.iter().find(|port| !listens(init, Protocol::Tcp, **port)) else { return Ok(()) };
+        if Instant::now() > until {
+            let within = LISTENS_WITHIN.as_secs();
+            return Err(format!("did not listen on tcp port {missing} within {within} s"));
+        }
+        let _ = tokio::time::timeout(LOOK_EVERY, status.changed()).await;
+    }
 }
 
 /// The time that a program has to end in order, if the caller does not say.

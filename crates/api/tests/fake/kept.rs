@@ -2,13 +2,14 @@
 
 use super::Fake;
 use async_trait::async_trait;
-use kip_service::{CheckpointService, Feed, ImageService, KeyService, SnapshotService, VolumeService};
+use kip_service::{CheckpointService, Feed, ImageService, KeyService, SnapshotService, TemplateService, VolumeService};
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
+use kip_types::api::template::{TemplateRequest, TemplateView, TemplatesView};
 use kip_types::api::*;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
 use kip_types::lifecycle::Generation;
-use kip_types::name::{CheckpointTag, ProcName};
+use kip_types::name::{CheckpointTag, ProcName, TemplateId};
 use kip_types::volume::{VolumeName, VolumeView};
 
 #[async_trait]
@@ -125,6 +126,35 @@ fn checkpoint_of(name: ProcName, tag: Option<CheckpointTag>) -> CheckpointView {
         still_us: 1,
         total_us: 2,
         command: vec!["closed".to_owned()],
+    }
+}
+
+#[async_trait]
+impl TemplateService for Fake {
+    async fn take_template(&self, name: ProcName, request: TemplateRequest) -> Result<TemplateView, Refusal> {
+        self.hear(&request);
+        let proc = self.procs.lock().get(&name).cloned();
+        let proc = proc.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no proc {name}")))?;
+        Ok(TemplateView {
+            id: "t0123456789abcdef".parse().expect("a good id"),
+            name,
+            taken_at_ms: 1,
+            used_at_ms: None,
+            memory_bytes: 1 << 20,
+            file_bytes: 0,
+            still_us: 1,
+            total_us: 2,
+            spec: proc.spec,
+        })
+    }
+
+    async fn templates(&self) -> Result<TemplatesView, Refusal> {
+        Ok(TemplatesView::default())
+    }
+
+    async fn remove_template(&self, id: TemplateId) -> Result<(), Refusal> {
+        self.hear(&id);
+        Err(Refusal::new(Code::Unknown, format!("there is no template {id}")))
     }
 }
 

@@ -63,7 +63,9 @@ const READ: [&str; 43] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 19] = [
+const KIPS_OWN: [&str; 21] = [
+    "template",
+    "template-after",
     "before-sleep",
     "after-clone",
     "after-wake",

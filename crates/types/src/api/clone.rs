@@ -13,6 +13,19 @@ fn one() -> u32 {
     1
 }
 
+/// What clones begin from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CloneMethod {
+    /// Memory and files of the source as they are now, or were at a checkpoint.
+    #[default]
+    Hot,
+    /// The template of the source: memory and files of a proc of its kind when that was ready.
+    Warm,
+    /// What the source was asked to be: a start of its command.
+    Cold,
+}
+
 /// `POST /v1/procs/NAME/clone`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,6 +45,9 @@ pub struct CloneRequest {
     /// at ports of the host that Kip chooses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortSpec>,
+    /// What they begin from.
+    #[serde(default)]
+    pub method: CloneMethod,
     /// The clones sleep until a packet wakes them, also if the source is awake.
     #[serde(default)]
     pub asleep: bool,

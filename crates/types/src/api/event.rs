@@ -112,6 +112,8 @@ pub enum EventKind {
     Stopped,
     /// The proc was taken over from another data directory.
     TakenOver,
+    /// A template was taken from the proc, or was not: why.
+    Templated,
     /// Ticks of the proc come late because of its sleep.
     TicksLate,
     /// A probe is wrong.

@@ -1,0 +1,38 @@
+//! Routes of templates.
+
+use crate::answer::{Answer, Asked, Name, RefusalAnswer};
+use crate::describe::{Routes, doc};
+use crate::state::Api;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use kip_types::TemplateId;
+use kip_types::api::template::{TemplateRequest, TemplateView, TemplatesView};
+
+/// The routes of templates, at `/v1/templates` and below `/v1/procs/NAME`.
+pub fn routes(routes: Routes) -> Routes {
+    routes
+        .get("/v1/templates", list, doc("listTemplates", "Lists templates in the order in which they were taken.").json::<TemplatesView>())
+        .delete("/v1/templates/{id}", remove, doc("removeTemplate", "Removes a template for good; procs that have begun from it stay."))
+        .post("/v1/procs/{name}/template", take, doc("takeTemplate", "Keeps memory and files of a proc for procs of the same kind to begin from. The proc stands still meanwhile and runs on; a sleeper is not woken unless a command is to run in it.").body::<TemplateRequest>().json::<TemplateView>())
+}
+
+async fn list(State(api): State<Api>) -> Answer<Json<TemplatesView>> {
+    Ok(Json(api.service.templates().await?))
+}
+
+async fn take(
+    State(api): State<Api>,
+    Name(name): Name,
+    Asked(request): Asked<TemplateRequest>,
+) -> Answer<Json<TemplateView>> {
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.take_template(name, request).await }).await?))
+}
+
+async fn remove(State(api): State<Api>, Path(id): Path<String>) -> Answer<StatusCode> {
+    let id: TemplateId = id.parse().map_err(|e| RefusalAnswer::invalid(format!("{e}")))?;
+    let service = api.service.clone();
+    api.operate(async move { service.remove_template(id).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
