@@ -147,6 +147,29 @@ def test_after_clone(kip: Kip) -> None:
     assert kip.names() == ["redis", "redis-1", "redis-2", "third"]
 
 
+# promise clones: no client reaches a clone before its own command has run, not even one that knows
+#   its port beforehand
+@pytest.mark.parametrize("asleep", [False, True], ids=["", "asleep"])
+def test_clients_wait_for_the_command(kip: Kip, asleep: bool) -> None:
+    proc, port, heard, made = redis(kip, flags=["--after-clone", "sleep 0.3; redis-cli set hooked yes"]), free_port(), list[Any](), Event()
+
+    def asks() -> None:
+        while not heard:
+            try:
+                heard.append(Redis(port, timeout=30).ask("GET", "hooked"))
+            except ConnectionRefusedError:
+                assert not made.is_set()
+
+    asking = [Thread(target=asks) for _ in range(4)]
+    for one in asking:
+        one.start()
+    clone(proc, "other", "-p", f"{port}:6379", *(["--asleep"] if asleep else []))
+    made.set()
+    for one in asking:
+        one.join(60)
+    assert heard == [b"yes"] * len(heard) and heard
+
+
 def page(proc: Proc) -> bytes:
     return http_get(proc.port(), "/page.html")
 

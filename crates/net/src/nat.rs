@@ -202,6 +202,8 @@ struct NatState {
     defaults: Defaults,
     networks: BTreeMap<Network, u32>,
     published: BTreeMap<Slot, Published>,
+    /// Those that are held from the moment on at which they are published.
+    held_ahead: BTreeSet<Slot>,
     /// They are about to be removed for good.
     over: bool,
 }
@@ -216,7 +218,8 @@ impl Nat {
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
         let (networks, published) = (BTreeMap::new(), BTreeMap::new());
-        let state = NatState { rtnl, nft, defaults: Defaults::new(), networks, published, over: false };
+        let held_ahead = BTreeSet::new();
+        let state = NatState { rtnl, nft, defaults: Defaults::new(), networks, published, held_ahead, over: false };
         let nat = Nat { instance, memory: memory.to_owned(), uplinks: uplinks.to_vec(), state: Mutex::new(state) };
         nat.sync(desired)?;
         nat.follow_uplinks()?;
@@ -267,8 +270,10 @@ impl Nat {
 
     /// The same for several procs in one transaction: a host port can pass from one to another
     /// without a moment in which it leads to neither. TCP flows that are there stay where they are.
-    pub fn publish_all(&self, all: Vec<Published>) -> Result<(), NatError> {
-        self.publish_in(&mut self.state.lock(), all)
+    pub fn publish_all(&self, mut all: Vec<Published>) -> Result<(), NatError> {
+        let mut state = self.state.lock();
+        all.iter_mut().for_each(|published| published.held |= state.held_ahead.contains(&published.slot));
+        self.publish_in(&mut state, all)
     }
 
     fn publish_in(&self, state: &mut NatState, all: Vec<Published>) -> Result<(), NatError> {
@@ -321,8 +326,17 @@ impl Nat {
     pub fn hold(&self, slot: Slot, held: bool) -> Result<(), NatError> {
         // One lock for both: what is published in between would be undone.
         let mut state = self.state.lock();
+        if !held {
+            state.held_ahead.remove(&slot);
+        }
         let Some(published) = state.published.get(&slot).cloned() else { return Ok(()) };
         self.publish_in(&mut state, vec![Published { held, ..published }])
+    }
+
+    /// Has new flows to a proc that is not published yet wait from its first rule on, until they are
+    /// let through by [`Nat::hold`], or its publication ends.
+    pub fn hold_ahead(&self, slot: Slot) {
+        self.state.lock().held_ahead.insert(slot);
     }
 
     /// What procs whose egress is limited were refused since the last call, at most some thousands.
@@ -344,6 +358,7 @@ impl Nat {
         self.replace(&mut state, old, Vec::new())?;
         let mut with_udp = Vec::new();
         for slot in slots {
+            state.held_ahead.remove(slot);
             let Some(published) = state.published.remove(slot) else { continue };
             set_group(&mut state.rtnl, self.instance, *slot, 0)?;
             if published.ports.iter().any(|f| f.proto == Protocol::Udp) {

@@ -253,7 +253,7 @@ impl Worker {
             let before = Tag::Numbered(format!("before-{}-", request.to));
             let (kept, still) = self.keep(&old, before, Purpose::Rollback).await?;
             fault::reach("rollback-kept");
-            let new = self.publish_clone(staging).await?;
+            let new = self.publish_clone(staging, false).await?;
             let placed = async {
                 if was_stopped {
                     tokio::select! {

@@ -345,7 +345,8 @@ impl Worker {
         let mut clones = Vec::new();
         for staging in staged {
             let published = async {
-                let handle = self.publish_clone(staging).await?;
+                let is_held = staging.spec.hooks.after_clone.is_some();
+                let handle = self.publish_clone(staging, is_held).await?;
                 clones.push(handle.clone());
                 let (name, events) = (handle.proc.name.clone(), &handle.proc.shared.events);
                 events.emit(Some(&name), EventKind::Cloned, format!("from {origin}"));
@@ -384,12 +385,11 @@ impl Worker {
         Ok(clones)
     }
 
-    /// Runs a clone's own command before clients reach it. It sleeps again afterwards unless it
+    /// Runs a clone's own command, and lets clients reach it then. It sleeps again afterwards unless it
     /// `stays` awake.
     async fn run_after_clone(&self, clone: &Handle, origin: &str, stays: bool) -> Result<(), Refusal> {
         let spec = clone.proc.spec();
         let Some(command) = &spec.hooks.after_clone else { return Ok(()) };
-        self.hold_connections(clone, true).await;
         let cause = WakeCause::Request(WakeCommand::StoodStill("clone"));
         let ticket = clone.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await?;
         let env = BTreeMap::from([("KIP_CLONE_OF".to_owned(), origin.to_owned())]);
@@ -406,8 +406,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives a proc that was made its name, and what it needs of the kernel while it sleeps.
-    pub(crate) async fn publish_clone(&self, mut staging: Staging) -> Result<Handle, Refusal> {
+    /// Gives a proc that was made its name, and what it needs of the kernel while it sleeps. Its
+    /// clients wait if it `is_held`.
+    pub(crate) async fn publish_clone(&self, mut staging: Staging, is_held: bool) -> Result<Handle, Refusal> {
         let (machine, name) = (Arc::clone(&self.machine), staging.spec.name.clone());
         let published = blocking(move || {
             kip_copy::sync(&staging.directory()).map_err(|e| {
@@ -431,6 +432,9 @@ impl Worker {
         let slot = Slot::new(record.slot).expect("it was taken");
         let proc = Proc::new(&machine, key, spec, slot, record.base.clone(), fd_store, meter);
         let prepared = staging.prepared.take().expect("it is held once");
+        if is_held {
+            machine.nat.hold_ahead(slot);
+        }
         let (record, prepared) = match generation_in(&record) {
             // It begins with a start.
             None => (record, Some(prepared)),
@@ -442,6 +446,9 @@ impl Worker {
                 match held {
                     Ok(record) => (record, None),
                     Err(why) => {
+                        if let Err(e) = machine.nat.hold(slot, false) {
+                            tracing::warn!(proc = %name, error = chain(&e), "connections to a clone that is not made wait");
+                        }
                         if let Err(e) = stop::remove(&proc).await {
                             tracing::warn!(proc = %name, error = %e, "a clone that cannot be woken is left to the next daemon");
                         }
