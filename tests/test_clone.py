@@ -502,6 +502,8 @@ def test_refused(kip: Kip, tmp_path: Path) -> None:
     lines(kip)
     kip.run("other", ["sleep", "1000"])
     kip.run("volume", ["sleep", "1000"], flags=["-v", "data:/data"])
+    kip.run("bound", ["sleep", "1000"], flags=["-v", f"{tmp_path}:/data"])
+    kip.run("has", ["sleep", "1000"], flags=["-v", "data-taken:/data"])
     stopped = kip.run("stopped", ["sleep", "1000"])
     stopped.stop()
     for words, said in {
@@ -513,6 +515,9 @@ def test_refused(kip: Kip, tmp_path: Path) -> None:
         ("lines", "-p", "9000:81"): "has no tcp port 81",
         ("lines", "-p", "9000:8080", "-p", "9001:8080"): "is published twice",
         ("volume",): "the volume data at /data, which a clone would write to as well",
+        ("volume", "--cold", "--volumes", "copy"): "copied at the moment at which a hot clone is made",
+        ("bound", "--volumes", "copy"): "is not Kip's own to copy",
+        ("volume", "taken", "--volumes", "copy"): "would have the volume data-taken, which is there already",
         ("stopped",): "it is stopped",
     }.items():
         assert said in kip.refused("clone", *words), words
@@ -522,7 +527,7 @@ def test_refused(kip: Kip, tmp_path: Path) -> None:
     # Held for a sleeper on this machine, and for it alone.
     kip.run("shell", ["sh"], flags=["-t", "-d"])
     assert "shell cannot be cloned now: it has a terminal open" in kip.refused("clone", "shell")
-    assert kip.names() == ["lines", "other", "shell", "stopped", "stuck", "volume"] == directories(kip)
+    assert kip.names() == ["bound", "has", "lines", "other", "shell", "stopped", "stuck", "volume"] == directories(kip)
 
 
 # promise clones: a proc that is archived is to be woken first; a clone is archived as any other

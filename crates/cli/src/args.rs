@@ -29,6 +29,7 @@ use crate::wait::WaitArgs;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kip_types::api::Detail;
+use kip_types::api::clone::ClonedVolumes;
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
 use kip_types::spec::PortSpec;
@@ -240,6 +241,10 @@ pub struct CloneArgs {
     /// Start what the source was asked to be
     #[arg(long, group = "method")]
     pub cold: bool,
+    /// What the clone has in place of volumes that the source can write to: share (the same ones),
+    /// copy (named volumes with the files of the moment) or drop (empty ones)
+    #[arg(long, value_name = "HOW")]
+    pub volumes: Option<ClonedVolumes>,
     /// Let the clone sleep until a packet wakes it, also if the source is awake
     #[arg(long)]
     pub asleep: bool,

@@ -66,7 +66,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             show(&renamed, json, |view| format!("{} is {} now\n", args.name, view.name))?;
         }
         Command::Clone(args) => {
-            let CloneArgs { source, name: clone, count, ports, hot: _, warm, cold, asleep } = args;
+            let CloneArgs { source, name: clone, count, ports, hot: _, warm, cold, volumes, asleep } = args;
             let method = match (warm, cold) {
                 (true, _) => CloneMethod::Warm,
                 (_, true) => CloneMethod::Cold,
@@ -76,7 +76,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
                 Some((proc, tag)) => (proc, Some(tag.parse()?)),
                 None => (&*source, None),
             };
-            let request = CloneRequest { name: clone, checkpoint, count, ports, method, asleep };
+            let request = CloneRequest { name: clone, checkpoint, count, ports, method, volumes, asleep };
             show(&client.clone_proc(&name(proc)?, &request).await?, json, |made| view::clones(&source, made))?;
         }
         Command::Checkpoint(args) => checkpoint::call(client, args, json).await?,

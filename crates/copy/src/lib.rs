@@ -7,7 +7,7 @@
 mod stage;
 mod tree;
 
-pub use stage::{ProcCopy, sync};
+pub use stage::{ProcCopy, copy_volume, sync};
 
 use std::io;
 use std::path::{Path, PathBuf};

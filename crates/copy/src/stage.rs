@@ -116,6 +116,15 @@ fn renamed(line: &str, from: &str, to: &str) -> String {
     format!("{}{end}", words.join("\t"))
 }
 
+/// Copies the files of a volume to another one, which is there and has none.
+///
+/// # Errors
+/// [`CopyError::Io`].
+pub fn copy_volume(from: &Path, to: &Path) -> Result<(), CopyError> {
+    fs::remove_dir(to).map_err(at(to))?;
+    tree::copy(from, to, How::Copied, &[])
+}
+
 /// Makes all below a directory durable, but for what is linked.
 ///
 /// # Errors

@@ -333,8 +333,8 @@ impl Nat {
         self.publish_in(&mut state, vec![Published { held, ..published }])
     }
 
-    /// Has new flows to a proc that is not published yet wait from its first rule on, until they are
-    /// let through by [`Nat::hold`], or its publication ends.
+    /// Has new flows to a proc that is not published yet wait from its first rule on, until they
+    /// are let through by [`Nat::hold`], or its publication ends.
     pub fn hold_ahead(&self, slot: Slot) {
         self.state.lock().held_ahead.insert(slot);
     }

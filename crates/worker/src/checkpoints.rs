@@ -87,7 +87,7 @@ pub(crate) async fn copy_to(
 ) -> Result<(Taken, Option<Still>), Refusal> {
     let (first_id, taken_at_ms) = (source.proc.first_id(), now_ms());
     let hostname = source.proc.spec().hostname().to_owned();
-    let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname };
+    let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname, volumes: Vec::new() };
     let mut copied = copy_source(source, target, purpose).await?;
     let still = copied.still.take();
     Ok((Taken { taking, copied, first_id, taken_at_ms, began }, still))

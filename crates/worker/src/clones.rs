@@ -10,6 +10,7 @@
 use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::view;
+use crate::volumes_of_clones::{self, OwnVolume, check_dropped, own_volume, remove_volumes};
 use crate::worker::{NameClaim, Worker, first, ready};
 use kip_checkpoint::plan::PLAN;
 use kip_copy::ProcCopy;
@@ -29,7 +30,7 @@ use kip_supervisor::probe::Listeners;
 use kip_supervisor::task::{By, Handle, TaskCommand, run_hook};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::clone::{CloneMethod, CloneRequest, ClonesView, MOST_CLONES};
+use kip_types::api::clone::{CloneMethod, CloneRequest, ClonedVolumes, ClonesView, MOST_CLONES};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
@@ -87,6 +88,8 @@ pub(crate) struct Staging {
     /// Its directory has its name: the slot is the proc's.
     published: bool,
     prepared: Option<PreparedNetwork>,
+    /// Named volumes that were made for it, and go if it is not published.
+    own_volumes: Vec<OwnVolume>,
     _volumes: volumes::Claim,
 }
 
@@ -127,6 +130,7 @@ impl Drop for Staging {
             tracing::warn!(path = %made.path().display(), error = %e, "a clone that was not made is left to the next daemon");
         }
         if !self.published {
+            remove_volumes(&self.own_volumes);
             let slot = Slot::new(self.record.slot).expect("it was taken");
             let _ = self.machine.pool.release(&[slot]);
             self.machine.prepared_networks.free(slot);
@@ -157,6 +161,7 @@ impl Worker {
         let _in_use = self.has_layers(&spec).await?;
         let claimed = self.claim_names(&name, &request)?;
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
+        self.check_volumes(&spec, &names, &request)?;
         if request.method == CloneMethod::Cold {
             let clones = self.begun_cold(&source, &names, &request).await?;
             let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
@@ -180,7 +185,8 @@ impl Worker {
                 let secrets = worker.secrets_of(&source)?;
                 let spec_of_first = spec_of(&spec, &first, &request);
                 let moment = Moment { hostname: of_source.hostname().to_owned(), spec, base, secrets };
-                let first = worker.begin_staging(&moment, spec_of_first)?;
+                let mut first = worker.begin_staging(&moment, spec_of_first)?;
+                first.own_volumes = worker.own_volumes(&moment.spec, &first.spec, &request);
                 Ok::<_, Refusal>((moment, first))
             })
         };
@@ -193,6 +199,7 @@ impl Worker {
                     directory: first.directory(),
                     first_id: first.first_id(),
                     hostname: first.spec.hostname().to_owned(),
+                    volumes: first.own_volumes.clone(),
                 };
                 let copied = copy_source(&source, target, Purpose::Clone).await;
                 (moment, first, copied?)
@@ -208,11 +215,18 @@ impl Worker {
             let (source, directory) = (&moment.spec.name, first.directory());
             let finished = |generation| finish_copy(source, &directory, generation, inspected, Purpose::Clone);
             let notes = generation.map_or_else(|| Ok(Vec::new()), finished)?;
+            if request.volumes == Some(ClonedVolumes::Drop) {
+                check_dropped(&moment.spec, &directory, generation)
+                    .map_err(|why| Purpose::Clone.refuse(source, Code::State, &why))?;
+            }
             let mut staged = vec![first];
             for name in others {
                 let mut other = worker.begin_staging(&moment, spec_of(&moment.spec, &name, &request))?;
                 let from = CopiedFrom { directory: staged[0].directory(), first_id: staged[0].first_id() };
                 moment.copy(&other, from, generation)?;
+                other.own_volumes = worker.own_volumes(&staged[0].spec, &other.spec, &request);
+                let filled = OwnVolume::fill_all(&other.own_volumes, &other.directory(), generation);
+                filled.map_err(|why| Purpose::Clone.refuse(&moment.spec.name, Code::Failed, &why))?;
                 other.settle(&record)?;
                 staged.push(other);
             }
@@ -239,12 +253,11 @@ impl Worker {
     ) -> Result<Vec<Handle>, Refusal> {
         let mut begun = Vec::new();
         for name in names {
-            let (worker, source, mut spec) =
-                (self.clone(), source.clone(), spec_of(&source.proc.spec(), name, request));
+            let (worker, of, mut spec) = (self.clone(), source.clone(), spec_of(&source.proc.spec(), name, request));
             spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
             let started = async {
                 self.machine.pressure.admit_new(name).await?;
-                let made = blocking(move || worker.create(spec, worker.secrets_of(&source)?));
+                let made = blocking(move || worker.create(spec, worker.secrets_of(&of)?));
                 let (proc, prepared, record, claim) = made.await?;
                 let clone = self.adopt(proc, record, Some(prepared), Listeners::new());
                 drop(claim);
@@ -256,6 +269,8 @@ impl Worker {
             if let Err(refusal) = started.await {
                 for clone in &begun {
                     self.discard(clone).await;
+                    let own = self.own_volumes(&source.proc.spec(), &clone.proc.spec(), request);
+                    blocking(move || remove_volumes(&own)).await;
                 }
                 return Err(refusal);
             }
@@ -325,6 +340,7 @@ impl Worker {
             made: Some(made),
             published: false,
             prepared: Some(prepared),
+            own_volumes: Vec::new(),
             _volumes,
         };
         if let (Some(sealed), Some(made)) = (sealed, &staging.made) {
@@ -342,8 +358,9 @@ impl Worker {
         awake: bool,
         started: bool,
     ) -> Result<Vec<Handle>, Refusal> {
-        let mut clones = Vec::new();
+        let (mut clones, mut own_volumes) = (Vec::new(), Vec::new());
         for staging in staged {
+            own_volumes.extend(staging.own_volumes.iter().cloned());
             let published = async {
                 let is_held = staging.spec.hooks.after_clone.is_some();
                 let handle = self.publish_clone(staging, is_held).await?;
@@ -368,6 +385,7 @@ impl Worker {
                     for clone in &clones {
                         self.discard(clone).await;
                     }
+                    blocking(move || remove_volumes(&own_volumes)).await;
                     return Err(refusal);
                 }
             }
@@ -385,8 +403,8 @@ impl Worker {
         Ok(clones)
     }
 
-    /// Runs a clone's own command, and lets clients reach it then. It sleeps again afterwards unless it
-    /// `stays` awake.
+    /// Runs a clone's own command, and lets clients reach it then. It sleeps again afterwards
+    /// unless it `stays` awake.
     async fn run_after_clone(&self, clone: &Handle, origin: &str, stays: bool) -> Result<(), Refusal> {
         let spec = clone.proc.spec();
         let Some(command) = &spec.hooks.after_clone else { return Ok(()) };
@@ -529,15 +547,7 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
     if source.trial {
         return Err(Refusal::new(Code::State, format!("{name} is a trial: it is about to go")));
     }
-    let writable = source.volumes.iter().find(|v| !v.read_only && v.source != VolumeSource::Secrets);
-    if let Some(volume) = writable {
-        let what = format!("{name} has the volume {} at {}", volume.source, volume.target);
-        return Err(Refusal::new(
-            Code::State,
-            format!("{what}, which a clone would write to as well: it is not cloned"),
-        ));
-    }
-    Ok(())
+    volumes_of_clones::check(source, request)
 }
 
 /// What a clone of that proc is asked to be.
@@ -563,6 +573,7 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest) -> Spec {
         file: None,
         replaced: 0,
         lineage: None,
+        volumes: spec.volumes.iter().map(|volume| own_volume(volume, name, request)).collect(),
         ..spec.clone()
     };
     let mut spec = own(source);

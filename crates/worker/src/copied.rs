@@ -6,6 +6,7 @@
 //! ([`CopySealed`]), else parked ([`Still`]). The copy is a proc that was parked on a machine that
 //! has been started anew since: nothing in the kernel is its own.
 
+use crate::volumes_of_clones::OwnVolume;
 use kip_checkpoint::random;
 use kip_copy::ProcCopy;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
@@ -66,6 +67,8 @@ pub(crate) struct CopyTarget {
     pub(crate) directory: PathBuf,
     pub(crate) first_id: u32,
     pub(crate) hostname: String,
+    /// Where its volumes are that it does not share.
+    pub(crate) volumes: Vec<OwnVolume>,
 }
 
 /// A source that was copied.
@@ -112,7 +115,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let name = spec.name.clone();
     let copy = ProcCopy {
         from: proc.dir.clone(),
-        to: target.directory,
+        to: target.directory.clone(),
         ids: (proc.first_id(), target.first_id),
         // It is known when it is copied.
         generation: None,
@@ -121,7 +124,8 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let copied = move |generation| {
         // Mounted, if its disk is limited.
         let _place = proc.files.place().map_err(|e| chain(&e))?;
-        ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))
+        ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))?;
+        OwnVolume::fill_all(&target.volumes, &copy.to, generation)
     };
     let stood = Instant::now();
     let still_us = |was_awake: bool| if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };

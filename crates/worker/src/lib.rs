@@ -8,6 +8,7 @@
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
 //! | [`clones`], [`checkpoints`], [`lineage`], [`copied`] | procs that go on from where another one is or was; whose checkpoints; how a source is copied |
+//! | [`volumes_of_clones`] | what clones have in place of volumes |
 //! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
 //! | [`view`], [`history`], [`lately`], [`logs`] | what people see |
@@ -43,6 +44,7 @@ mod scrape;
 mod snapshots;
 mod templates;
 mod view;
+mod volumes_of_clones;
 mod worker;
 
 pub use backup::restore::{BackupRestoreError, RestoredBackup, restore};

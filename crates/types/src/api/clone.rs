@@ -5,6 +5,7 @@ use crate::spec::PortSpec;
 use crate::{CheckpointTag, ProcName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 
 /// Clones that one request may ask for.
 pub const MOST_CLONES: u32 = 256;
@@ -24,6 +25,30 @@ pub enum CloneMethod {
     Warm,
     /// What the source was asked to be: a start of its command.
     Cold,
+}
+
+/// What clones have in place of the volumes that their source can write to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClonedVolumes {
+    /// The same volumes: source and clones write to the same files.
+    Share,
+    /// Named volumes of their own, with the files of the moment. Not of a directory of the host.
+    Copy,
+    /// Empty named volumes of their own. Not where the source has a file open in one.
+    Drop,
+}
+
+impl FromStr for ClonedVolumes {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "share" => Ok(ClonedVolumes::Share),
+            "copy" => Ok(ClonedVolumes::Copy),
+            "drop" => Ok(ClonedVolumes::Drop),
+            _ => Err("write share, copy or drop".to_owned()),
+        }
+    }
 }
 
 /// `POST /v1/procs/NAME/clone`.
@@ -48,6 +73,10 @@ pub struct CloneRequest {
     /// What they begin from.
     #[serde(default)]
     pub method: CloneMethod,
+    /// What they have in place of volumes that the source can write to; null refuses a clone of a
+    /// source with such a volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<ClonedVolumes>,
     /// The clones sleep until a packet wakes them, also if the source is awake.
     #[serde(default)]
     pub asleep: bool,
