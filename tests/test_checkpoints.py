@@ -356,3 +356,33 @@ def test_no_client_is_refused(kip: Kip) -> None:
     over.set()
     client.join()
     assert not refused and answered, refused[:3]
+
+
+# promise checkpoints: by `--checkpoint-every` they are taken by themselves, the newest are kept,
+#   and none is taken of a proc that has slept all the while
+def test_by_themselves(kip: Kip) -> None:
+    proc = redis(kip, flags=["--checkpoint-every", "1s", "--checkpoint-keep", "2"])
+    checkpoint(proc, "own")
+    client, asked = Redis(proc.port()), 0
+
+    def count() -> int:
+        return sum(event["kind"] == "checkpointed" and event["detail"].startswith("as every-") for event in kip.events() if event["name"] == "redis")
+
+    while count() < 4:
+        asked = client.ask("INCR", "n")
+        time.sleep(0.1)
+    wait_for("old ones are gone", lambda: len(tags(kip, "redis")) == 3, 5)
+    proc.sleep()
+    wait_for("that of the sleep", lambda: kip.events()[-1]["kind"] == "checkpointed" and proc.state == "parked", 5)
+    taken = count()
+    time.sleep(2.5)
+    assert count() == taken and proc.state == "parked"
+    known = tags(kip, "redis")
+    assert known[0][0] == "own" and len(known) == 3 and all(tag.startswith("every-") for tag, *_ in known[1:])
+    (other,) = kip.json("clone", f"redis@{known[-1][0]}", "other")["clones"]
+    assert int(Redis(other["ports"][0]["host_port"]).ask("GET", "n")) == asked
+    said = kip.refused("run", "--name", "x", "--checkpoint-every", "10ms", "-d", "--", "sleep", "1")
+    assert "1s is the least" in said
+    assert "1 to 100" in kip.refused("run", "--name", "x", "--checkpoint-every", "1s", "--checkpoint-keep", "0", "-d", "--", "sleep", "1")
+    said = kip.refused("run", "--name", "x", "--checkpoint-every", "1m", "-v", "data:/data", "-d", "--", "sleep", "1")
+    assert "its volume data at /data" in said

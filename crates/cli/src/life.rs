@@ -5,7 +5,10 @@ use anyhow::Context;
 use clap::Args;
 use kip_describe::env_file;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart, TemplateWhen, Templating};
+use kip_types::life::{
+    Check, HOOK_WITHIN_MS, Hooks, KEPT_CHECKPOINTS, PeriodicCheckpoints, Probe, READY_WITHIN_MS, Ready, Restart,
+    TemplateWhen, Templating,
+};
 use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -68,6 +71,12 @@ pub struct LifeArgs {
     /// it fails there is no template
     #[arg(long, value_name = "CMD", value_parser = parse_command, requires = "template")]
     pub template_after: Option<String>,
+    /// Take a checkpoint of the proc by itself every DUR, unless it has slept all the while
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub checkpoint_every: Option<u64>,
+    /// How many of those checkpoints are kept; default 3
+    #[arg(long, value_name = "N", requires = "checkpoint_every")]
+    pub checkpoint_keep: Option<u32>,
     /// Longest run of --before-sleep, --after-wake, --after-clone, --template-after and an exec:
     /// check; default 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
@@ -112,6 +121,12 @@ impl LifeArgs {
             after_clone: self.after_clone.clone(),
             within_ms: self.hook_timeout.unwrap_or(HOOK_WITHIN_MS),
         }
+    }
+
+    /// Which checkpoints are taken by themselves.
+    pub fn checkpoints(&self) -> Option<PeriodicCheckpoints> {
+        let every_ms = self.checkpoint_every?;
+        Some(PeriodicCheckpoints { every_ms, keep: self.checkpoint_keep.unwrap_or(KEPT_CHECKPOINTS) })
     }
 
     /// Whether it begins from a template.

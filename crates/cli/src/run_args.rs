@@ -400,6 +400,7 @@ impl RunArgs {
             ready: self.life.ready(),
             hooks: self.life.hooks(),
             template: self.life.template(),
+            checkpoints: self.life.checkpoints(),
             probes: self.life.probes.clone(),
             terminal: self.tty,
             stdin_open: self.interactive,

@@ -6,7 +6,10 @@ use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Va
 use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart, TemplateWhen, Templating};
+use kip_types::life::{
+    Check, HOOK_WITHIN_MS, Hooks, KEPT_CHECKPOINTS, PeriodicCheckpoints, Probe, READY_WITHIN_MS, Ready, Restart,
+    TemplateWhen, Templating,
+};
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
@@ -147,6 +150,12 @@ pub struct ProcTable {
     /// Shell command to run inside the proc before its template is taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template_after: Option<String>,
+    /// Time from one checkpoint that is taken by itself to the next; default: none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every: Option<Time>,
+    /// How many of them are kept; default 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_keep: Option<u32>,
     /// Longest run of each hook and of an `exec:` check; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
@@ -318,6 +327,10 @@ impl ProcTable {
                 Some(TemplateWhen::Auto) => Some(Templating { after: self.template_after }),
                 _ => None,
             },
+            checkpoints: self.checkpoint_every.map(|every| PeriodicCheckpoints {
+                every_ms: every.0,
+                keep: self.checkpoint_keep.unwrap_or(KEPT_CHECKPOINTS),
+            }),
             probes: self.probe,
             terminal: self.terminal,
             stdin_open: self.stdin_open,
@@ -370,6 +383,7 @@ impl ProcTable {
             ready,
             hooks,
             template,
+            checkpoints,
             probes,
             terminal,
             stdin_open,
@@ -434,6 +448,8 @@ impl ProcTable {
             before_sleep: hooks.before_sleep,
             after_wake: hooks.after_wake,
             after_clone: hooks.after_clone,
+            checkpoint_every: checkpoints.map(|periodic| Time(periodic.every_ms)),
+            checkpoint_keep: checkpoints.map(|periodic| periodic.keep).filter(|keep| *keep != KEPT_CHECKPOINTS),
             template: template.as_ref().map(|_| TemplateWhen::Auto),
             template_after: template.and_then(|template| template.after),
             hook_timeout: (hooks.within_ms != HOOK_WITHIN_MS).then_some(Time(hooks.within_ms)),

@@ -134,6 +134,41 @@ impl Hooks {
     }
 }
 
+/// So many checkpoints that Kip takes by itself are kept, where the owner does not say.
+pub const KEPT_CHECKPOINTS: u32 = 3;
+/// Most that are kept.
+pub const MOST_KEPT_CHECKPOINTS: u32 = 100;
+/// Least time between two, milliseconds.
+pub const LEAST_CHECKPOINT_MS: u64 = 1000;
+
+/// Checkpoints that Kip takes by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeriodicCheckpoints {
+    /// From one to the next, milliseconds; at least 1000. Of a proc that has slept all the while
+    /// none is taken.
+    #[schemars(range(min = 1000))]
+    pub every_ms: u64,
+    /// The newest of them that are kept, 1 to 100; those with other tags do not count.
+    #[schemars(range(min = 1, max = 100))]
+    pub keep: u32,
+}
+
+impl PeriodicCheckpoints {
+    /// What is wrong with it; none if nothing is.
+    pub fn fault(&self) -> Option<String> {
+        match self {
+            one if one.every_ms < LEAST_CHECKPOINT_MS => {
+                Some(format!("a checkpoint every {} ms is too many: 1s is the least", one.every_ms))
+            }
+            one if !(1..=MOST_KEPT_CHECKPOINTS).contains(&one.keep) => {
+                Some(format!("{} checkpoints cannot be kept: say 1 to {MOST_KEPT_CHECKPOINTS}", one.keep))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Whether a proc has to do with a template.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

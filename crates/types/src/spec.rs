@@ -21,7 +21,7 @@ pub use units::{BadDuration, BadSize, parse_duration_ms, parse_size, show_bytes}
 pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, bad_label, parse_label};
 
 use crate::image::OciImage;
-use crate::life::{Hooks, Probe, Ready, Restart, Templating};
+use crate::life::{Hooks, PeriodicCheckpoints, Probe, Ready, Restart, Templating};
 use crate::name::{CheckpointTag, ProcName, Realm};
 use crate::volume::VolumeSpec;
 use request::RunRequest;
@@ -372,6 +372,9 @@ pub struct Spec {
     /// It begins from a template, or leaves one; null for a proc that always starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<Templating>,
+    /// Checkpoints that are taken of it by themselves; null for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoints: Option<PeriodicCheckpoints>,
     /// Ports of the host on which Kip answers how it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<Probe>,

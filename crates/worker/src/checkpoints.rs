@@ -132,7 +132,7 @@ impl Taken {
 }
 
 /// Which tag a checkpoint gets.
-enum Tag {
+pub(crate) enum Tag {
     Wanted(CheckpointTag),
     /// The first free one of these words with a number.
     Numbered(String),
@@ -305,7 +305,7 @@ impl Worker {
     }
 
     /// Takes a checkpoint. Returns it, and what keeps the source asleep if it is rolled back.
-    async fn keep(
+    pub(crate) async fn keep(
         &self,
         source: &Handle,
         tag: Tag,

@@ -9,6 +9,7 @@
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
 //! | [`clones`], [`checkpoints`], [`lineage`], [`copied`] | procs that go on from where another one is or was; whose checkpoints; how a source is copied |
 //! | [`volumes_of_clones`] | what clones have in place of volumes |
+//! | [`periodic`] | checkpoints that are taken by themselves |
 //! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
 //! | [`view`], [`history`], [`lately`], [`logs`] | what people see |
@@ -36,6 +37,7 @@ mod logs;
 mod named_volumes;
 mod node;
 mod open;
+mod periodic;
 mod procs;
 mod rehearse;
 mod replace;

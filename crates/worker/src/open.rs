@@ -254,6 +254,7 @@ impl Worker {
         kip_supervisor::relief::relieve(&machine.pressure, &registry);
         crate::collecting::collect_by_itself(&machine, collect_every);
         crate::lately::watch(&worker);
+        crate::periodic::watch(&worker);
         if let Some(limit) = disk {
             disk::watch(&registry, limit);
         }

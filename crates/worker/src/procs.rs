@@ -1,6 +1,8 @@
 //! The life of procs as the API asks for it: each request goes to the proc's task, and what it
 //! answers is shown.
 
+use crate::checkpoints;
+use crate::copied::Purpose;
 use crate::templates::check_templated;
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
 use crate::{logs, view};
@@ -39,6 +41,9 @@ impl ProcService for Worker {
         let (spec, _in_use) = self.complete(request.spec).await?;
         check_spec(&spec)?;
         check_templated(&spec)?;
+        if spec.checkpoints.is_some() {
+            checkpoints::check(&spec, Purpose::Checkpoint)?;
+        }
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
         let claimed_name = self.claim_name(&name)?;

@@ -329,6 +329,9 @@ pub(crate) fn check_spec(spec: &Spec) -> Result<(), Refusal> {
     if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
         return invalid(format!("{name}: stop {e}"));
     }
+    if let Some(fault) = spec.checkpoints.and_then(|periodic| periodic.fault()) {
+        return invalid(format!("{name}: {fault}"));
+    }
     if let Image::Tar(path) = &spec.image
         && !path.is_file()
     {

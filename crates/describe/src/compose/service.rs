@@ -63,7 +63,9 @@ const READ: [&str; 43] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 21] = [
+const KIPS_OWN: [&str; 23] = [
+    "checkpoint-every",
+    "checkpoint-keep",
     "template",
     "template-after",
     "before-sleep",
