@@ -358,6 +358,18 @@ def test_no_client_is_refused(kip: Kip) -> None:
     assert not refused and answered, refused[:3]
 
 
+# promise clones: a clone of a stopped proc that is not started has clients when it is
+def test_of_a_stopped_one_with_a_command(kip: Kip) -> None:
+    proc = redis(kip, flags=["--after-clone", "true"])
+    proc.stop()
+    checkpoint(proc, "files")
+    kip.cli("clone", "redis@files", "other", "--asleep")
+    other = Proc(kip, "other")
+    assert other.state == "stopped"
+    other.start(ready=True)
+    wait_for("it answers", lambda: Redis(other.port(), timeout=5).ask("PING") == "PONG", 20)
+
+
 # promise checkpoints: by `--checkpoint-every` they are taken by themselves, the newest are kept,
 #   and none is taken of a proc that has slept all the while
 def test_by_themselves(kip: Kip) -> None:

@@ -70,3 +70,52 @@ def test_empty_volumes(kip: Kip, tmp_path: Path) -> None:
         one.exec("sh", "-c", "echo own > /host/file; echo own > /kept/file")
     assert proc.exec("cat", "/kept/file", "/host/file").stdout == "kept\nhost"
     assert {view["name"] for view in kip.json("volume", "ls")} >= {"kept-hot", "host-hot", "kept-cold", "host-cold"}
+
+
+# promise clones: volumes of a clone that is not made go again, and nothing else does: not a
+#   directory of the host that was moved, and not a volume of another proc
+def test_a_clone_that_is_not_made(kip: Kip, tmp_path: Path) -> None:
+    (tmp_path / "moved").mkdir()
+    proc = kip.run("source", ["sleep", "1000"], flags=["-v", f"{tmp_path / 'moved'}:/host", "-v", "kept:/kept", "--never-sleep"])
+    proc.exec("sh", "-c", "touch /host/file /kept/file")
+    (tmp_path / "moved").rename(tmp_path / "now")
+    (tmp_path / "moved").symlink_to(tmp_path / "now")
+    other = kip.run("other", ["sleep", "1000"], flags=["-v", "kept-x-2:/x"])
+    other.exec("touch", "/x/file")
+    # What is mounted is at another path now, so that it cannot sleep.
+    assert "is not what is mounted at /host" in kip.refused("clone", "source", "x", "--volumes", "drop")
+    # The second of them would have a volume that is there already.
+    said = kip.refused("clone", "source", "x", "--count", "2", "--volumes", "drop", "--cold")
+    assert "would have the volume kept-x-2, which is there already" in said
+    assert kip.names() == ["other", "source"]
+    assert [view["name"] for view in kip.json("volume", "ls") if "-x" in view["name"]] == ["kept-x-2"]
+    assert (tmp_path / "now" / "file").exists() and other.exec("ls", "/x").stdout == "file\n"
+    (shared,) = clone(proc, "shared", "--volumes", "share", "--cold")
+    assert shared.exec("ls", "/host", "/kept").stdout.split() == ["/host:", "file", "/kept:", "file"]
+    hook = kip.run("hook", ["sleep", "1000"], flags=["-v", f"{tmp_path / 'moved'}:/host", "-v", "hooked:/kept", "--after-clone", "exit 3"])
+    hook.exec("touch", "/kept/file")
+    (tmp_path / "moved").unlink()
+    (tmp_path / "now").rename(tmp_path / "again")
+    (tmp_path / "now").symlink_to(tmp_path / "again")
+    for how in ("share", "drop"):
+        for way in ("--hot", "--cold"):
+            kip.refused("clone", "hook", "z", "--volumes", how, way)
+    assert (tmp_path / "again" / "file").exists() and hook.exec("ls", "/kept").stdout == "file\n"
+    assert not [view for view in kip.json("volume", "ls") if "-z" in view["name"]]
+
+
+# promise clones: each of several mounts is another volume in the clone, or one where it was one,
+#   and a clone of a sleeping clone has its files
+def test_several_mounts(kip: Kip, tmp_path: Path) -> None:
+    flags = ["-v", "data:/a", "-v", "data:/b:ro", "-v", "other:/c", "--never-sleep", "-p", "8080"]
+    proc = kip.run("mounts", ["/usr/bin/python3", "-c", APPENDS.replace("/data", "/a")], flags=flags)
+    wait_for("it listens", lambda: listens(proc.port()), 20)
+    assert Lines(proc.port()).ask("one") == "one"
+    (asleep,) = clone(proc, "asleep", "--volumes", "copy", "--asleep")
+    (again,) = clone(asleep, "again", "--volumes", "share", "--asleep")
+    assert Lines(again.port()).ask("two") == "one two" == again.exec("cat", "/b/log").stdout.replace("\n", " ").strip()
+    assert proc.exec("cat", "/a/log").stdout == "one\n" and again.exec("ls", "/c").stdout == ""
+    host = kip.run("host", ["sleep", "1000"], flags=["-v", "data:/var", "-v", f"{tmp_path}:/data"])
+    (one,) = clone(host, "h", "--volumes", "drop")
+    one.exec("touch", "/var/one")
+    assert one.exec("ls", "/data").stdout == "", "another volume"

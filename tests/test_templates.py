@@ -154,6 +154,8 @@ def test_clones_by_each_method(kip: Kip) -> None:
             seen = words(Proc(kip, view["name"]))
             assert (seen[0], seen[2], seen[3]) == expected, method
             assert view["spec"]["labels"] == {"of": "source"}
+            own = Proc(kip, view["name"]).exec("sh", "-c", "cat /etc/hostname; getent hosts $(hostname)").stdout
+            assert own.startswith(view["name"]) and own.endswith(f" {view['name']}\n")
     cold = kip.json("clone", "source", "cold", "--cold")["clones"][0]
     seen = words(Proc(kip, "cold"))
     assert seen[0] != drawn and seen[2:4] == ["cold", "cold"] and cold["spec"]["labels"] == {"of": "source"}
@@ -241,8 +243,8 @@ def test_by_file_and_api(kip: Kip, tmp_path: Path) -> None:
     file.write_text(f"[proc.one]\n{table}template-after = \"true\"\n")
     kip.cli("apply", "-f", str(file))
     wait_for("its template is taken", lambda: told(kip, "one"), 20)
-    file.write_text(file.read_text() + f"[proc.two]\n{table}")
+    file.write_text(file.read_text() + f"[proc.two]\n{table}template-after = \"true\"\n")
     kip.cli("apply", "-f", str(file))
     assert words(Proc(kip, "two"))[2] == "one"
     exported = kip.cli("export", "one", "two").stdout
-    assert exported.count('template = "auto"') == 2 and exported.count('template-after = "true"') == 1
+    assert exported.count('template = "auto"') == 2 and exported.count('template-after = "true"') == 2

@@ -8,6 +8,7 @@ use crate::document::{Described, Document, Reading};
 use crate::environ;
 use crate::place::{Fault, Faults, SourcePosition, meant};
 use crate::table::{ProcTable, read_secrets};
+use kip_types::life::TemplateWhen;
 use kip_types::name::ProcName;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -162,6 +163,12 @@ fn contradiction(table: &ProcTable) -> Option<(&'static str, &'static str)> {
     }
     if table.ready_timeout.is_some() && table.ready.is_none() {
         return Some(("ready-timeout", ".ready-timeout: nothing says what ready is: write ready = \"tcp:PORT\", too"));
+    }
+    if table.template_after.is_some() && table.template != Some(TemplateWhen::Auto) {
+        return Some(("template-after", ".template-after: no template is taken: write template = \"auto\", too"));
+    }
+    if table.checkpoint_keep.is_some() && table.checkpoint_every.is_none() {
+        return Some(("checkpoint-keep", ".checkpoint-keep: none is taken: write checkpoint-every = \"10m\", too"));
     }
     if table.image.is_none() {
         if let Some((key, _, message)) = without_image.into_iter().find(|(_, there, _)| *there) {

@@ -36,6 +36,7 @@ pub use hibernate::Asleep;
 pub use hooks::run_hook;
 use kip_engine::descriptors::watched;
 use kip_engine::tickets::Ticket;
+use kip_engine::volumes::sleep::forget_restored;
 use kip_records::body::Body;
 use kip_types::chain;
 use phase::{Parked, Phase, Running, Woke};
@@ -513,7 +514,8 @@ impl Task {
             self.put_files_back().await?;
             self.forget_archive()?;
             // Generations are counted anew from here on.
-            if let Err(e) = kip_snapshot::forget_cloned(&self.proc.dir) {
+            let forgotten = kip_snapshot::forget_cloned(&self.proc.dir);
+            if let Err(e) = forgotten.and_then(|()| forget_restored(&self.proc.dir)) {
                 let message = format!("{} cannot be started: its directory cannot be written: {e}", self.proc.name);
                 return Err(Refusal::new(Code::Exhausted, message));
             }

@@ -12,8 +12,8 @@ use std::str::FromStr;
 
 /// Most volumes of a proc: each is a descriptor in the messages by which sandboxes are made.
 pub const MOST_VOLUMES: usize = 32;
-/// Longest name, bytes.
-const LONGEST_NAME: usize = 128;
+/// Longest name of a volume, bytes.
+pub const LONGEST_VOLUME_NAME: usize = 128;
 /// Places inside where nothing may lie: what the sandbox itself mounts or starts from. Nor below
 /// the first ones.
 const CLOSED: [&str; 4] = ["/proc", "/sys", "/dev", "/.kip"];
@@ -28,7 +28,7 @@ pub struct VolumeName(String);
 /// What no volume can be called.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "volume name {0:?} is not valid: use 1 to {LONGEST_NAME} of A-Z, a-z, 0-9, '-', '_' and '.', starting with a letter or digit"
+    "volume name {0:?} is not valid: use 1 to {LONGEST_VOLUME_NAME} of A-Z, a-z, 0-9, '-', '_' and '.', starting with a letter or digit"
 )]
 pub struct BadVolumeName(String);
 
@@ -44,7 +44,7 @@ impl TryFrom<String> for VolumeName {
     fn try_from(name: String) -> Result<Self, BadVolumeName> {
         let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         let starts = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
-        if starts && name.len() <= LONGEST_NAME && name.bytes().all(is_good) {
+        if starts && name.len() <= LONGEST_VOLUME_NAME && name.bytes().all(is_good) {
             Ok(VolumeName(name))
         } else {
             Err(BadVolumeName(name))

@@ -10,10 +10,10 @@
 //! A proc's checkpoints go with it: its name may change, and another may take its place, as the
 //! lineage in its spec says. The last proc that is removed takes them along.
 
-use crate::clones::{CopiedFrom, Moment};
 use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, TagClaim, generation_in, key_of, view_of};
 use crate::replace::{Replacing, state_of, until_settled};
+use crate::staging::{CopiedFrom, Moment};
 use crate::view;
 use crate::worker::Worker;
 use async_trait::async_trait;
@@ -94,13 +94,13 @@ pub(crate) async fn copy_to(
 }
 
 impl Taken {
-    /// Makes it durable and gives it its name. Its note is what `complete` makes of what is known.
-    pub(crate) fn publish(
-        mut self,
+    /// Makes it durable. Its note is what `complete` makes of what is known.
+    pub(crate) fn finish(
+        self,
         purpose: Purpose,
         name: &ProcName,
         complete: impl FnOnce(CheckpointNote) -> CheckpointNote,
-    ) -> Result<CheckpointNote, Refusal> {
+    ) -> Result<Finished, Refusal> {
         let SourceCopy { record, was_awake, still_us, inspected, .. } = self.copied;
         let failed = |why: String| purpose.refuse(name, Code::Exhausted, &why);
         let directory = self.taking.made().path().to_owned();
@@ -125,9 +125,22 @@ impl Taken {
             total_us,
         });
         Checkpoints::add_note(self.taking.made(), &note).map_err(|e| failed(chain(&e)))?;
+        Ok(Finished { taking: self.taking, note })
+    }
+}
+
+/// One that is whole, and has no name yet.
+pub(crate) struct Finished {
+    taking: Taking,
+    note: CheckpointNote,
+}
+
+impl Finished {
+    /// Gives it its name.
+    pub(crate) fn publish(mut self, purpose: Purpose, name: &ProcName) -> Result<CheckpointNote, Refusal> {
         let made = self.taking.0.take().expect("it is published once");
-        made.publish().map_err(|e| failed(chain(&e)))?;
-        Ok(note)
+        made.publish().map_err(|e| purpose.refuse(name, Code::Exhausted, &chain(&e)))?;
+        Ok(self.note)
     }
 }
 
@@ -234,12 +247,11 @@ impl Worker {
             let (worker, old, hidden) = (self.clone(), old.clone(), hidden(&spec, hidden_name.clone()));
             blocking(move || {
                 let secrets = worker.secrets_of(&old)?;
-                let hostname = from.spec.hostname().to_owned();
-                let base = from.record.base.clone();
-                let moment = Moment { spec: Arc::new(from.spec), hostname, base, secrets };
+                let (first_id, hostname) = (from.note.first_id, from.spec.hostname().to_owned());
+                let moment = Moment { spec: Arc::new(from.spec), base: from.record.base.clone(), secrets };
                 let mut staging = worker.begin_staging(&moment, hidden)?;
-                let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
-                moment.copy(&staging, copied, generation_in(&from.record))?;
+                let copied = CopiedFrom { directory: from.directory, first_id, hostname, volumes: Vec::new() };
+                copied.copy(&staging, generation_in(&from.record))?;
                 staging.settle(&Record { wakes_again: wakes, ..from.record })?;
                 Ok::<_, Refusal>(staging)
             })
@@ -321,7 +333,8 @@ impl Worker {
         fault::reach("checkpoint-copied");
         let (proc, spec) = (Arc::clone(&source.proc), source.proc.spec());
         let view = blocking(move || {
-            let note = taken.publish(purpose, &spec.name, |note| CheckpointNote { parent, ..note })?;
+            let note = taken.finish(purpose, &spec.name, |note| CheckpointNote { parent, ..note })?;
+            let note = note.publish(purpose, &spec.name)?;
             fault::reach("checkpoint-published");
             let current = Some(&claim.tag).filter(|_| purpose == Purpose::Checkpoint);
             Ok::<_, Refusal>(view_of(&proc, claim.tag.clone(), note, &spec, current))

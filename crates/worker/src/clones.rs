@@ -9,22 +9,22 @@
 
 use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
+use crate::staging::{CopiedFrom, Moment, Staging};
 use crate::view;
-use crate::volumes_of_clones::{self, OwnVolume, check_dropped, own_volume, remove_volumes};
-use crate::worker::{NameClaim, Worker, first, ready};
+use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
+use crate::worker::{NameClaim, NotReady, Worker, first, until_ready};
 use kip_checkpoint::plan::PLAN;
-use kip_copy::ProcCopy;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
-use kip_engine::host::{Host, Proc};
+use kip_engine::host::Proc;
 use kip_engine::plans::{plan_wake, take_custody};
 use kip_engine::prepared::PreparedNetwork;
-use kip_engine::{renew, secrets, stop, volumes};
+use kip_engine::{renew, secrets, stop};
 use kip_journal::meter::Meter;
 use kip_net::Slot;
 use kip_records::body::Body;
-use kip_records::record::{Durability, RecordError, Unpublished};
+use kip_records::record::{Durability, RecordError};
 use kip_records::state::Record;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::task::{By, Handle, TaskCommand, run_hook};
@@ -37,106 +37,11 @@ use kip_types::keys::Hex;
 use kip_types::name::MAX_NAME;
 use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, Tier, VolumeSource};
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Numbers that are tried for the name of a clone: there are fewer procs.
 const MOST_NUMBERED: u32 = 100_000;
-
-/// What clones have of their source beside memory and files.
-pub(crate) struct Moment {
-    /// As it was when they were asked for, or at the checkpoint.
-    pub(crate) spec: Arc<Spec>,
-    /// The host name in its files.
-    pub(crate) hostname: String,
-    /// The skeleton that its files lie over.
-    pub(crate) base: PathBuf,
-    /// Contents of its secrets, by their names, as they are now.
-    pub(crate) secrets: BTreeMap<String, Hex>,
-}
-
-impl Moment {
-    /// Copies from what does not change: another clone, or a checkpoint.
-    pub(crate) fn copy(&self, to: &Staging, from: CopiedFrom, generation: Option<Generation>) -> Result<(), Refusal> {
-        let copy = ProcCopy {
-            from: from.directory,
-            to: to.directory(),
-            ids: (from.first_id, to.first_id()),
-            generation,
-            names: (self.hostname.clone(), to.spec.hostname().to_owned()),
-        };
-        let failed = |e| Refusal::new(Code::Failed, format!("{} cannot be made: {}", to.spec.name, chain(&e)));
-        copy.copy().map_err(failed)
-    }
-}
-
-/// What files are copied from: a directory, and the first id of the block that owns them.
-pub(crate) struct CopiedFrom {
-    pub(crate) directory: PathBuf,
-    pub(crate) first_id: u32,
-}
-
-/// A proc that is being made, with its slot, until it is published.
-pub(crate) struct Staging {
-    machine: Arc<Host>,
-    pub(crate) spec: Spec,
-    record: Record,
-    key: ProcName,
-    made: Option<Unpublished>,
-    /// Its directory has its name: the slot is the proc's.
-    published: bool,
-    prepared: Option<PreparedNetwork>,
-    /// Named volumes that were made for it, and go if it is not published.
-    own_volumes: Vec<OwnVolume>,
-    _volumes: volumes::Claim,
-}
-
-impl Staging {
-    pub(crate) fn directory(&self) -> PathBuf {
-        self.made.as_ref().expect("it is published last").path().to_owned()
-    }
-
-    /// Records what it sleeps in: what its source would.
-    pub(crate) fn settle(&mut self, source: &Record) -> Result<(), Refusal> {
-        self.record = Record {
-            state: source.state.clone(),
-            established: true,
-            program: source.program,
-            last_sleep: source.last_sleep.clone(),
-            ticks: source.ticks,
-            started_at_ms: source.started_at_ms,
-            ready: source.ready,
-            wakes_again: source.wakes_again,
-            ..self.record.clone()
-        };
-        let made = self.made.as_ref().expect("it is published last");
-        let failed = |e| Refusal::new(Code::Exhausted, format!("{} cannot be recorded: {}", self.spec.name, chain(&e)));
-        made.change_state(&self.record).map_err(failed)
-    }
-
-    pub(crate) fn first_id(&self) -> u32 {
-        let slot = Slot::new(self.record.slot).expect("it was taken");
-        self.machine.first_id(slot)
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if let Some(made) = self.made.take()
-            && let Err(e) = fs::remove_dir_all(made.path())
-        {
-            tracing::warn!(path = %made.path().display(), error = %e, "a clone that was not made is left to the next daemon");
-        }
-        if !self.published {
-            remove_volumes(&self.own_volumes);
-            let slot = Slot::new(self.record.slot).expect("it was taken");
-            let _ = self.machine.pool.release(&[slot]);
-            self.machine.prepared_networks.free(slot);
-        }
-    }
-}
 
 impl Worker {
     /// As [`kip_service::ProcService::clone_proc`].
@@ -147,7 +52,11 @@ impl Worker {
         }
         let (source, tag) = (self.handle(&name)?, request.checkpoint.clone());
         let _begun = self.begin_on(&source, &name).await?;
-        let _templates_stay = Arc::clone(&self.templating).read_owned().await;
+        // Of templates only: what is copied needs it no more.
+        let templates_stay = match request.method {
+            CloneMethod::Warm => Some(Arc::clone(&self.templating).read_owned().await),
+            CloneMethod::Hot | CloneMethod::Cold => None,
+        };
         let from = match (&tag, request.method) {
             (Some(tag), _) => Some(self.checkpoint_of(&source, tag).await?),
             (None, CloneMethod::Warm) => Some(self.template_for(&source).await?),
@@ -161,7 +70,6 @@ impl Worker {
         let _in_use = self.has_layers(&spec).await?;
         let claimed = self.claim_names(&name, &request)?;
         let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
-        self.check_volumes(&spec, &names, &request)?;
         if request.method == CloneMethod::Cold {
             let clones = self.begun_cold(&source, &names, &request).await?;
             let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
@@ -180,13 +88,13 @@ impl Worker {
         let begun = {
             let (source, request) = (source.clone(), request.clone());
             let base = from.as_ref().map_or_else(|| source.proc.base.clone(), |from| from.record.base.clone());
-            let of_source = from.as_ref().map_or_else(|| source.proc.spec(), |from| Arc::new(from.spec.clone()));
             blocking(move || {
                 let secrets = worker.secrets_of(&source)?;
-                let spec_of_first = spec_of(&spec, &first, &request);
-                let moment = Moment { hostname: of_source.hostname().to_owned(), spec, base, secrets };
+                let own = OwnVolumes::make(&worker.machine, &spec, &first, &request)?;
+                let spec_of_first = spec_of(&spec, &first, &request, &own);
+                let moment = Moment { spec, base, secrets };
                 let mut first = worker.begin_staging(&moment, spec_of_first)?;
-                first.own_volumes = worker.own_volumes(&moment.spec, &first.spec, &request);
+                first.own_volumes = Some(own);
                 Ok::<_, Refusal>((moment, first))
             })
         };
@@ -199,12 +107,13 @@ impl Worker {
                     directory: first.directory(),
                     first_id: first.first_id(),
                     hostname: first.spec.hostname().to_owned(),
-                    volumes: first.own_volumes.clone(),
+                    volumes: first.own_volumes.as_ref().map(OwnVolumes::all).unwrap_or_default(),
                 };
                 let copied = copy_source(&source, target, Purpose::Clone).await;
                 (moment, first, copied?)
             }
         };
+        drop(templates_stay);
         fault::reach("clone-copied");
         let SourceCopy { mut record, was_awake, still_us, inspected, .. } = copied;
         record.wakes_again = was_awake && !asleep;
@@ -221,12 +130,18 @@ impl Worker {
             }
             let mut staged = vec![first];
             for name in others {
-                let mut other = worker.begin_staging(&moment, spec_of(&moment.spec, &name, &request))?;
-                let from = CopiedFrom { directory: staged[0].directory(), first_id: staged[0].first_id() };
-                moment.copy(&other, from, generation)?;
-                other.own_volumes = worker.own_volumes(&staged[0].spec, &other.spec, &request);
-                let filled = OwnVolume::fill_all(&other.own_volumes, &other.directory(), generation);
-                filled.map_err(|why| Purpose::Clone.refuse(&moment.spec.name, Code::Failed, &why))?;
+                let own = OwnVolumes::make(&worker.machine, &moment.spec, &name, &request)?;
+                let spec = spec_of(&moment.spec, &name, &request, &own);
+                let mut other = worker.begin_staging(&moment, spec)?;
+                let like: &Staging = &staged[0];
+                let from = CopiedFrom {
+                    directory: like.directory(),
+                    first_id: like.first_id(),
+                    hostname: like.spec.hostname().to_owned(),
+                    volumes: like.own_volumes.as_ref().map(|first| own.like(first)).unwrap_or_default(),
+                };
+                other.own_volumes = Some(own);
+                from.copy(&other, generation)?;
                 other.settle(&record)?;
                 staged.push(other);
             }
@@ -237,7 +152,7 @@ impl Worker {
             CloneMethod::Warm => format!("the template of {name}"),
             CloneMethod::Hot | CloneMethod::Cold => origin(&name, tag.as_ref()),
         };
-        let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep).await?;
+        let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep, false).await?;
         drop(claimed);
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64, notes })
@@ -251,33 +166,44 @@ impl Worker {
         names: &[ProcName],
         request: &CloneRequest,
     ) -> Result<Vec<Handle>, Refusal> {
-        let mut begun = Vec::new();
+        let (mut begun, mut own_volumes) = (Vec::new(), Vec::new());
+        let origin = format!("what {} was asked to be", source.proc.name);
         for name in names {
-            let (worker, of, mut spec) = (self.clone(), source.clone(), spec_of(&source.proc.spec(), name, request));
-            spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
+            let (worker, of, name, request) = (self.clone(), source.clone(), name.clone(), request.clone());
             let started = async {
-                self.machine.pressure.admit_new(name).await?;
-                let made = blocking(move || worker.create(spec, worker.secrets_of(&of)?));
-                let (proc, prepared, record, claim) = made.await?;
+                self.machine.pressure.admit_new(&name).await?;
+                let made = blocking(move || {
+                    let own = OwnVolumes::make(&worker.machine, &of.proc.spec(), &name, &request)?;
+                    let mut spec = spec_of(&of.proc.spec(), &name, &request, &own);
+                    spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
+                    Ok::<_, Refusal>((worker.create(spec, worker.secrets_of(&of)?)?, own))
+                });
+                let ((proc, prepared, record, claim), own) = made.await?;
+                own_volumes.push(own);
+                if proc.spec().hooks.after_clone.is_some() {
+                    self.machine.nat.hold_ahead(proc.slot);
+                }
                 let clone = self.adopt(proc, record, Some(prepared), Listeners::new());
                 drop(claim);
                 begun.push(clone.clone());
                 self.notify_network(&clone.proc.spec()).await;
                 clone.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await?;
-                ready(&clone).await
+                let not_ready = |why| Refusal::new(Code::Failed, format!("{} is not made: it {why}", clone.proc.name));
+                until_ready(&clone).await.map_err(|NotReady { why, .. }| not_ready(why))?;
+                self.run_after_clone(&clone, &origin, true).await
             };
             if let Err(refusal) = started.await {
                 for clone in &begun {
                     self.discard(clone).await;
-                    let own = self.own_volumes(&source.proc.spec(), &clone.proc.spec(), request);
-                    blocking(move || remove_volumes(&own)).await;
                 }
+                blocking(move || drop(own_volumes)).await;
                 return Err(refusal);
             }
         }
+        own_volumes.into_iter().for_each(OwnVolumes::keep);
         for clone in &begun {
-            let detail = format!("from what {} was asked to be", source.proc.name);
-            clone.proc.shared.events.emit(Some(&clone.proc.name), EventKind::Cloned, detail);
+            let events = &clone.proc.shared.events;
+            events.emit(Some(&clone.proc.name), EventKind::Cloned, format!("from {origin}"));
             if clone.proc.spec().remove {
                 tokio::spawn(self.clone().remove_at_end(clone.clone(), false));
             }
@@ -312,63 +238,34 @@ impl Worker {
         Ok(opened.files().map(|(name, contents)| (name.to_owned(), Hex(contents.to_vec()))).collect())
     }
 
-    /// What the clone has of itself: its spec, its secrets under its own key, and its place.
-    pub(crate) fn begin_staging(&self, moment: &Moment, mut spec: Spec) -> Result<Staging, Refusal> {
-        let (machine, name) = (&self.machine, spec.name.clone());
-        let failed = |what: &str, e: &dyn std::error::Error| {
-            Refusal::new(Code::Failed, format!("{name} cannot be made: {what}: {}", chain(e)))
-        };
-        let key = self.key_for(&name)?;
-        let _volumes = volumes::declare(machine, &mut spec)?;
-        spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
-        let sealed = secrets::seal(machine, &key, &mut spec, moment.secrets.clone());
-        let sealed = sealed.map_err(|e| failed("its secrets", &e))?;
-        let prepared = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
-        let slot = prepared.slot;
-        // What it sleeps in is recorded when that is there.
-        let record = Record::new(slot.number(), moment.base.clone());
-        let made = machine.records.prepare(&key, &spec, &record).map_err(|e| {
-            let _ = machine.pool.release(&[slot]);
-            machine.prepared_networks.free(slot);
-            Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&e)))
-        })?;
-        let staging = Staging {
-            machine: Arc::clone(machine),
-            spec,
-            record,
-            key,
-            made: Some(made),
-            published: false,
-            prepared: Some(prepared),
-            own_volumes: Vec::new(),
-            _volumes,
-        };
-        if let (Some(sealed), Some(made)) = (sealed, &staging.made) {
-            made.add(secrets::FILE, &sealed).map_err(|e| failed("its secrets", &e))?;
-        }
-        Ok(staging)
-    }
-
     /// All of them, or none. They are woken if `awake`; those of a stopped proc are started if
-    /// `started`.
+    /// `started`. To one that `is_new` a client may be about to attach.
     pub(crate) async fn publish_all(
         &self,
         origin: &str,
         staged: Vec<Staging>,
         awake: bool,
         started: bool,
+        is_new: bool,
     ) -> Result<Vec<Handle>, Refusal> {
         let (mut clones, mut own_volumes) = (Vec::new(), Vec::new());
-        for staging in staged {
-            own_volumes.extend(staging.own_volumes.iter().cloned());
+        for mut staging in staged {
+            let of_it = staging.own_volumes.take();
             let published = async {
-                let is_held = staging.spec.hooks.after_clone.is_some();
+                let durable = blocking(move || (of_it.as_ref().map_or(Ok(()), OwnVolumes::sync), of_it));
+                let (durable, of_it) = durable.await;
+                own_volumes.extend(of_it);
+                let failed = |why| Refusal::new(Code::Failed, format!("{} cannot be made: {why}", staging.spec.name));
+                durable.map_err(failed)?;
+                // One that is not started, and has nothing to be woken from, does not run it.
+                let runs = started || generation_in(&staging.record).is_some();
+                let is_held = runs && staging.spec.hooks.after_clone.is_some();
                 let handle = self.publish_clone(staging, is_held).await?;
                 clones.push(handle.clone());
                 let (name, events) = (handle.proc.name.clone(), &handle.proc.shared.events);
                 events.emit(Some(&name), EventKind::Cloned, format!("from {origin}"));
                 if handle.proc.spec().remove {
-                    tokio::spawn(self.clone().remove_at_end(handle.clone(), false));
+                    tokio::spawn(self.clone().remove_at_end(handle.clone(), is_new));
                 }
                 let is_stopped = matches!(handle.status.borrow().record.state, State::Stopped { .. });
                 if started && is_stopped {
@@ -385,11 +282,12 @@ impl Worker {
                     for clone in &clones {
                         self.discard(clone).await;
                     }
-                    blocking(move || remove_volumes(&own_volumes)).await;
+                    blocking(move || drop(own_volumes)).await;
                     return Err(refusal);
                 }
             }
         }
+        own_volumes.into_iter().for_each(OwnVolumes::keep);
         if awake {
             let woken = clones.iter().cloned().map(|clone| {
                 let cause = WakeCause::Request(WakeCommand::StoodStill("clone"));
@@ -495,8 +393,9 @@ pub(crate) async fn from_checkpoint(
 ) -> Result<(Moment, Staging, SourceCopy), Refusal> {
     blocking(move || {
         let was_awake = from.note.was_awake;
-        let copied = CopiedFrom { directory: from.directory, first_id: from.note.first_id };
-        moment.copy(&first, copied, generation_in(&from.record))?;
+        let (first_id, hostname) = (from.note.first_id, from.spec.hostname().to_owned());
+        let copied = CopiedFrom { directory: from.directory, first_id, hostname, volumes: Vec::new() };
+        copied.copy(&first, generation_in(&from.record))?;
         Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None }))
     })
     .await
@@ -551,7 +450,7 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
 }
 
 /// What a clone of that proc is asked to be.
-fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest) -> Spec {
+fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest, own_volumes: &OwnVolumes) -> Spec {
     let published = |ports: &[PortSpec]| -> Vec<PortSpec> {
         let place = |port: &PortSpec| {
             let asked = request.ports.iter().find(|asked| asked.inner() == port.inner());
@@ -573,12 +472,19 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest) -> Spec {
         file: None,
         replaced: 0,
         lineage: None,
-        volumes: spec.volumes.iter().map(|volume| own_volume(volume, name, request)).collect(),
         ..spec.clone()
     };
     let mut spec = own(source);
+    spec.volumes = source.volumes.iter().map(|volume| own_volumes.replace(volume)).collect();
     if let Some(asked) = &mut spec.asked {
         asked.spec = own(&asked.spec);
+        // There they are as the request had them, with links perhaps.
+        for volume in &mut asked.spec.volumes {
+            if let Some(known) = source.volumes.iter().find(|known| known.target == volume.target) {
+                let source = own_volumes.replace(known).source;
+                volume.source = if source == known.source { volume.source.clone() } else { source };
+            }
+        }
         // A proc that was renamed has its old one, which its owner did not ask for.
         if asked.spec.hostname.is_none() {
             spec.hostname = None;

@@ -6,7 +6,7 @@
 //! ([`CopySealed`]), else parked ([`Still`]). The copy is a proc that was parked on a machine that
 //! has been started anew since: nothing in the kernel is its own.
 
-use crate::volumes_of_clones::OwnVolume;
+use crate::volumes_of_clones::{self, OwnVolume};
 use kip_checkpoint::random;
 use kip_copy::ProcCopy;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
@@ -125,7 +125,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         // Mounted, if its disk is limited.
         let _place = proc.files.place().map_err(|e| chain(&e))?;
         ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))?;
-        OwnVolume::fill_all(&target.volumes, &copy.to, generation)
+        volumes_of_clones::fill(&target.volumes, &copy.from, &copy.to, generation)
     };
     let stood = Instant::now();
     let still_us = |was_awake: bool| if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
@@ -155,19 +155,13 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let stilled = source.ask(ask).await?;
     let generation = generation_of(source, &stilled, purpose)?;
     let directory = source.proc.dir.clone();
-    let done = blocking(move || {
-        thread::scope(|scope| {
-            // One that cannot be read is read again, and refused, when the copy is finished.
-            let inspect = |generation| Inspected::read(&directory, generation).ok();
-            let inspecting = generation.map(|generation| scope.spawn(move || inspect(generation)));
-            copied(generation)?;
-            Ok(inspecting.and_then(|inspecting| inspecting.join().ok()?))
-        })
-    })
-    .await;
+    // Beside the copy. What cannot be read there any more, since the source has gone on, is read
+    // again, and refused, when the copy is finished.
+    let inspecting = generation.map(|generation| thread::spawn(move || Inspected::read(&directory, generation).ok()));
+    let done = blocking(move || copied(generation)).await;
     // It goes on, whatever came of the copy.
     let still = Some(still).filter(|_| stays);
-    let inspected = done.map_err(|why: String| purpose.refuse(&name, Code::Failed, &why))?;
+    done.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let (mut record, was_awake) = (stilled.record, stilled.was_awake);
     if was_awake && !stays {
         runs_again(source).await;
@@ -175,7 +169,12 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     if generation.is_none() {
         record.state = State::Stopped { exit: None };
     }
-    Ok(SourceCopy { record, was_awake, still_us: still_us(was_awake), still, inspected })
+    let still_us = still_us(was_awake);
+    let inspected = match inspecting {
+        Some(inspecting) => blocking(move || inspecting.join().ok().flatten()).await,
+        None => None,
+    };
+    Ok(SourceCopy { record, was_awake, still_us, still, inspected })
 }
 
 /// The generation in which a source stands still; none of one that is stopped.

@@ -8,6 +8,7 @@
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
 //! | [`clones`], [`checkpoints`], [`lineage`], [`copied`] | procs that go on from where another one is or was; whose checkpoints; how a source is copied |
+//! | [`staging`] | one that is being made, until it has its name |
 //! | [`volumes_of_clones`] | what clones have in place of volumes |
 //! | [`periodic`] | checkpoints that are taken by themselves |
 //! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
@@ -44,6 +45,7 @@ mod replace;
 mod rest;
 mod scrape;
 mod snapshots;
+mod staging;
 mod templates;
 mod view;
 mod volumes_of_clones;

@@ -196,6 +196,7 @@ impl Worker {
             ending: Arc::default(),
             tags: Arc::default(),
             templating: Arc::default(),
+            templated: Arc::default(),
             claimed: Arc::default(),
         };
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {

@@ -47,10 +47,15 @@ impl ProcService for Worker {
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
         let claimed_name = self.claim_name(&name)?;
-        if let Some(handle) = self.begun_from_template(&spec, &request.secrets).await {
-            return Ok(blocking(move || view::proc_view(&handle)).await);
+        let mut listeners = probe::listen(&spec)?;
+        if spec.template.is_some() {
+            // What begins from a template opens them itself.
+            drop(std::mem::take(&mut listeners));
+            if let Some(handle) = self.begun_from_template(&spec, &request.secrets).await {
+                return Ok(blocking(move || view::proc_view(&handle)).await);
+            }
+            listeners = probe::listen(&spec)?;
         }
-        let listeners = probe::listen(&spec)?;
         let worker = self.clone();
         let (proc, prepared, record, claim) = blocking(move || worker.create(spec, request.secrets)).await?;
         let handle = self.adopt(proc, record, Some(prepared), listeners);

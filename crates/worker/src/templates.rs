@@ -7,13 +7,15 @@
 //! the next proc leaves one.
 
 use crate::checkpoints::{Taking, check, copy_to};
-use crate::clones::{Moment, from_checkpoint};
+use crate::clones::from_checkpoint;
 use crate::copied::{Purpose, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
+use crate::staging::Moment;
 use crate::worker::{NotReady, Worker, until_listening, until_ready};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
+use kip_engine::volumes;
 use kip_records::checkpoints::CheckpointNote;
 use kip_records::record::RecordError;
 use kip_records::state::Record;
@@ -34,6 +36,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::OwnedRwLockReadGuard;
 
 /// Most templates that are kept; for one more the one goes that was not used for longest.
 const MOST: usize = 32;
@@ -41,7 +44,7 @@ const MOST: usize = 32;
 const ID_BYTES: usize = 8;
 /// What of a spec is one proc's own, or is about it from the outside: procs of one kind differ in
 /// it. What a spec gets in addition counts as its kind until it is named here.
-const OWN: [&str; 20] = [
+const OWN: [&str; 18] = [
     "checkpoints",
     "name",
     "aliases",
@@ -51,8 +54,6 @@ const OWN: [&str; 20] = [
     "restart",
     "stop_signal",
     "stop_grace_ms",
-    "ready",
-    "hooks",
     "template",
     "probes",
     "egress",
@@ -63,9 +64,24 @@ const OWN: [&str; 20] = [
     "lineage",
     "asked",
 ];
-/// Directories of the host that change when its packages do.
-const OF_PACKAGES: [&str; 5] =
-    ["/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
+/// Files and directories of the host that change when its packages do, whatever manages them.
+const OF_PACKAGES: [&str; 10] = [
+    "/var/lib/dpkg/status",
+    "/var/lib/rpm",
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/local/bin",
+    "/usr/local/lib",
+    "/usr/local/lib/node_modules",
+];
+/// Below these lie directories of languages, with their packages in `dist-packages` or
+/// `site-packages`.
+const OF_LANGUAGES: [&str; 2] = ["/usr/lib", "/usr/local/lib"];
+/// Files of a volume that are looked at: of more a change may not be noticed.
+const MOST_LOOKED_AT: usize = 2000;
 
 impl Worker {
     /// Those of this data directory.
@@ -77,15 +93,15 @@ impl Worker {
     /// start: there is none, or it cannot be gone on from, which an event says.
     pub(crate) async fn begun_from_template(&self, spec: &Spec, secrets: &BTreeMap<String, Hex>) -> Option<Handle> {
         spec.template.as_ref()?;
-        let _templates_stay = Arc::clone(&self.templating).read_owned().await;
         let (worker, kind, own) = (self.clone(), spec.clone(), secrets.clone());
-        let found = blocking(move || {
-            let id = id_of(&kind, &worker.machine.base_of(&kind), &own);
-            worker.read_template(&id).map(|found| found.map(|template| (id, template)))
-        });
         let begun = async {
+            let stay = Arc::clone(&self.templating).read_owned().await;
+            let found = blocking(move || {
+                let id = id_of(&kind, &worker.machine.base_of(&kind), &worker.machine.data, &own);
+                worker.read_template(&id).map(|found| found.map(|template| (id, template)))
+            });
             let Some((id, template)) = found.await? else { return Ok(None) };
-            let begun = self.begin_from(&id, template, spec.clone(), secrets.clone()).await?;
+            let begun = self.begin_from(&id, template, spec.clone(), secrets.clone(), stay).await?;
             self.template_store().note_use(&id);
             Ok::<_, Refusal>(Some(begun))
         };
@@ -105,17 +121,18 @@ impl Worker {
         template: Checkpoint,
         spec: Spec,
         secrets: BTreeMap<String, Hex>,
+        templates_stay: OwnedRwLockReadGuard<()>,
     ) -> Result<Handle, Refusal> {
         let _in_use = self.has_layers(&template.spec).await?;
         let worker = self.clone();
         let staged = blocking(move || {
-            let (hostname, base) = (template.spec.hostname().to_owned(), template.record.base.clone());
-            let moment = Moment { spec: Arc::new(spec.clone()), hostname, base, secrets };
+            let moment = Moment { spec: Arc::new(spec.clone()), base: template.record.base.clone(), secrets };
             let staging = worker.begin_staging(&moment, spec)?;
             Ok::<_, Refusal>((moment, staging, template))
         });
         let (moment, staging, template) = staged.await?;
         let (moment, mut staging, copied) = from_checkpoint(moment, staging, template).await?;
+        drop(templates_stay);
         fault::reach("template-copied");
         let staged = blocking(move || {
             let record = Record { wakes_again: true, started_at_ms: now_ms(), ..copied.record };
@@ -125,7 +142,7 @@ impl Worker {
             }
             Ok::<_, Refusal>(staging)
         });
-        let made = self.publish_all(&format!("template {id}"), vec![staged.await?], true, true).await?;
+        let made = self.publish_all(&format!("template {id}"), vec![staged.await?], true, true, true).await?;
         let made = made.into_iter().next().expect("one was asked for");
         let cause = WakeCause::Request(WakeCommand::StoodStill("template"));
         // It is awake already, but if it could not be woken.
@@ -142,7 +159,7 @@ impl Worker {
         let worker = self.clone();
         tokio::spawn(async move {
             let name = handle.proc.spec().name.clone();
-            let Err(refusal) = worker.template_of(&handle, template.after.as_deref()).await else { return };
+            let Err(refusal) = worker.template_of(&handle, template.after.as_deref(), true).await else { return };
             if !handle.inbox.is_closed() {
                 let events = &handle.proc.shared.events;
                 events.emit(Some(&name), EventKind::Templated, format!("it leaves none: {}", refusal.message));
@@ -150,47 +167,76 @@ impl Worker {
         });
     }
 
-    /// Takes a template from a proc when it is ready.
-    async fn template_of(&self, source: &Handle, after: Option<&str>) -> Result<TemplateView, Refusal> {
+    /// Takes a template from a proc when it is ready. None is taken `by_itself` where another proc
+    /// of the kind is about to leave one, or has left one meanwhile.
+    async fn template_of(
+        &self,
+        source: &Handle,
+        after: Option<&str>,
+        by_itself: bool,
+    ) -> Result<Option<TemplateView>, Refusal> {
         let spec = source.proc.spec();
         let name = spec.name.clone();
         check(&spec, Purpose::Template)?;
         let refuse = |why: String| Purpose::Template.refuse(&name, Code::State, &why);
         until_ready(source).await.map_err(|NotReady { why, .. }| refuse(format!("it {why}")))?;
-        let listens = until_listening(source, &tcp_ports(&spec), "be kept as a template").await;
-        listens.map_err(|why| refuse(format!("it {why}")))?;
+        if spec.ready.is_none() {
+            let listens = until_listening(source, &tcp_ports(&spec), "be kept as a template").await;
+            listens.map_err(|why| refuse(format!("it {why}")))?;
+        }
         let began = Instant::now();
         let _begun = self.begin_on(source, &name).await?;
+        let (worker, proc, kind) = (self.clone(), source.clone(), Arc::clone(&spec));
+        let known = blocking(move || {
+            let secrets = worker.secrets_of(&proc)?;
+            let started_ms = proc.status.borrow().record.started_at_ms;
+            let id = id_of(&kind, &proc.proc.base, &worker.machine.data, &secrets);
+            let changed = changed_since(&kind, &worker.machine.data, started_ms);
+            Ok::<_, Refusal>((id, started_ms, changed))
+        });
+        let (id, started_ms, changed) = known.await?;
+        if let Some(path) = changed {
+            let why = format!("{} has changed since it started: restart it first", path.display());
+            return Err(refuse(why));
+        }
+        let claimed = self.templated.lock().insert(id.clone());
+        let _claim = claimed.then(|| TemplateClaim { worker: self.clone(), id: id.clone() });
+        if !claimed || by_itself && self.template_store().note(&id).is_ok_and(|note| note.taken_at_ms >= started_ms) {
+            let why = "another one of its kind is being kept".to_owned();
+            return if by_itself { Ok(None) } else { Err(refuse(why)) };
+        }
         if let Some(command) = after {
             let cause = WakeCause::Request(WakeCommand::StoodStill("template"));
             let ticket = source.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await?;
             let ran = run_hook(&source.proc, command, BTreeMap::new(), ticket, spec.hooks.within_ms).await;
             ran.map_err(|why| refuse(format!("its own command before that failed: {why}")))?;
         }
-        let (worker, proc, kind) = (self.clone(), source.clone(), Arc::clone(&spec));
+        let (worker, proc, kind, of) = (self.clone(), source.clone(), Arc::clone(&spec), id.clone());
         let begun = blocking(move || {
-            let secrets = worker.secrets_of(&proc)?;
-            let id = id_of(&kind, &worker.machine.base_of(&kind), &secrets);
             let record = Record::new(proc.proc.slot.number(), proc.proc.base.clone());
-            let made = worker.template_store().prepare(&id, &*kind, &record).map_err(|e| failed(&kind.name, &e))?;
-            Ok::<_, Refusal>((id, Taking::new(made)))
+            let made = worker.template_store().prepare(&of, &*kind, &record);
+            made.map(Taking::new).map_err(|e| failed(&kind.name, &e))
         });
-        let (id, taking) = begun.await?;
-        let (taken, _) = copy_to(source, taking, Purpose::Template, began).await?;
+        let (taken, _) = copy_to(source, begun.await?, Purpose::Template, began).await?;
         fault::reach("template-taken");
+        let finished = {
+            let name = name.clone();
+            blocking(move || taken.finish(Purpose::Template, &name, |note| note))
+        };
+        let finished = finished.await?;
         let _alone = Arc::clone(&self.templating).write_owned().await;
         let worker = self.clone();
         let view = blocking(move || {
             // An older one of its kind.
             worker.remove_one(&id, Code::Exhausted)?;
-            let note = taken.publish(Purpose::Template, &spec.name, |note| note)?;
+            let note = finished.publish(Purpose::Template, &spec.name)?;
             worker.remove_least_used();
             Ok::<_, Refusal>(view_of(id, note, None, &spec))
         });
         let view = view.await?;
         let events = &source.proc.shared.events;
         events.emit(Some(&name), EventKind::Templated, format!("{} was taken from it", view.id));
-        Ok(view)
+        Ok(Some(view))
     }
 
     /// The template of a proc's kind.
@@ -198,7 +244,7 @@ impl Worker {
         let (worker, source) = (self.clone(), source.clone());
         blocking(move || {
             let (spec, secrets) = (source.proc.spec(), worker.secrets_of(&source)?);
-            let id = id_of(&spec, &worker.machine.base_of(&spec), &secrets);
+            let id = id_of(&spec, &worker.machine.base_of(&spec), &worker.machine.data, &secrets);
             let found = worker.read_template(&id)?;
             let found = found.inspect(|_| worker.template_store().note_use(&id));
             found.ok_or_else(|| {
@@ -298,7 +344,8 @@ impl TemplateService for Worker {
             let why = format!("it does not run: `kip start {name}` first");
             return Err(Purpose::Template.refuse(&name, Code::State, &why));
         }
-        self.template_of(&source, request.after.as_deref()).await
+        let taken = self.template_of(&source, request.after.as_deref(), false).await?;
+        Ok(taken.expect("one is taken, or why not is said"))
     }
 
     async fn templates(&self) -> Result<TemplatesView, Refusal> {
@@ -320,6 +367,18 @@ impl TemplateService for Worker {
     }
 }
 
+/// While one lives no other template of the kind is taken.
+struct TemplateClaim {
+    worker: Worker,
+    id: TemplateId,
+}
+
+impl Drop for TemplateClaim {
+    fn drop(&mut self) {
+        self.worker.templated.lock().remove(&self.id);
+    }
+}
+
 /// Refuses a proc that could never leave a template, or of which it is not known when.
 pub(crate) fn check_templated(spec: &Spec) -> Result<(), Refusal> {
     if spec.template.is_none() {
@@ -336,7 +395,8 @@ pub(crate) fn check_templated(spec: &Spec) -> Result<(), Refusal> {
 }
 
 fn tcp_ports(spec: &Spec) -> Vec<u16> {
-    spec.ports.iter().filter(|port| port.proto == Protocol::Tcp).map(|port| port.port).collect()
+    // One that an image exposes is private, and need not be listened at.
+    spec.ports.iter().filter(|port| port.proto == Protocol::Tcp && !port.private).map(|port| port.port).collect()
 }
 
 fn failed(name: &ProcName, error: &RecordError) -> Refusal {
@@ -361,7 +421,7 @@ fn view_of(id: TemplateId, note: CheckpointNote, used_at_ms: Option<u64>, spec: 
 }
 
 /// The id of the kind of a proc: the same for procs that may begin from each other's template.
-fn id_of(spec: &Spec, base: &Path, secrets: &BTreeMap<String, Hex>) -> TemplateId {
+fn id_of(spec: &Spec, base: &Path, data: &Path, secrets: &BTreeMap<String, Hex>) -> TemplateId {
     let mut kind = serde_json::to_value(spec).expect("a spec is recorded as JSON");
     let fields = kind.as_object_mut().expect("it is a table");
     OWN.iter().for_each(|own| _ = fields.remove(*own));
@@ -369,19 +429,17 @@ fn id_of(spec: &Spec, base: &Path, secrets: &BTreeMap<String, Hex>) -> TemplateI
     fields.insert("ports".into(), Value::Array(ports.collect()));
     // Paths of a request may have links in them, which those of a proc have not.
     let volumes = spec.volumes.iter().filter(|volume| volume.source != VolumeSource::Secrets).map(|volume| {
-        let changed = match &volume.source {
-            VolumeSource::Host(path) => changed_at(path),
-            _ => Value::Null,
-        };
         let source = match &volume.source {
             VolumeSource::Host(path) => fs::canonicalize(path).unwrap_or_else(|_| path.clone()),
             other => PathBuf::from(other.to_string()),
         };
-        json!([source, volume.target, volume.read_only, changed])
+        json!([source, volume.target, volume.read_only])
     });
     fields.insert("volumes".into(), Value::Array(volumes.collect()));
     fields.insert("base".into(), json!(base));
-    fields.insert("host".into(), host_files(spec));
+    let stamps = stamps(spec, data).into_iter().map(|(path, stamp)| json!([path, stamp]));
+    fields.insert("files".into(), Value::Array(stamps.collect()));
+    fields.insert("template_after".into(), json!(spec.template.as_ref().and_then(|template| template.after.as_ref())));
     let secrets = secrets.iter().map(|(name, contents)| json!([name, blake3::hash(&contents.0).to_hex().as_str()]));
     fields.insert("contents of secrets".into(), Value::Array(secrets.collect()));
     let hash = blake3::hash(kind.to_string().as_bytes());
@@ -389,25 +447,69 @@ fn id_of(spec: &Spec, base: &Path, secrets: &BTreeMap<String, Hex>) -> TemplateI
     format!("t{hex}").parse().expect("a letter and digits are a name")
 }
 
-/// When files of the host changed that a program without an image of its own uses.
-fn host_files(spec: &Spec) -> Value {
+/// When files changed that a proc begins with and that no image fixes: seconds and nanoseconds of
+/// the clock, and a size; null of what is not there.
+fn stamps(spec: &Spec, data: &Path) -> Vec<(PathBuf, Value)> {
+    let mut stamps = Vec::new();
+    for volume in spec.volumes.iter().filter(|volume| volume.source != VolumeSource::Secrets) {
+        let path = volumes::path_of(data, &volume.source);
+        let path = fs::canonicalize(&path).unwrap_or(path);
+        let stamp = newest_below(&path);
+        stamps.push((path, stamp));
+    }
     if matches!(spec.image, Image::Oci(_)) {
-        return Value::Null;
+        return stamps;
     }
     let path = spec.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
     let program = Path::new(spec.command.first().map_or("", String::as_str));
-    let candidates = std::env::split_paths(path).map(|directory| directory.join(program));
-    let program =
-        if program.is_absolute() { Some(program.to_owned()) } else { candidates.into_iter().find(|p| p.is_file()) };
-    let places = OF_PACKAGES.iter().map(PathBuf::from).chain(program);
-    Value::Array(places.map(|place| changed_at(&place)).collect())
+    let mut candidates = std::env::split_paths(path).map(|directory| directory.join(program));
+    let program = if program.is_absolute() { Some(program.to_owned()) } else { candidates.find(|path| path.is_file()) };
+    let of_languages =
+        OF_LANGUAGES.iter().flat_map(|directory| fs::read_dir(directory).into_iter().flatten().flatten());
+    let packages = of_languages.flat_map(|of| ["dist-packages", "site-packages"].map(|name| of.path().join(name)));
+    let mut packages: Vec<PathBuf> = packages.filter(|path| path.is_dir()).collect();
+    packages.sort();
+    let places = OF_PACKAGES.iter().map(PathBuf::from).chain(packages).chain(program);
+    stamps.extend(places.map(|place| {
+        let stamp = fs::metadata(&place).map_or(Value::Null, |known| stamp_of(&known));
+        (place, stamp)
+    }));
+    stamps
 }
 
-/// When a file changed, and its size; null of one that is not there.
-fn changed_at(path: &Path) -> Value {
-    let Ok(known) = fs::metadata(path) else { return Value::Null };
-    let size = if known.is_dir() { 0 } else { known.size() };
-    json!([known.mtime(), known.mtime_nsec(), size])
+/// Not by the time of its inode, which another name for it changes, as those that Kip gives. A file
+/// that is replaced by an older one changes the time of its directory.
+fn stamp_of(known: &fs::Metadata) -> Value {
+    json!([known.mtime(), known.mtime_nsec(), if known.is_dir() { 0 } else { known.size() }])
+}
+
+/// The newest of a file or directory and what lies below, and how many there are.
+fn newest_below(path: &Path) -> Value {
+    let (mut left, mut newest, mut count) = (vec![path.to_owned()], (0, 0), 0_usize);
+    while let Some(path) = left.pop() {
+        let Ok(known) = fs::symlink_metadata(&path) else { continue };
+        newest = newest.max((known.mtime(), known.mtime_nsec()));
+        count += 1;
+        if count > MOST_LOOKED_AT {
+            break;
+        }
+        if known.is_dir() {
+            let mut below: Vec<PathBuf> =
+                fs::read_dir(&path).into_iter().flatten().flatten().map(|e| e.path()).collect();
+            below.sort();
+            left.extend(below);
+        }
+    }
+    json!([newest.0, newest.1, count])
+}
+
+/// What has changed of that since a moment, milliseconds since the epoch.
+fn changed_since(spec: &Spec, data: &Path, moment_ms: u64) -> Option<PathBuf> {
+    let changed = |(path, stamp): (PathBuf, Value)| {
+        let part = |n: usize| stamp.get(n).and_then(Value::as_u64).unwrap_or(0);
+        (part(0) * 1000 + part(1) / 1_000_000 > moment_ms).then_some(path)
+    };
+    stamps(spec, data).into_iter().find_map(changed)
 }
 
 #[cfg(test)]
@@ -423,25 +525,50 @@ mod tests {
     #[test]
     fn a_kind_is_what_determines_memory_and_files() {
         let none = BTreeMap::new();
-        let id = |spec: &Spec| id_of(spec, Path::new("/base"), &none);
+        let id = |spec: &Spec| id_of(spec, Path::new("/base"), Path::new("/data"), &none);
         let usual = id(&spec());
         let mut same = Spec { template: Some(Templating::default()), hostname: Some("h".into()), ..spec() };
         same.name = "other".parse().unwrap();
         same.ports[0].host_port = None;
         same.labels.insert("a".into(), "b".into());
         assert_eq!(id(&same), usual);
-        let mut differing = vec![spec(), spec(), spec(), spec()];
+        let mut differing = vec![spec(), spec(), spec(), spec(), spec(), spec()];
         differing[0].command.push("x".into());
         differing[1].env.insert("A".into(), "b".into());
         differing[2].limits.memory_bytes = Some(1 << 30);
         differing[3].ports[0].port = 81;
+        differing[4].hooks.before_sleep = Some("true".into());
+        differing[5].template = Some(Templating { after: Some("true".into()) });
         for other in &differing {
             assert_ne!(id(other), usual);
         }
-        assert_ne!(id_of(&spec(), Path::new("/other"), &none), usual);
+        assert_ne!(id_of(&spec(), Path::new("/other"), Path::new("/data"), &none), usual);
         let secrets = |contents: &str| BTreeMap::from([("key".to_owned(), Hex(contents.into()))]);
-        let with = |contents| id_of(&spec(), Path::new("/base"), &secrets(contents));
+        let with = |contents| id_of(&spec(), Path::new("/base"), Path::new("/data"), &secrets(contents));
         assert!(with("1") != usual && with("1") != with("2") && with("1") == with("1"));
+    }
+
+    #[test]
+    fn files_of_a_volume_count_wherever_they_lie() {
+        let dir = tempfile::tempdir().unwrap();
+        let below = dir.path().join("a/b");
+        fs::create_dir_all(&below).unwrap();
+        fs::write(below.join("main.py"), "one").unwrap();
+        let mut spec = spec();
+        let source = VolumeSource::Host(dir.path().to_owned());
+        spec.volumes.push(kip_types::VolumeSpec { source, target: "/app".into(), read_only: true });
+        let id = || id_of(&spec, Path::new("/base"), Path::new("/data"), &BTreeMap::new());
+        let before = id();
+        assert_eq!(id(), before);
+        let now = now_ms();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(changed_since(&spec, Path::new("/data"), now), None);
+        fs::write(below.join("main.py"), "two").unwrap();
+        assert_ne!(id(), before);
+        assert_eq!(
+            changed_since(&spec, Path::new("/data"), now).as_deref(),
+            Some(&*dir.path().canonicalize().unwrap())
+        );
     }
 
     #[test]

@@ -1,76 +1,171 @@
 //! What clones have in place of the volumes that their source can write to: the same ones, copies
 //! of the moment, or empty ones.
+//!
+//! A volume of a clone's own is made here, and goes again with [`OwnVolumes`] unless that is kept.
+//! It is never one that was there before.
 
-use crate::worker::Worker;
+use kip_engine::host::Host;
 use kip_engine::volumes;
-use kip_engine::volumes::sleep::RESTORED;
+use kip_engine::volumes::sleep::{RESTORED, is_restored};
 use kip_records::body::Body;
 use kip_types::api::clone::{CloneMethod, CloneRequest, ClonedVolumes};
 use kip_types::api::{Code, Refusal};
 use kip_types::name::MAX_NAME;
+use kip_types::volume::LONGEST_VOLUME_NAME;
 use kip_types::{Generation, ProcName, Spec, VolumeName, VolumeSource, VolumeSpec, chain};
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A named volume of a clone, in place of one of its source.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnVolume {
+    source: VolumeSource,
+    name: VolumeName,
     /// The source's files; none if the clone's volume is to be empty.
-    pub(crate) from: Option<PathBuf>,
-    pub(crate) to: PathBuf,
+    from: Option<PathBuf>,
+    to: PathBuf,
 }
 
-impl OwnVolume {
-    /// Fills those of a clone, and notes that they are not the ones that it fell asleep with.
-    pub(crate) fn fill_all(
-        volumes: &[OwnVolume],
-        directory: &Path,
-        generation: Option<Generation>,
-    ) -> Result<(), String> {
-        for volume in volumes {
-            if let Some(from) = &volume.from {
-                kip_copy::copy_volume(from, &volume.to).map_err(|e| chain(&e))?;
-            }
-        }
-        match generation.filter(|_| !volumes.is_empty()) {
-            Some(generation) => fs::write(directory.join(RESTORED), generation.to_string()).map_err(|e| chain(&e)),
-            None => Ok(()),
-        }
-    }
+/// Those of one clone. They are removed when this is dropped, unless they are kept or in use by
+/// then.
+pub(crate) struct OwnVolumes {
+    machine: Arc<Host>,
+    all: Vec<OwnVolume>,
 }
 
-impl Worker {
-    /// The volumes that a clone does not share with its source, which are there and empty.
-    pub(crate) fn own_volumes(&self, source: &Spec, clone: &Spec, request: &CloneRequest) -> Vec<OwnVolume> {
-        let own = |volume: &VolumeSpec| {
-            let other = source.volumes.iter().find(|other| other.target == volume.target)?;
-            let path = |of: &VolumeSpec| volumes::path_of(&self.machine.data, &of.source);
-            let from = (request.volumes == Some(ClonedVolumes::Copy)).then(|| path(other));
-            (other.source != volume.source).then(|| OwnVolume { from, to: path(volume) })
-        };
-        clone.volumes.iter().filter(|volume| volume.source != VolumeSource::Secrets).filter_map(own).collect()
-    }
-
-    /// Refuses names of clones for which a volume would be made that is there already.
-    pub(crate) fn check_volumes(
-        &self,
+impl OwnVolumes {
+    /// Makes those that a clone of that name is to have, empty.
+    ///
+    /// # Errors
+    /// One is there already, or cannot be made.
+    pub(crate) fn make(
+        machine: &Arc<Host>,
         source: &Spec,
-        names: &[ProcName],
+        clone: &ProcName,
         request: &CloneRequest,
-    ) -> Result<(), Refusal> {
-        if !matches!(request.volumes, Some(ClonedVolumes::Copy | ClonedVolumes::Drop)) {
+    ) -> Result<OwnVolumes, Refusal> {
+        let mut own = OwnVolumes { machine: Arc::clone(machine), all: Vec::new() };
+        let copies = match request.volumes {
+            Some(ClonedVolumes::Copy) => true,
+            Some(ClonedVolumes::Drop) => false,
+            Some(ClonedVolumes::Share) | None => return Ok(own),
+        };
+        let directory = volumes::directory(&machine.data);
+        let failed =
+            |e: io::Error| Refusal::new(Code::Exhausted, format!("{clone} cannot be made: a volume of its own: {e}"));
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
+        let mut names = BTreeSet::new();
+        for volume in source.volumes.iter().filter(is_writable) {
+            if own.in_place_of(&volume.source).is_some() {
+                continue;
+            }
+            let stem = stem_of(volume);
+            let mut numbered = std::iter::once(String::new()).chain((2..).map(|n| format!("-{n}")));
+            let name =
+                numbered.find_map(|n| format!("{stem}-{clone}{n}").parse().ok().filter(|name| !names.contains(name)));
+            let name: VolumeName = name.expect("there are more numbers than volumes");
+            names.insert(name.clone());
+            let to = directory.join(name.as_str());
+            match DirBuilder::new().mode(0o755).create(&to) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                    let message = format!("a clone would have the volume {name}, which is there already");
+                    return Err(Refusal::new(Code::Taken, message)
+                        .with_hint(format!("choose another name for the clone, or `kip volume rm {name}`")));
+                }
+                made => made.map_err(failed)?,
+            }
+            let from = copies.then(|| volumes::path_of(&machine.data, &volume.source));
+            own.all.push(OwnVolume { source: volume.source.clone(), name, from, to });
+        }
+        Ok(own)
+    }
+
+    pub(crate) fn all(&self) -> Vec<OwnVolume> {
+        self.all.clone()
+    }
+
+    /// The same, filled from those of another clone of the same source.
+    pub(crate) fn like(&self, other: &OwnVolumes) -> Vec<OwnVolume> {
+        let of =
+            |volume: &OwnVolume| other.all.iter().find(|one| one.source == volume.source).map(|one| one.to.clone());
+        self.all
+            .iter()
+            .map(|volume| OwnVolume { from: volume.from.as_ref().and_then(|_| of(volume)), ..volume.clone() })
+            .collect()
+    }
+
+    fn in_place_of(&self, source: &VolumeSource) -> Option<&VolumeName> {
+        self.all.iter().find(|volume| volume.source == *source).map(|volume| &volume.name)
+    }
+
+    /// What the clone has in place of that volume of its source: wherever that is mounted, once
+    /// more and read-only too.
+    pub(crate) fn replace(&self, volume: &VolumeSpec) -> VolumeSpec {
+        match self.in_place_of(&volume.source) {
+            Some(name) => VolumeSpec { source: VolumeSource::Named(name.clone()), ..volume.clone() },
+            None => volume.clone(),
+        }
+    }
+
+    /// Makes the files in them durable.
+    ///
+    /// # Errors
+    /// The file system's, in words.
+    pub(crate) fn sync(&self) -> Result<(), String> {
+        self.all.iter().try_for_each(|volume| kip_copy::sync(&volume.to)).map_err(|e| chain(&e))?;
+        if self.all.is_empty() {
             return Ok(());
         }
-        let all = names.iter().flat_map(|name| source.volumes.iter().filter(is_writable).map(|v| volume_of(name, v)));
-        let taken = |name: &VolumeName| volumes::directory(&self.machine.data).join(name.as_str()).exists();
-        match all.into_iter().find(taken) {
-            None => Ok(()),
-            Some(name) => {
-                let message = format!("a clone would have the volume {name}, which is there already");
-                Err(Refusal::new(Code::Taken, message)
-                    .with_hint(format!("choose another name for the clone, or `kip volume rm {name}`")))
+        let directory = volumes::directory(&self.machine.data);
+        fs::File::open(&directory).and_then(|directory| directory.sync_all()).map_err(|e| chain(&e))
+    }
+
+    /// They are the clone's from now on.
+    pub(crate) fn keep(mut self) {
+        self.all.clear();
+    }
+}
+
+impl Drop for OwnVolumes {
+    fn drop(&mut self) {
+        for OwnVolume { name, to, .. } in self.all.drain(..) {
+            let claimed = self.machine.claims.0.lock();
+            let has = |volume: &VolumeSpec| volume.source == VolumeSource::Named(name.clone());
+            if claimed.contains(&name)
+                || self.machine.live_procs().iter().any(|proc| proc.spec().volumes.iter().any(has))
+            {
+                tracing::info!(volume = %name, "another proc has the volume of a clone that was not made by now");
+            } else if let Err(e) = fs::remove_dir_all(&to) {
+                tracing::warn!(path = %to.display(), error = %e, "a volume of a clone that was not made stays");
             }
         }
+    }
+}
+
+/// Fills volumes of a clone in that directory, and notes if they are not the ones that it fell
+/// asleep with, or were not its source's either.
+///
+/// # Errors
+/// In words: they cannot be read or written.
+pub(crate) fn fill(
+    volumes: &[OwnVolume],
+    source: &Path,
+    directory: &Path,
+    generation: Option<Generation>,
+) -> Result<(), String> {
+    for volume in volumes {
+        if let Some(from) = &volume.from {
+            kip_copy::copy_volume(from, &volume.to).map_err(|e| chain(&e))?;
+        }
+    }
+    let differ = |generation: &Generation| !volumes.is_empty() || is_restored(source, *generation);
+    match generation.filter(differ) {
+        Some(generation) => fs::write(directory.join(RESTORED), generation.to_string()).map_err(|e| chain(&e)),
+        None => Ok(()),
     }
 }
 
@@ -94,35 +189,33 @@ pub(crate) fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal
     }
 }
 
-/// What a clone has in place of that volume of its source.
-pub(crate) fn own_volume(volume: &VolumeSpec, clone: &ProcName, request: &CloneRequest) -> VolumeSpec {
-    let own = matches!(request.volumes, Some(ClonedVolumes::Copy | ClonedVolumes::Drop)) && is_writable(&volume);
-    match own {
-        true => VolumeSpec { source: VolumeSource::Named(volume_of(clone, volume)), ..volume.clone() },
-        false => volume.clone(),
-    }
-}
-
 fn is_writable(volume: &&VolumeSpec) -> bool {
     !volume.read_only && volume.source != VolumeSource::Secrets
 }
 
-/// The named volume of a clone in place of that one of its source.
-fn volume_of(clone: &ProcName, volume: &VolumeSpec) -> VolumeName {
+/// What the name of a clone's volume begins with, in place of that one of its source.
+fn stem_of(volume: &VolumeSpec) -> String {
     let text = match &volume.source {
         VolumeSource::Named(name) => name.to_string(),
         VolumeSource::Host(_) | VolumeSource::Secrets => volume.target.replace('/', "-"),
     };
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let stem: String = text.trim_matches('-').chars().filter(|c| good(*c)).take(128 - 1 - MAX_NAME).collect();
-    format!("{stem}-{clone}").parse().unwrap_or_else(|_| format!("v-{clone}").parse().expect("letters are a name"))
+    // Room for the name of the clone, two hyphens and a number.
+    let most = LONGEST_VOLUME_NAME - MAX_NAME - 8;
+    let text = text.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    let stem: String = text.chars().filter(|c| good(*c)).take(most).collect();
+    if stem.is_empty() { "volume".to_owned() } else { stem }
 }
 
 /// Refuses a clone with empty volumes where the source had something open in one.
+///
+/// # Errors
+/// Why, in words.
 pub(crate) fn check_dropped(source: &Spec, directory: &Path, generation: Option<Generation>) -> Result<(), String> {
     let Some(generation) = generation else { return Ok(()) };
     let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(directory, generation)).map_err(|e| chain(&e))?;
-    let dropped = |target: &str| source.volumes.iter().any(|v| v.target == target && is_writable(&v));
+    let writable: Vec<&VolumeSource> = source.volumes.iter().filter(is_writable).map(|volume| &volume.source).collect();
+    let dropped = |target: &str| source.volumes.iter().any(|v| v.target == target && writable.contains(&&v.source));
     let mut open = manifest.body.volumes.iter().filter(|volume| dropped(&volume.target) && !volume.files.is_empty());
     match open.next() {
         None => Ok(()),
@@ -133,11 +226,24 @@ pub(crate) fn check_dropped(source: &Spec, directory: &Path, generation: Option<
     }
 }
 
-/// Removes volumes of clones that were not made.
-pub(crate) fn remove_volumes(volumes: &[OwnVolume]) {
-    for volume in volumes {
-        if let Err(e) = fs::remove_dir_all(&volume.to) {
-            tracing::warn!(path = %volume.to.display(), error = %e, "a volume of a clone that was not made stays");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stems_are_the_beginning_of_a_name() {
+        let volume =
+            |source: VolumeSource, target: &str| VolumeSpec { source, target: target.to_owned(), read_only: false };
+        let host = || VolumeSource::Host("/srv/x".into());
+        for (volume, stem) in [
+            (volume(VolumeSource::Named("data".parse().unwrap()), "/var/lib/x"), "data"),
+            (volume(host(), "/var/lib/x y"), "var-lib-xy"),
+            (volume(host(), "/.cache"), "cache"),
+            (volume(host(), "/\u{e9}"), "volume"),
+            (volume(VolumeSource::Named("n".repeat(128).parse().unwrap()), "/x"), &*"n".repeat(128 - MAX_NAME - 8)),
+        ] {
+            assert_eq!(stem_of(&volume), stem);
+            format!("{stem}-{}-32", "c".repeat(MAX_NAME)).parse::<VolumeName>().unwrap();
         }
     }
 }

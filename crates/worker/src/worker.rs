@@ -20,7 +20,7 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
-use kip_types::{Image, ProcName, Protocol, Spec, State};
+use kip_types::{Image, ProcName, Protocol, Spec, State, TemplateId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -52,6 +52,8 @@ pub struct Worker {
     pub(crate) ending: Arc<AtomicBool>,
     /// Tags of checkpoints that are being taken.
     pub(crate) tags: Tags,
+    /// Kinds of which a template is being taken.
+    pub(crate) templated: Arc<Mutex<BTreeSet<TemplateId>>>,
     /// Held by those that read templates; alone by one that removes some.
     pub(crate) templating: Arc<tokio::sync::RwLock<()>>,
     /// Names of procs that are being made, before these are among the others.

@@ -80,6 +80,17 @@ pub fn is_restored(proc: &Path, generation: Generation) -> bool {
     fs::read_to_string(proc.join(RESTORED)).is_ok_and(|text| text.trim() == generation.0.to_string())
 }
 
+/// Notes that none of a proc's generations was restored any more: it starts, and counts them anew.
+///
+/// # Errors
+/// The file system's.
+pub fn forget_restored(proc: &Path) -> io::Result<()> {
+    match fs::remove_file(proc.join(RESTORED)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// CRIU's key of the mount of the volume with that number.
 pub fn key(number: usize) -> String {
     format!("volume-{number}")
