@@ -530,19 +530,33 @@ def test_refused(kip: Kip, tmp_path: Path) -> None:
     assert kip.names() == ["bound", "has", "lines", "other", "shell", "stopped", "stuck", "volume"] == directories(kip)
 
 
-# promise clones: a proc that is archived is to be woken first; a clone is archived as any other
+# promise clones: a proc that is archived is cloned without being woken, and one that has come back
+#   in part too: what is in the store comes, and the clone needs it no more; a clone is archived as
+#   any other
 def test_with_a_store(archiving: Kip) -> None:
     proc = redis(archiving)
-    Redis(proc.port()).ask("SET", "key", "value")
+    Redis(proc.port()).ask_all([("SET", f"key:{i}", b"%d" % i * 1000) for i in range(5000)])
     (other,) = clone(proc, "other")
     proc.archive()
-    assert "wake it first" in archiving.refused("clone", "redis")
-    assert archiving.names() == ["other", "redis"] and proc.state == "archived"
-    # What both have was one file.
-    assert Redis(other.port()).ask("GET", "key") == b"value"
-    other.archive()
-    for one in (proc, other):
-        assert Redis(one.port()).ask("GET", "key") == b"value"
+    woken = proc.inspect()["wakes"]
+    (of_archived,) = clone(proc, "of-archived")
+    assert proc.state == "parked" and proc.inspect()["wakes"] == woken
+    proc.archive()
+    checkpointed = archiving.json("checkpoint", "redis", "--tag", "stored")
+    assert checkpointed["has_memory"]
+    proc.archive()
+    # It runs, and most of its memory is still in the store.
+    assert Redis(proc.port()).ask("GET", "key:7") == b"7" * 1000
+    (of_running,) = clone(proc, "of-running")
+    proc.remove()
+    for one in (other, of_archived, of_running):
+        client = Redis(one.port())
+        assert [client.ask("GET", f"key:{i}") for i in range(0, 5000, 7)] == [b"%d" % i * 1000 for i in range(0, 5000, 7)]
+        one.sleep()
+        assert Redis(one.port()).ask("GET", "key:4999") == b"4999" * 1000
+    for one in (other, of_archived):
+        one.archive()
+        assert Redis(one.port()).ask("GET", "key:11") == b"11" * 1000
 
 
 # promise clones: killed in the middle, the next daemon has the source as it was, and the clone

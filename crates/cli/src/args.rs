@@ -214,7 +214,7 @@ pub struct RenameArgs {
 
 #[derive(Debug, Args)]
 pub struct CloneArgs {
-    /// Name of the source, in any tier but archived; a sleeper is not woken. PROC@TAG is a
+    /// Name of the source, in any tier; a sleeper is not woken. PROC@TAG is a
     /// checkpoint of it
     #[arg(add = names::known())]
     pub source: String,

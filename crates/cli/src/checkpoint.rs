@@ -18,7 +18,7 @@ use std::str::FromStr;
 pub struct CheckpointArgs {
     #[command(subcommand)]
     pub command: Option<CheckpointCommand>,
-    /// Name of the proc, in any tier but archived; a sleeper is not woken
+    /// Name of the proc, in any tier; a sleeper is not woken
     #[arg(add = names::known(), required = true)]
     pub name: Option<String>,
     /// Tag of the checkpoint [default: the first free one of c1, c2, ...]

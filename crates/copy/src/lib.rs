@@ -9,6 +9,7 @@ mod tree;
 
 pub use stage::{ProcCopy, copy_volume, sync};
 
+use kip_snapshot::SnapshotError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -25,8 +26,10 @@ pub enum CopyError {
         #[source]
         source: io::Error,
     },
-    #[error("some of its memory is still in the store: wake it, and clone it when all of it has come")]
+    #[error("some of its memory is still in the store, and no store is open: `kip up --store URL`")]
     Remote,
+    #[error(transparent)]
+    Generation(SnapshotError),
     #[error("it was removed meanwhile")]
     Removed,
 }

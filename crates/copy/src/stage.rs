@@ -9,9 +9,11 @@ use crate::{CopyError, at};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_records::instance::IDS_PER_BLOCK;
+use kip_snapshot::SnapshotError;
 use kip_sys::within;
 use kip_types::Generation;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// What is copied of a directory, where it is there: without a limit of the disk, and with one.
@@ -20,8 +22,6 @@ const OWN: [&str; 2] = ["upper", "disk"];
 const MADE_ANEW: [&str; 3] = ["work", "lost+found", "files.new"];
 /// What gets a second name.
 const LINKED: [&str; 2] = ["pins", "layer"];
-/// Ends the names of notes about page files of which pages are still in a store.
-const REMOTE: &str = "-remote.table";
 /// What a clone's root has its name in.
 const NAMED: [&str; 2] = ["root/etc/hostname", "root/etc/hosts"];
 
@@ -76,16 +76,10 @@ impl ProcCopy {
         let from = kip_snapshot::path_of(&self.from, generation);
         let to = kip_snapshot::path_of(&self.to, generation);
         fs::create_dir(&to).map_err(at(&to))?;
-        for entry in fs::read_dir(&from).map_err(at(&from))? {
-            let entry = entry.map_err(at(&from))?;
-            // Pages of such a file come when its proc asks for them, from where that proc has them.
-            if entry.file_name().to_string_lossy().ends_with(REMOTE) {
-                return Err(CopyError::Remote);
-            }
-            let link = to.join(entry.file_name());
-            fs::hard_link(entry.path(), &link).map_err(at(&link))?;
-        }
-        Ok(())
+        kip_snapshot::link_whole(&from, &to).map_err(|e| match e {
+            SnapshotError::Io { source, .. } if source.kind() == io::ErrorKind::WouldBlock => CopyError::Remote,
+            other => CopyError::Generation(other),
+        })
     }
 
     /// What of the clone's files says its host name, says its own.

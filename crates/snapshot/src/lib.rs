@@ -14,12 +14,14 @@
 
 pub mod carry;
 mod error;
+mod localize;
 pub mod pages;
 
 use crate::error::io_at;
 use crate::pages::{PAGE, PageFile, PageMap, Run};
 pub use error::{FORMAT, SnapshotError};
 use kip_types::Generation;
+pub use localize::link_whole;
 pub use pages::remote;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

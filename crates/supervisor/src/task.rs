@@ -45,7 +45,7 @@ pub use pressed::need;
 pub use previous::ASIDE;
 pub use probes::Probes;
 pub use ready::check_once;
-pub use still::{Copied, CopySealed, FilesHeld, Still, Stilled};
+pub use still::{Copied, CopySealed, FilesHeld, Still, StillFor, Stilled};
 pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Sample};
@@ -469,9 +469,7 @@ impl Task {
                 let _ = reply.send(self.rest(until).await);
                 return true;
             }
-            TaskCommand::StandStill { purpose, stays, over, reply } => {
-                self.stand_still(purpose, stays, over, reply).await
-            }
+            TaskCommand::StandStill { what_for, over, reply } => self.stand_still(what_for, over, reply).await,
             TaskCommand::CopyRunning { copy, reply } => {
                 let _ = reply.send(self.copy_running(copy).await);
             }

@@ -28,7 +28,7 @@ use kip_offload::find::absolute;
 use kip_offload::place::OWN;
 use kip_offload::{KeyLength, with_wrap};
 use kip_sandbox::quota::QuotaError;
-use kip_supervisor::task::{Handle, Still, Stilled, TaskCommand};
+use kip_supervisor::task::{Handle, Still, StillFor, Stilled, TaskCommand};
 use kip_sys::clock::now_ms;
 use kip_sys::publish::publish;
 use kip_types::api::{Code, EventKind, Refusal};
@@ -365,6 +365,7 @@ impl Backup {
 
         let begin = Instant::now();
         let mut standing: Vec<(Handle, Stilled, Still)> = Vec::new();
+        let what_for = StillFor { purpose: "backup", stays: false, fetches: false };
         let asked: Vec<_> = group
             .procs
             .iter()
@@ -372,11 +373,7 @@ impl Backup {
                 let ((still, over), handle) = (Still::new(), handle.clone());
                 let asked = self.runtime.spawn({
                     let handle = handle.clone();
-                    async move {
-                        handle
-                            .ask(|reply| TaskCommand::StandStill { purpose: "backup", stays: false, over, reply })
-                            .await
-                    }
+                    async move { handle.ask(|reply| TaskCommand::StandStill { what_for, over, reply }).await }
                 });
                 (handle, asked, still)
             })

@@ -12,9 +12,10 @@ use kip_copy::ProcCopy;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
+use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_snapshot::MemoryPatch;
-use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, Stilled, TaskCommand};
+use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, StillFor, Stilled, TaskCommand};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Generation, ProcName, State, chain};
 use std::collections::BTreeSet;
@@ -122,11 +123,21 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         names: (spec.hostname().to_owned(), target.hostname),
     };
     let copied = move |generation| {
+        if let Some(generation) = generation {
+            fetch_all(&proc, generation)?;
+        }
         // Mounted, if its disk is limited.
         let _place = proc.files.place().map_err(|e| chain(&e))?;
         ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))?;
         volumes_of_clones::fill(&target.volumes, &copy.from, &copy.to, generation)
     };
+    // What it has in a store comes while it runs: it would stand still for it.
+    let (of, known) = (Arc::clone(&source.proc), source.status.borrow().record.generation());
+    if matches!(source.status.borrow().record.state, State::Hot { .. } | State::Hibernated { .. })
+        && let Err(why) = blocking(move || fetch_all(&of, known)).await
+    {
+        return Err(purpose.refuse(&name, Code::Failed, &why));
+    }
     let stood = Instant::now();
     let still_us = |was_awake: bool| if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
     // All that is here is written while it stands still, by each copy again: much of it is better
@@ -151,7 +162,8 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     }
     let (still, over) = Still::new();
     let stays = purpose == Purpose::Rollback;
-    let ask = |reply| TaskCommand::StandStill { purpose: purpose.noun(), stays, over, reply };
+    let what_for = StillFor { purpose: purpose.noun(), stays, fetches: true };
+    let ask = |reply| TaskCommand::StandStill { what_for, over, reply };
     let stilled = source.ask(ask).await?;
     let generation = generation_of(source, &stilled, purpose)?;
     let directory = source.proc.dir.clone();
@@ -177,6 +189,15 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     Ok(SourceCopy { record, was_awake, still_us, still, inspected })
 }
 
+/// Fetches what a generation of a proc has in a store. One that is not there has nothing.
+fn fetch_all(proc: &Proc, generation: Generation) -> Result<(), String> {
+    let path = kip_snapshot::path_of(&proc.dir, generation);
+    match &proc.shared.archive {
+        Some(archive) if path.is_dir() => archive.fetch_pages(&path, None).map_err(|e| chain(&e)),
+        _ => Ok(()),
+    }
+}
+
 /// The generation in which a source stands still; none of one that is stopped.
 fn generation_of(source: &Handle, stilled: &Stilled, purpose: Purpose) -> Result<Option<Generation>, Refusal> {
     let name = source.proc.name.clone();
@@ -195,7 +216,6 @@ fn generation_of(source: &Handle, stilled: &Stilled, purpose: Purpose) -> Result
         }
         State::Stopped { .. } => Ok(None),
         State::Restarting { .. } if !matches!(purpose, Purpose::Clone | Purpose::Template) => Ok(None),
-        State::Archived { .. } => refuse(format!("its memory is in the store: wake it first (`kip wake {name}`)")),
         state => refuse(format!("it is {}: try again", state.name())),
     }
 }

@@ -14,7 +14,7 @@ pub fn routes(routes: Routes) -> Routes {
     routes
         .get("/v1/checkpoints", all, doc("listCheckpoints", "Lists the checkpoints of all procs.").json::<CheckpointsView>())
         .get("/v1/procs/{name}/checkpoints", list, doc("listCheckpointsOfProc", "Lists the checkpoints of a proc in the order in which they were taken.").json::<CheckpointsView>())
-        .post("/v1/procs/{name}/checkpoints", take, doc("checkpointProc", "Keeps memory and files of a proc as they are at one moment, in any tier but archived. A sleeper is not woken; a proc that runs stands still meanwhile and runs on.").body::<CheckpointRequest>().json::<CheckpointView>())
+        .post("/v1/procs/{name}/checkpoints", take, doc("checkpointProc", "Keeps memory and files of a proc as they are at one moment, in any tier. A sleeper is not woken; a proc that runs stands still meanwhile and runs on.").body::<CheckpointRequest>().json::<CheckpointView>())
         .delete("/v1/procs/{name}/checkpoints/{tag}", remove, doc("removeCheckpoint", "Removes a checkpoint for good."))
         .post("/v1/procs/{name}/rollback", rollback, doc("rollBackProc", "Lets a proc go on from a checkpoint, with its memory and files of then; its connections end with a reset. What it was is kept as another checkpoint.").body::<RollbackRequest>().json::<RolledBackView>())
 }

@@ -1,7 +1,7 @@
 //! What others ask of a proc's task.
 
 use super::archive::NotStored;
-use super::{Asking, Copied, CopySealed, FilesHeld, Probes, Stilled, TakenPlace};
+use super::{Asking, Copied, CopySealed, FilesHeld, Probes, StillFor, Stilled, TakenPlace};
 use kip_engine::cause::WakeCause;
 use kip_engine::stop::NetworkFate;
 use kip_engine::tickets::Ticket;
@@ -70,9 +70,8 @@ pub enum TaskCommand {
     TakeOver { only_if_ours: bool, reply: Reply<()> },
     /// Archive it for `cause` if it is parked; answers when that is done.
     ArchiveForRoom { cause: String, reply: Reply<bool> },
-    /// Stand still for that purpose, asleep if it can be, until `over` is done. Answers when it
-    /// stands. With `stays` it is not woken then.
-    StandStill { purpose: &'static str, stays: bool, over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
+    StandStill { what_for: StillFor, over: oneshot::Receiver<()>, reply: Reply<Stilled> },
     /// If it runs: freeze it, have `copy` done when its generation is sealed, and let it run on, of
     /// which nothing is left here but the answer.
     CopyRunning { copy: CopySealed, reply: Reply<Option<Copied>> },

@@ -1,6 +1,7 @@
 //! A proc that stands still while its files are copied (`kip backup`, `kip clone`): asleep, if it
 //! can be, and nothing that comes meanwhile is looked at before that is over.
 
+use super::sleep::Unwoken;
 use super::*;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_sys::fault;
@@ -14,6 +15,17 @@ pub struct Stilled {
     pub runs: Option<String>,
     /// It ran before, and is woken afterwards.
     pub was_awake: bool,
+}
+
+/// What a proc stands still for.
+#[derive(Debug, Clone, Copy)]
+pub struct StillFor {
+    /// In a word.
+    pub purpose: &'static str,
+    /// One that was awake is not woken afterwards.
+    pub stays: bool,
+    /// One that is archived comes back from the store, and is parked from then on.
+    pub fetches: bool,
 }
 
 /// How a proc is while its files are looked at or changed.
@@ -72,13 +84,8 @@ impl Task {
 
     /// Parks it if it runs, answers, and waits for the end. Then it is woken if it was awake,
     /// unless it stays asleep.
-    pub(super) async fn stand_still(
-        &mut self,
-        purpose: &'static str,
-        stays: bool,
-        over: oneshot::Receiver<()>,
-        reply: Reply<Stilled>,
-    ) {
+    pub(super) async fn stand_still(&mut self, what_for: StillFor, over: oneshot::Receiver<()>, reply: Reply<Stilled>) {
+        let StillFor { purpose, stays, fetches } = what_for;
         let was_awake = matches!(self.record.state, State::Hot { .. });
         // A daemon that finds it asleep wakes it again, as one does after the machine's rest.
         self.record.wakes_again |= stays && was_awake;
@@ -90,6 +97,11 @@ impl Task {
                 self.pressed.sleep_cause = Some(format!("a {purpose}"));
                 self.park_on_request(By::Kip).await.err().map(|refusal| refusal.message)
             }
+            // It is parked from then on: what is copied has to be here.
+            State::Archived { .. } if fetches => match self.fetch().await {
+                Ok(()) => None,
+                Err(Unwoken { refusal, .. }) => Some(refusal.message),
+            },
             _ => None,
         };
         let stands = runs.is_none();
