@@ -288,9 +288,9 @@ def test_random_numbers(kip: Kip, tmp_path: Path) -> None:
 # promise clones: OpenSSL's random numbers, of each thread, are others in the source and in each
 #   clone, and after each rollback; where OpenSSL is and no generator was found that is said
 # held by: this, `kip_checkpoint::random::tests::a_generator_is_known_by_its_functions_and_its_pid`
-@pytest.mark.parametrize("state", ["running", "parked", "by-criu"])
-def test_numbers_of_openssl(fresh_kip: Callable[..., Kip], state: str) -> None:
-    kip = fresh_kip(*(["--only-criu"] if state == "by-criu" else []))
+@pytest.mark.parametrize("state", rest_in_soak(["running", "parked", "archived", "by-criu"], ["running", "archived", "by-criu"]))
+def test_numbers_of_openssl(fresh_kip: Callable[..., Kip], tmp_path: Path, state: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if state == "by-criu" else ["--store", str(tmp_path)] if state == "archived" else []))
     proc = lines(kip)
     client = Lines(proc.port())
     client.ask("import queue, ssl, threading")
@@ -305,8 +305,8 @@ def test_numbers_of_openssl(fresh_kip: Callable[..., Kip], state: str) -> None:
         return [ask("ssl.RAND_bytes(16).hex()"), ask("wanted.put(16)") and ask("drawn.get().hex()")]
 
     numbers = draw(proc)
-    if state == "parked":
-        proc.sleep()
+    if state in ("parked", "archived"):
+        proc.sleep() if state == "parked" else proc.archive()
     made = kip.json("clone", proc.name, "--count", "3")
     assert made["notes"] == []
     clones = [Proc(kip, view["name"]) for view in made["clones"]]

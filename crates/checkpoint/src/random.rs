@@ -9,19 +9,19 @@
 //! library, or, where there is none, of all that is mapped as a program or a library, which may
 //! have OpenSSL in it, pointer by pointer, and what a generator must be is compared:
 //! functions of one program, the pid, what OpenSSL has as the most that may be asked for. Reads a
-//! generation, and no process; what is in no page of it was never written.
+//! generation, and no process; what is in no page of it was never written, and what is in a store
+//! must have come.
 
 use kip_clocks::tree::Tree;
 use kip_criu_images::inspect::{ImageProcess, MappedRange, MappingKind, processes};
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::MemoryPatch;
 use kip_snapshot::pages::{PAGE, PageMap, ProcessPages};
+use kip_snapshot::remote::OpenPages;
 use kip_sys::process::write_memory;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// Most pages that are read for one process.
@@ -83,7 +83,7 @@ struct Memory<'a> {
     directory: &'a Path,
     map: &'a PageMap,
     pages: &'a ProcessPages,
-    files: HashMap<u32, Option<File>>,
+    files: HashMap<u32, Option<OpenPages>>,
     read: HashMap<u64, Box<[u8; PAGE]>>,
 }
 
@@ -100,14 +100,14 @@ impl Memory<'_> {
     fn read_page(&mut self, address: u64) -> Option<Box<[u8; PAGE]>> {
         let run = self.pages.runs.get(self.pages.runs.partition_point(|run| run.end() <= address))?;
         let known = &self.map.files[run.file as usize];
-        if run.start > address || known.remote.is_some() {
+        if run.start > address {
             return None;
         }
         let page = u64::from(run.first) + (address - run.start) / PAGE as u64;
         let directory = self.directory;
-        let file = self.files.entry(run.file).or_insert_with(|| File::open(directory.join(&known.name)).ok());
+        let file = self.files.entry(run.file).or_insert_with(|| OpenPages::open(directory, known).ok());
         let mut bytes = Box::new([0; PAGE]);
-        file.as_ref()?.read_exact_at(&mut bytes[..], page * PAGE as u64).ok()?;
+        file.as_ref()?.read(page.try_into().ok()?, &mut bytes[..]).ok()?;
         Some(bytes)
     }
 

@@ -166,6 +166,9 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let ask = |reply| TaskCommand::StandStill { what_for, over, reply };
     let stilled = source.ask(ask).await?;
     let generation = generation_of(source, &stilled, purpose)?;
+    let of = Arc::clone(&source.proc);
+    let come = blocking(move || generation.map_or(Ok(()), |generation| fetch_all(&of, generation))).await;
+    come.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let directory = source.proc.dir.clone();
     // Beside the copy. What cannot be read there any more, since the source has gone on, is read
     // again, and refused, when the copy is finished.
