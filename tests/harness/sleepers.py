@@ -246,6 +246,7 @@ OWN = [
     Sleeper("system-v", c_server("system_v", 7000), lines(7000, "check", "ok"), sources=("system_v.c",)),
     Sleeper("rings", c_server("rings", 7000), lines(7000, "check", "ok"), sources=("rings.c",)),
     Sleeper("once", c_server("once", 7000, "8"), asked, sources=("once.c",)),
+    Sleeper("handed", c_server("handed", 7000), lines(7000, "mutex 1", "done"), sources=("handed.c",)),
     quiet("timed-waits", ["/srv/timed_waits", "1000", *NOT_PARKED], c_file("timed_waits"), ("timed_waits.c",)),
     quiet("waits", ["/srv/waits", "1000"], c_file("waits"), ("waits.c",)),
 ]
