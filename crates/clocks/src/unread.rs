@@ -25,13 +25,21 @@ pub struct Unreceived {
     at: BTreeMap<(u32, i32), Waits>,
     /// Threads (by host id) that wait in a call which would not wait if it began now.
     met: BTreeSet<u32>,
-    /// When something was last done to an object of System V, seconds of the clock, if a thread
-    /// waits for one.
-    system_v_at: Option<u64>,
-    /// When this was read, in the same seconds.
+    /// What is known of objects of System V, if a thread waits for one.
+    system_v: Option<SystemV>,
+    /// When this was read, seconds of the clock.
     read_at: u64,
     /// How many threads there are.
     threads: usize,
+}
+
+/// Semaphores and message queues of an IPC namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct SystemV {
+    /// As proc_sysvipc(5) lists them: messages are counted there, values of semaphores are not.
+    lists: String,
+    /// When a semaphore was last operated on, seconds of the clock, if a thread waits for one.
+    operated_at: Option<u64>,
 }
 
 /// What a descriptor offers.
@@ -56,7 +64,10 @@ impl Unreceived {
         for &tid in tree.threads.values() {
             match wait_of(tid) {
                 Some(Wait::Over) => _ = sent.met.insert(tid),
-                Some(Wait::ForSystemV) if sent.system_v_at.is_none() => sent.system_v_at = changed_at(tid).ok(),
+                Some(Wait::ForSystemV { semaphore }) => {
+                    let known = sent.system_v.take().map_or_else(|| SystemV::read(tid), Ok);
+                    sent.system_v = known.ok().map(|known| known.waited_for(semaphore));
+                }
                 _ => {}
             }
         }
@@ -74,8 +85,7 @@ impl Unreceived {
         self.threads != before.threads
             || self.at.iter().any(more)
             || !self.met.is_subset(&before.met)
-            // What was done earlier in the same second cannot be told from what was done since.
-            || self.system_v_at.is_some_and(|at| at >= before.read_at)
+            || self.system_v.as_ref().is_some_and(|now| now.is_more_than(before))
     }
 
     fn read_descriptors(&mut self, pid: u32) -> io::Result<()> {
@@ -134,8 +144,10 @@ fn count_of(pid: u32, number: i32) -> u64 {
 enum Wait {
     /// Something that is there: the call, begun anew, would not wait for it.
     Over,
-    /// An object of System V.
-    ForSystemV,
+    /// An object of System V: a semaphore, or a message or room for one.
+    ForSystemV {
+        semaphore: bool,
+    },
     Other,
 }
 
@@ -150,8 +162,9 @@ fn wait_of(tid: u32) -> Option<Wait> {
         return None;
     }
     let over = match call {
-        // semop, semtimedop, msgsnd, msgrcv
-        65 | 220 | 69 | 70 => return Some(Wait::ForSystemV),
+        // semop, semtimedop; msgsnd, msgrcv
+        65 | 220 => return Some(Wait::ForSystemV { semaphore: true }),
+        69 | 70 => return Some(Wait::ForSystemV { semaphore: false }),
         // futex(2): FUTEX_WAIT and FUTEX_WAIT_BITSET; FUTEX_LOCK_PI and FUTEX_LOCK_PI2.
         202 if matches!(op(second), 0 | 9) => word(tid, first)? != third as u32,
         202 if matches!(op(second), 6 | 13) => word(tid, first)? & FUTEX_TID_MASK == 0,
@@ -191,22 +204,40 @@ fn is_unlocked(tid: u32, fd: u64) -> Option<bool> {
     Some(!locks.lines().any(is_of_another))
 }
 
-/// When something was last done to a semaphore or a queue in the IPC namespace of a thread, seconds
-/// of the clock.
-fn changed_at(tid: u32) -> io::Result<u64> {
-    let namespace = File::open(format!("/proc/{tid}/ns/ipc"))?;
-    let look = || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::InterProcessCommunication))?;
-        // Their last columns: when it was operated on or changed.
-        let newest = |list: &str, times: usize| -> io::Result<u64> {
-            let list = fs::read_to_string(format!("/proc/sysvipc/{list}"))?;
-            let times = list.lines().flat_map(|line| line.split_whitespace().rev().take(times));
-            Ok(times.filter_map(|time| time.parse().ok()).max().unwrap_or(0))
+impl SystemV {
+    /// Of the IPC namespace of a thread.
+    fn read(tid: u32) -> io::Result<SystemV> {
+        let namespace = File::open(format!("/proc/{tid}/ns/ipc"))?;
+        let look = || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::InterProcessCommunication))?;
+            let [semaphores, queues] = ["sem", "msg"].map(|list| fs::read_to_string(format!("/proc/sysvipc/{list}")));
+            Ok(SystemV { lists: semaphores? + &queues?, operated_at: None })
         };
-        Ok(newest("sem", 2)?.max(newest("msg", 3)?))
-    };
-    // A thread's namespaces are its own, and this one ends in it.
-    thread::scope(|scope| scope.spawn(look).join()).expect("looking does not panic")
+        // A thread's namespaces are its own, and this one ends in it.
+        thread::scope(|scope| scope.spawn(look).join()).expect("looking does not panic")
+    }
+
+    fn waited_for(mut self, semaphore: bool) -> SystemV {
+        if semaphore && self.operated_at.is_none() {
+            self.operated_at = Some(operated_at(&self.lists));
+        }
+        self
+    }
+
+    /// Whether something was done to one since. An operation on a semaphore leaves nothing but its
+    /// second: what was done earlier in that cannot be told from what was done since.
+    fn is_more_than(&self, before: &Unreceived) -> bool {
+        let Some(then) = &before.system_v else { return true };
+        self.lists != then.lists || self.operated_at.is_some_and(|at| at >= before.read_at)
+    }
+}
+
+/// When the semaphores of a list were last operated on: the last column but one. Queues have
+/// columns of their own.
+fn operated_at(lists: &str) -> u64 {
+    let semaphores = lists.lines().skip(1).take_while(|line| !line.contains("msqid"));
+    let times = semaphores.filter_map(|line| line.split_whitespace().rev().nth(1)?.parse().ok());
+    times.max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -281,9 +312,18 @@ mod tests {
         assert!(sent(&[7]).is_more_than(&sent(&[])) && sent(&[7, 8]).is_more_than(&sent(&[7])));
         assert!(!sent(&[7]).is_more_than(&sent(&[7])), "it has been so all the while");
         assert!(!sent(&[]).is_more_than(&sent(&[7])));
-        let then = Unreceived { read_at: 100, ..Unreceived::default() };
-        let now = |at| Unreceived { system_v_at: at, ..Unreceived::default() };
-        assert!(now(Some(100)).is_more_than(&then) && !now(Some(99)).is_more_than(&then));
-        assert!(!now(None).is_more_than(&then), "no thread waits for one");
+        let of = |lists: &str, semaphore| SystemV { lists: lists.to_owned(), operated_at: None }.waited_for(semaphore);
+        let sent = |system_v| Unreceived { system_v, read_at: 100, ..Unreceived::default() };
+        let lists = |otime| {
+            format!("key semid otime ctime\n 0 0 {otime} 150\n key msqid qnum stime rtime ctime\n 0 0 1 120 0 150\n")
+        };
+        let then = sent(Some(of(&lists(99), true)));
+        assert!(!then.is_more_than(&then), "nothing was done since");
+        assert!(sent(Some(of(&lists(100), true))).is_more_than(&then), "another time");
+        let now = sent(Some(of(&lists(100), true)));
+        assert!(now.is_more_than(&now), "perhaps once more in that second");
+        let queue = sent(Some(of(&lists(100), false)));
+        assert!(!queue.is_more_than(&queue), "messages are counted");
+        assert!(queue.is_more_than(&sent(None)) && !sent(None).is_more_than(&queue), "it waits since then only");
     }
 }
