@@ -10,7 +10,7 @@
 //! A proc's checkpoints go with it: its name may change, and another may take its place, as the
 //! lineage in its spec says. The last proc that is removed takes them along.
 
-use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
+use crate::copied::{CopyTarget, Purpose, SourceCopy, check_kept, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, TagClaim, generation_in, key_of, view_of};
 use crate::replace::{Replacing, state_of, until_settled};
 use crate::staging::{CopiedFrom, Moment};
@@ -221,7 +221,7 @@ impl Worker {
         // Its checkpoints stay meanwhile.
         let _begun = Arc::clone(&old.begun).read_owned().await;
         let old_spec = old.proc.spec();
-        check(&old_spec, Purpose::Rollback)?;
+        check_kept(&old_spec, Purpose::Rollback)?;
         let from = self.checkpoint_of(&old, &request.to).await?;
         let (from, damage) = blocking(move || {
             let damage = from.verify(true).err();
@@ -325,7 +325,7 @@ impl Worker {
     ) -> Result<(CheckpointView, Option<Still>), Refusal> {
         let began = Instant::now();
         let spec = source.proc.spec();
-        check(&spec, purpose)?;
+        check_kept(&spec, purpose)?;
         let name = spec.name.clone();
         let (worker, proc) = (self.clone(), Arc::clone(&source.proc));
         let (claim, parent, taking) = blocking(move || worker.begin_checkpoint(&proc, tag)).await?;
@@ -539,21 +539,5 @@ impl CheckpointService for Worker {
 
     async fn rollback(&self, name: ProcName, request: RollbackRequest) -> Result<RolledBackView, Refusal> {
         self.rolled_back(name, request).await
-    }
-}
-
-/// Refuses a proc that has more than can be kept.
-pub(crate) fn check(spec: &Spec, purpose: Purpose) -> Result<(), Refusal> {
-    if spec.trial {
-        return Err(purpose.refuse(&spec.name, Code::State, "it is a trial, and about to go"));
-    }
-    let writable = spec.volumes.iter().find(|v| !v.read_only && v.source != VolumeSource::Secrets);
-    match writable {
-        None => Ok(()),
-        Some(volume) => {
-            let why =
-                format!("what is in its volume {} at {} would not be of that moment", volume.source, volume.target);
-            Err(purpose.refuse(&spec.name, Code::State, &why))
-        }
     }
 }

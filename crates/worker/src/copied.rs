@@ -15,9 +15,10 @@ use kip_engine::blocking::blocking;
 use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_snapshot::MemoryPatch;
+use kip_snapshot::pages::{PAGE, PageMap};
 use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, StillFor, Stilled, TaskCommand};
 use kip_types::api::{Code, Refusal};
-use kip_types::{Generation, ProcName, State, chain};
+use kip_types::{Generation, ProcName, Spec, State, VolumeSource, chain};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,6 +61,22 @@ impl Purpose {
 
     pub(crate) fn refuse(self, source: &ProcName, code: Code, why: &str) -> Refusal {
         Refusal::new(code, format!("{source} cannot be {} now: {why}", self.participle()))
+    }
+}
+
+/// Refuses a proc that has more than can be kept.
+pub(crate) fn check_kept(spec: &Spec, purpose: Purpose) -> Result<(), Refusal> {
+    if spec.trial {
+        return Err(purpose.refuse(&spec.name, Code::State, "it is a trial, and about to go"));
+    }
+    let writable = spec.volumes.iter().find(|v| !v.read_only && v.source != VolumeSource::Secrets);
+    match writable {
+        None => Ok(()),
+        Some(volume) => {
+            let why =
+                format!("what is in its volume {} at {} would not be of that moment", volume.source, volume.target);
+            Err(purpose.refuse(&spec.name, Code::State, &why))
+        }
     }
 }
 
@@ -131,18 +148,15 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))?;
         volumes_of_clones::fill(&target.volumes, &copy.from, &copy.to, generation)
     };
-    // What it has in a store comes while it runs: it would stand still for it.
+    // What it has in a store comes before it stands still.
     let (of, known) = (Arc::clone(&source.proc), source.status.borrow().record.generation());
-    if matches!(source.status.borrow().record.state, State::Hot { .. } | State::Hibernated { .. })
-        && let Err(why) = blocking(move || fetch_all(&of, known)).await
-    {
-        return Err(purpose.refuse(&name, Code::Failed, &why));
-    }
+    let remote_bytes = blocking(move || fetch_all(&of, known)).await;
+    let remote_bytes = remote_bytes.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let stood = Instant::now();
     let still_us = |was_awake: bool| if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
     // All that is here is written while it stands still, by each copy again: much of it is better
     // put away once, by a sleep, from which it comes back as it is needed.
-    if purpose != Purpose::Rollback && source.proc.cgroup.held_bytes() <= COPIED_RUNNING {
+    if purpose != Purpose::Rollback && source.proc.cgroup.held_bytes() + remote_bytes <= COPIED_RUNNING {
         let copied = copied.clone();
         let running = CopySealed(Box::new(move |generation| copied(Some(generation))));
         let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
@@ -167,7 +181,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let stilled = source.ask(ask).await?;
     let generation = generation_of(source, &stilled, purpose)?;
     let of = Arc::clone(&source.proc);
-    let come = blocking(move || generation.map_or(Ok(()), |generation| fetch_all(&of, generation))).await;
+    let come = blocking(move || generation.map_or(Ok(0), |generation| fetch_all(&of, generation))).await;
     come.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let directory = source.proc.dir.clone();
     // Beside the copy. What cannot be read there any more, since the source has gone on, is read
@@ -192,13 +206,17 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     Ok(SourceCopy { record, was_awake, still_us, still, inspected })
 }
 
-/// Fetches what a generation of a proc has in a store. One that is not there has nothing.
-fn fetch_all(proc: &Proc, generation: Generation) -> Result<(), String> {
+/// Fetches what a generation of a proc has in a store; how many bytes those pages are, which a copy
+/// has in files of its own. One that is not there has nothing.
+fn fetch_all(proc: &Proc, generation: Generation) -> Result<u64, String> {
     let path = kip_snapshot::path_of(&proc.dir, generation);
+    let Ok(map) = PageMap::load(&path) else { return Ok(0) };
+    let pages: u64 = map.files.iter().filter_map(|file| file.remote).map(u64::from).sum();
     match &proc.shared.archive {
-        Some(archive) if path.is_dir() => archive.fetch_pages(&path, None).map_err(|e| chain(&e)),
-        _ => Ok(()),
+        Some(archive) if pages > 0 => archive.fetch_pages(&path, None).map_err(|e| chain(&e))?,
+        _ => {}
     }
+    Ok(pages * PAGE as u64)
 }
 
 /// The generation in which a source stands still; none of one that is stopped.

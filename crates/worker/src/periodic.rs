@@ -2,42 +2,59 @@
 //! ([`PeriodicCheckpoints`](kip_types::life::PeriodicCheckpoints)), and the oldest of them removed.
 
 use crate::checkpoints::Tag;
-use crate::copied::Purpose;
+use crate::copied::{Purpose, check_kept};
 use crate::lineage::key_of;
 use crate::worker::Worker;
 use kip_engine::blocking::blocking;
-use kip_records::state::Record;
-use kip_supervisor::task::Handle;
+use kip_supervisor::task::{Handle, ProcStatus};
 use kip_sys::clock::now_ms;
-use kip_types::api::{EventKind, Refusal};
-use kip_types::{CheckpointTag, ProcName, State};
+use kip_types::api::EventKind;
+use kip_types::life::PeriodicCheckpoints;
+use kip_types::{CheckpointTag, ProcName, State, chain};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Between looks at which are due.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Tags of such checkpoints begin with this, and end with a number.
+/// Tags of such checkpoints begin with this, and end with a number that grows.
 const STEM: &str = "every-";
+
+/// What is known of a proc's.
+#[derive(Debug, Clone, Default)]
+struct Last {
+    /// When the last one was there, milliseconds since the epoch; at first, when the proc was
+    /// started.
+    taken_ms: u64,
+    /// When one was last tried.
+    tried_ms: u64,
+    /// Why that failed.
+    refused: Option<String>,
+}
 
 /// Takes those that are due as long as the daemon lives, one at a time. To be called within a
 /// runtime.
 pub(crate) fn watch(worker: &Worker) {
     let worker = worker.clone();
     tokio::spawn(async move {
-        // When the last one was taken or tried, by the keys of procs, milliseconds since the epoch.
-        let mut last: BTreeMap<ProcName, u64> = BTreeMap::new();
+        let mut last: BTreeMap<ProcName, Last> = BTreeMap::new();
         while !worker.machine.is_closing() {
             tokio::time::sleep(LOOK_EVERY).await;
-            let handles: Vec<Handle> =
-                worker.handles().into_iter().filter(|handle| handle.proc.spec().checkpoints.is_some()).collect();
-            last.retain(|key, _| handles.iter().any(|handle| handle.proc.key == *key));
-            for handle in handles {
-                let before = match last.get(&handle.proc.key) {
-                    Some(at) => *at,
-                    None => worker.last_taken(&handle).await,
+            // One that is about to take the place of another has no checkpoints yet.
+            let has = |handle: &Handle| {
+                let spec = handle.proc.spec();
+                spec.checkpoints.filter(|_| !spec.trial).map(|periodic| (handle.clone(), periodic))
+            };
+            let handles: Vec<_> = worker.handles().iter().filter_map(has).collect();
+            last.retain(|key, _| handles.iter().any(|(handle, _)| handle.proc.key == *key));
+            for (handle, periodic) in handles {
+                let key = handle.proc.key.clone();
+                let mut known = match last.remove(&key) {
+                    Some(known) => known,
+                    None => Last { taken_ms: worker.last_taken(&handle).await, ..Last::default() },
                 };
-                let taken = worker.take_if_due(&handle, before).await;
-                last.insert(handle.proc.key.clone(), taken.unwrap_or(before));
+                worker.take_if_due(&handle, periodic, &mut known).await;
+                last.insert(key, known);
             }
         }
     });
@@ -47,61 +64,90 @@ impl Worker {
     /// When the last one was taken of a proc, or the proc was started.
     async fn last_taken(&self, handle: &Handle) -> u64 {
         let (worker, proc) = (self.clone(), handle.clone());
-        let taken = blocking(move || worker.periodic_of(&proc).into_iter().map(|(at_ms, _)| at_ms).max()).await;
+        let taken = blocking(move || worker.periodic_of(&proc).into_iter().map(|one| one.taken_at_ms).max()).await;
         taken.unwrap_or(0).max(handle.status.borrow().record.started_at_ms)
     }
 
-    /// Takes one if it is time, `before` being when the last was taken. Returns when it was taken
-    /// or tried; none if it is not time.
-    async fn take_if_due(&self, handle: &Handle, before: u64) -> Option<u64> {
+    async fn take_if_due(&self, handle: &Handle, periodic: PeriodicCheckpoints, last: &mut Last) {
         let spec = handle.proc.spec();
-        let periodic = spec.checkpoints?;
-        let is_due = now_ms().saturating_sub(before) >= periodic.every_ms;
-        if !is_due || !has_changed(&handle.status.borrow().record, before) {
-            return None;
+        let is_due = now_ms().saturating_sub(last.taken_ms.max(last.tried_ms)) >= periodic.every_ms;
+        if !is_due || !has_changed(&handle.status.borrow(), last.taken_ms) {
+            return;
         }
+        let (worker, proc) = (self.clone(), handle.clone());
+        let known = blocking(move || worker.periodic_of(&proc)).await;
+        let number = known.iter().map(|one| one.number).max().unwrap_or(0) + 1;
+        let tag: CheckpointTag = format!("{STEM}{number}").parse().expect("a word and a number are a tag");
         let taken = async {
+            check_kept(&spec, Purpose::Checkpoint)?;
             let _begun = self.begin_on(handle, &spec.name).await?;
-            self.keep(handle, Tag::Numbered(STEM.to_owned()), Purpose::Checkpoint).await
+            self.keep(handle, Tag::Wanted(tag), Purpose::Checkpoint).await
         };
-        let at_ms = match taken.await {
-            Ok((view, _)) => view.taken_at_ms,
+        last.tried_ms = now_ms();
+        match taken.await {
+            Ok(_) => {
+                // A wake that belongs to it is no change.
+                *last = Last { taken_ms: now_ms(), ..Last::default() };
+                self.remove_oldest(handle, periodic.keep as usize).await;
+            }
             Err(refusal) => {
-                if !handle.inbox.is_closed() {
-                    let detail = format!("not by itself: {}", refusal.message);
+                let refused = Some(refusal.message);
+                if !handle.inbox.is_closed() && last.refused != refused {
+                    let detail = format!("not by itself: {}", refused.as_deref().unwrap_or_default());
                     self.machine.events.emit(Some(&spec.name), EventKind::Checkpointed, detail);
                 }
-                now_ms()
-            }
-        };
-        let (worker, proc) = (self.clone(), handle.clone());
-        let mut known = blocking(move || worker.periodic_of(&proc)).await;
-        known.sort();
-        let too_many = known.len().saturating_sub(periodic.keep as usize);
-        for (_, tag) in known.into_iter().take(too_many) {
-            if let Err(Refusal { message, .. }) = self.checkpoint_removed(spec.name.clone(), tag).await {
-                tracing::info!(proc = %spec.name, error = message, "an old checkpoint stays for now");
+                last.refused = refused;
             }
         }
-        Some(at_ms)
     }
 
-    /// When each was taken, milliseconds since the epoch, and its tag.
-    fn periodic_of(&self, handle: &Handle) -> Vec<(u64, CheckpointTag)> {
+    /// Removes those that are more than are kept, unless one of them may be read just now: then the
+    /// next time.
+    async fn remove_oldest(&self, handle: &Handle, kept: usize) {
+        let Ok(alone) = Arc::clone(&handle.begun).try_write_owned() else { return };
+        let (worker, proc) = (self.clone(), handle.clone());
+        blocking(move || {
+            let mut known = worker.periodic_of(&proc);
+            known.sort_by_key(|one| one.number);
+            let records = worker.checkpoint_store().of(&key_of(&proc.proc));
+            for one in known.iter().rev().skip(kept) {
+                let removed = records.remove(&one.tag.clone().into()).and_then(|trash| trash.delete());
+                if let Err(e) = removed {
+                    tracing::info!(proc = %proc.proc.name, tag = %one.tag, error = chain(&e), "an old checkpoint stays for now");
+                }
+            }
+            drop(alone);
+        })
+        .await;
+    }
+
+    fn periodic_of(&self, handle: &Handle) -> Vec<Periodic> {
         let (key, checkpoints) = (key_of(&handle.proc), self.checkpoint_store());
-        let is_one = |tag: &CheckpointTag| {
-            tag.as_str().strip_prefix(STEM).is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
+        let read = |tag: CheckpointTag| {
+            let number = tag.as_str().strip_prefix(STEM)?.parse().ok()?;
+            Some(Periodic { taken_at_ms: checkpoints.note(&key, &tag).ok()?.taken_at_ms, number, tag })
         };
-        let tags = checkpoints.tags(&key).unwrap_or_default().into_iter().filter(is_one);
-        tags.filter_map(|tag| Some((checkpoints.note(&key, &tag).ok()?.taken_at_ms, tag))).collect()
+        checkpoints.tags(&key).unwrap_or_default().into_iter().filter_map(read).collect()
     }
 }
 
-/// Whether a proc has run since that moment.
-fn has_changed(record: &Record, since_ms: u64) -> bool {
+/// One that is there.
+struct Periodic {
+    taken_at_ms: u64,
+    number: u64,
+    tag: CheckpointTag,
+}
+
+/// Whether a proc has done anything since that moment, as far as it counts for its sleeps.
+fn has_changed(status: &ProcStatus, since_ms: u64) -> bool {
+    let record = &status.record;
+    let slept_since = record.last_sleep.as_ref().is_some_and(|sleep| sleep.at_ms > since_ms);
     match record.state {
-        State::Hot { .. } | State::Hibernated { .. } => true,
-        State::Parked { .. } => record.last_sleep.as_ref().is_some_and(|sleep| sleep.at_ms > since_ms),
+        State::Hot { .. } => {
+            let quiet_ms = status.quiet_since.map_or(0, |since| since.elapsed().as_millis() as u64);
+            now_ms().saturating_sub(quiet_ms) > since_ms
+        }
+        State::Hibernated { .. } | State::Parked { .. } => slept_since,
         // Of one that is archived nothing is here, and one that is stopped does not change.
         _ => false,
     }

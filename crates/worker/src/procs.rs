@@ -1,8 +1,7 @@
 //! The life of procs as the API asks for it: each request goes to the proc's task, and what it
 //! answers is shown.
 
-use crate::checkpoints;
-use crate::copied::Purpose;
+use crate::copied::{Purpose, check_kept};
 use crate::templates::check_templated;
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
 use crate::{logs, view};
@@ -42,7 +41,7 @@ impl ProcService for Worker {
         check_spec(&spec)?;
         check_templated(&spec)?;
         if spec.checkpoints.is_some() {
-            checkpoints::check(&spec, Purpose::Checkpoint)?;
+            check_kept(&spec, Purpose::Checkpoint)?;
         }
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;

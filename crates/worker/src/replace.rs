@@ -17,6 +17,7 @@
 //! and the next daemon removes it and starts again the one that stands aside; from then on the
 //! other one is a trial, which the next daemon removes.
 
+use crate::copied::{Purpose, check_kept};
 use crate::lineage::key_of;
 use crate::view;
 use crate::worker::{
@@ -99,6 +100,9 @@ impl Worker {
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(request.spec).await?;
         check_spec(&spec)?;
+        if spec.checkpoints.is_some() {
+            check_kept(&spec, Purpose::Checkpoint)?;
+        }
         // The checkpoints stay, and it begins anew.
         let lineage = Lineage { key: key_of(&old.proc), checkpoint: None, since_ms: now_ms() };
         let spec = Spec { replaced: old.proc.spec().replaced + 1, lineage: Some(lineage), ..spec };
@@ -364,8 +368,13 @@ impl Worker {
         self.notify_network(&new.proc.spec()).await;
         let left = old.ask(|reply| TaskCommand::LeavePlace { reply }).await;
         let answers = self.answer_probes(new, true).await;
-        if let Err(refusal) = left.and(answers) {
-            tracing::warn!(proc = %new.proc.name, error = refusal.message, "probes are not answered as they should be");
+        match left.and(answers) {
+            // It was removed meanwhile.
+            Err(refusal) if refusal.code == Code::Unknown => {}
+            Err(refusal) => {
+                tracing::warn!(proc = %new.proc.name, error = refusal.message, "probes are not answered as they should be");
+            }
+            Ok(()) => {}
         }
         Ok(())
     }

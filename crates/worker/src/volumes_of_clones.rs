@@ -16,7 +16,7 @@ use kip_types::{Generation, ProcName, Spec, VolumeName, VolumeSource, VolumeSpec
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,7 +78,17 @@ impl OwnVolumes {
                 }
                 made => made.map_err(failed)?,
             }
-            let from = copies.then(|| volumes::path_of(&machine.data, &volume.source));
+            let of_source = volumes::path_of(&machine.data, &volume.source);
+            if !copies {
+                // A program that is another user than root writes there.
+                let like = |known: fs::Metadata| {
+                    std::os::unix::fs::chown(&to, Some(known.uid()), Some(known.gid()))?;
+                    fs::set_permissions(&to, known.permissions())
+                };
+                let made = fs::metadata(&of_source).and_then(|known| if known.is_dir() { like(known) } else { Ok(()) });
+                made.inspect_err(|_| _ = fs::remove_dir(&to)).map_err(failed)?;
+            }
+            let from = copies.then_some(of_source);
             own.all.push(OwnVolume { source: volume.source.clone(), name, from, to });
         }
         Ok(own)

@@ -99,7 +99,10 @@ impl Task {
             }
             // It is parked from then on: what is copied has to be here.
             State::Archived { .. } if fetches => match self.fetch().await {
-                Ok(()) => None,
+                Ok(()) => {
+                    self.phase.parked_mut().since = Instant::now();
+                    None
+                }
                 Err(Unwoken { refusal, .. }) => Some(refusal.message),
             },
             _ => None,
