@@ -248,3 +248,15 @@ def test_by_file_and_api(kip: Kip, tmp_path: Path) -> None:
     assert words(Proc(kip, "two"))[2] == "one"
     exported = kip.cli("export", "one", "two").stdout
     assert exported.count('template = "auto"') == 2 and exported.count('template-after = "true"') == 2
+
+
+# promise templates: of more than 32 the one goes that was not used for longest
+@pytest.mark.soak
+def test_so_many_are_kept(kip: Kip) -> None:
+    ids = []
+    for number in range(33):
+        proc = kip.run(f"p{number}", ["sleep", "1000"], flags=["-e", f"N={number}", "--never-sleep"])
+        ids.append(kip.json("template", "take", proc.name)["id"])
+        if number == 31:
+            kip.cli("clone", "p0", "used", "--warm")
+    assert {one["id"] for one in templates(kip)} == {ids[0], *ids[2:]} and len(on_disk(kip)) == 32

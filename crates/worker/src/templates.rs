@@ -148,9 +148,8 @@ impl Worker {
         let known = blocking(move || {
             let secrets = worker.secrets_of(&proc)?;
             let started_ms = proc.status.borrow().record.started_at_ms;
-            let id = worker.kind_of(&kind, &proc.proc.base, &secrets).id();
-            let changed = worker.kind_of(&kind, &proc.proc.base, &secrets).changed_since(started_ms);
-            Ok::<_, Refusal>((id, started_ms, changed))
+            let kind = worker.kind_of(&kind, &proc.proc.base, &secrets);
+            Ok::<_, Refusal>((kind.id(), started_ms, kind.changed_since(started_ms)))
         });
         let (id, started_ms, changed) = known.await?;
         if let Some(path) = changed {
