@@ -240,3 +240,25 @@ def test_a_starved_pager(kip: Kip, tmp_path: Path) -> None:
     assert torture.inspect()["pids"][0] == pids["torture"][0], "and its pid 1: a look at it ends one child and forks the next"
     assert not churning.inspect()["restarts"] and not torture.inspect()["restarts"]
     assert churner.ask("look") == "ok"
+
+
+# promise hibernation: what the kernel touches for calls that begin anew wakes nothing, also if the
+#   pager's threads that serve faults hardly get a processor
+@pytest.mark.measures
+def test_starved_faults_of_the_way_back(kip: Kip) -> None:
+    """Of processes of one thread and of many, which stand in calls whose arguments are in memory."""
+    waits = "import threading, time\nfor _ in range({}): threading.Thread(target=time.sleep, args=(1000,)).start()\ntime.sleep(1000)"
+    procs = [kip.run(f"waits-{n}", ["/usr/bin/python3", "-c", waits.format(n)], flags=("--idle", "1h")) for n in (0, 30)]
+    time.sleep(2)
+    for task in Path(f"/proc/{pager_pid(kip)}/task").iterdir():
+        if (task / "comm").read_text().startswith("faults"):
+            os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+    woken = {}
+    with busy(2 * (os.cpu_count() or 1)):
+        for round in range(8):
+            for proc in procs:
+                proc.hibernate()
+                time.sleep(0.3)
+                woken[proc.name, round] = [e["detail"] for e in kip.events() if e["name"] == proc.name and e["kind"] == "woken"][round:]
+                kip.cli("wake", proc.name)
+    assert not any(woken.values()), woken

@@ -471,6 +471,11 @@ impl Memory {
         }
     }
 
+    /// Whether a thread waits for a page; where that cannot be known one does.
+    pub(crate) fn waits(&self) -> bool {
+        uffd::waiting(self.uffd.as_fd()).map_or(true, |threads| threads > 0)
+    }
+
     /// Whether the address space is gone (its process has ended or executed another program).
     pub fn is_gone(&self) -> bool {
         let ask = uffd::write_protect(self.uffd.as_fd(), 0..PAGE64, false);

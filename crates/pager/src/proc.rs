@@ -448,16 +448,17 @@ impl PagedProc {
         let until = Instant::now() + patience;
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
-            let mut before = usize::MAX;
             loop {
-                let (now, resuming) = {
+                let waits = memory.waits();
+                let (served, resuming) = {
                     let state = memory.state();
                     (state.since.faults.len(), state.resuming.is_some())
                 };
-                if !resuming || now == before && is_quiescent(*pid) || Instant::now() > until {
+                // Asleep is also a thread that waits for a page, be it that its fault was not read.
+                let back = || is_quiescent(*pid) && !memory.waits() && memory.state().since.faults.len() == served;
+                if !resuming || !waits && back() || Instant::now() > until {
                     break;
                 }
-                before = now;
                 std::thread::sleep(Duration::from_micros(300));
             }
             let _ = self.server.move_to(memory.id, processor(*pid));
@@ -573,8 +574,7 @@ impl Drop for PagedProc {
     }
 }
 
-/// Whether all threads wait for something. One that waits for a page does too, which is why faults
-/// are counted as well.
+/// Whether all threads wait for something, a page or what a call waits for.
 fn is_quiescent(pid: u32) -> bool {
     threads(pid).unwrap_or_default().into_iter().all(|tid| !Status::read(tid).is_ok_and(|status| status.is_busy()))
 }

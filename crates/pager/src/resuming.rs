@@ -29,9 +29,11 @@ enum Stands {
 }
 
 impl Resuming {
-    /// A thread that has touched a page goes to sleep for that within this time, but for one that
-    /// others keep from the processor.
+    /// A thread that was woken because its page had come with another thread's fault is back in its
+    /// call, or at the next page, within this time on a processor.
     const SLEEPS_WITHIN: Duration = Duration::from_millis(2);
+    /// The same for one that others keep from the processor, in all.
+    const RUNS_WITHIN: Duration = Duration::from_millis(100);
 
     /// Of a process.
     pub(crate) fn of(pid: u32) -> Resuming {
@@ -53,17 +55,23 @@ impl Resuming {
             let mut all = threads(pid).unwrap_or_default().into_iter();
             return all.any(|tid| matches!(stands(pid, tid, page), Stands::AtWork));
         };
-        let until = Instant::now() + Resuming::SLEEPS_WITHIN;
+        let (began, ran_before) = (Instant::now(), ran(pid, *tid));
         loop {
             match stands(pid, *tid, page) {
                 Stands::AtWork => return true,
                 Stands::InCall => return false,
-                // It was told of before it sleeps.
-                Stands::Runs if Instant::now() < until => std::thread::yield_now(),
-                Stands::Runs => return true,
+                Stands::Runs if began.elapsed() > Resuming::RUNS_WITHIN => return true,
+                Stands::Runs if ran(pid, *tid) > ran_before + Resuming::SLEEPS_WITHIN => return true,
+                Stands::Runs => std::thread::yield_now(),
             }
         }
     }
+}
+
+/// How long a thread has run on a processor: /proc/PID/schedstat.
+fn ran(pid: u32, tid: u32) -> Duration {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }
 
 /// Threads of a process by their ids in their own pid namespace.

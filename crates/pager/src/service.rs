@@ -42,8 +42,9 @@ use std::time::{Duration, Instant};
 
 /// How long the threads of a proc may take to stand still.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
-/// How long they may take to be back in their calls.
-const QUIESCENT_WITHIN: Duration = Duration::from_millis(100);
+/// How long they may take to be back in their calls: a proc that may use a tenth of a processor
+/// stands still for 90 ms at a time.
+const QUIESCENT_WITHIN: Duration = Duration::from_millis(500);
 /// How long the page cache has what a sleep wrote: longer than a tick takes to come by default.
 const CACHED_FOR: Duration = Duration::from_secs(75);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.

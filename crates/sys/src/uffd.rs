@@ -166,6 +166,16 @@ pub fn create(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
+/// How many threads wait for a page of this descriptor's, told of or not yet: its fdinfo.
+///
+/// # Errors
+/// The kernel's, `InvalidData` where the file says nothing of it.
+pub fn waiting(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let total = info.lines().find_map(|line| line.strip_prefix("total:")?.trim().parse().ok());
+    total.ok_or(io::ErrorKind::InvalidData.into())
+}
+
 /// Sets what a new descriptor does; once: ioctl_userfaultfd(2) UFFDIO_API.
 ///
 /// # Errors
@@ -401,6 +411,9 @@ mod tests {
         register(fd.as_fd(), range.clone(), Catch::Both).unwrap();
         let start = range.start;
         let reader = std::thread::spawn(move || byte(start + 4096));
+        while waiting(fd.as_fd()).unwrap() == 0 {
+            std::thread::yield_now();
+        }
         let mut page = EventPage::private().unwrap();
         let events = loop {
             let events = page.read(fd.as_fd()).unwrap();
@@ -411,11 +424,13 @@ mod tests {
         };
         assert!(matches!(events[..], [FaultEvent::Fault { address, write: false, .. }] if address == start + 4096));
         assert_eq!(page.left(), [(0, Left::Fault)]);
+        assert_eq!(waiting(fd.as_fd()).unwrap(), 1, "it is told, and waits");
         page.done(0);
         assert_eq!(page.left(), []);
         let mode = CopyMode { protect: true, wake: true };
         assert_eq!(copy(fd.as_fd(), start + 4096, &[7; 4096], mode).unwrap(), 4096);
         assert_eq!(reader.join().unwrap(), 7);
+        assert_eq!(waiting(fd.as_fd()).unwrap(), 0);
         assert_eq!(copy(fd.as_fd(), start, &[7; 3 * 4096], mode).unwrap(), 4096, "up to the page that is there");
         let there = copy(fd.as_fd(), start + 4096, &[7; 4096], mode).unwrap_err();
         assert_eq!(there.raw_os_error(), Some(libc::EEXIST));
