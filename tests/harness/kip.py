@@ -66,7 +66,12 @@ class Proc:
     name: str
 
     def inspect(self) -> dict[str, Any]:
-        return self.kip.json("inspect", self.name)
+        """By the API, for it is asked many times: starting the command costs more than what it asks for. Of the command itself
+        are `tests/test_cli.py` and others."""
+        status, body = self.kip.get(f"/v1/procs/{self.name}")
+        if status != 200:
+            raise Failed(subprocess.CompletedProcess(["inspect", self.name], 1, "", body))
+        return json.loads(body)
 
     @property
     def state(self) -> str:
@@ -328,13 +333,21 @@ class Kip:
 
     def info(self) -> dict[str, Any]:
         """`GET /v1/info` on the API's socket."""
-        connection = http.client.HTTPConnection("kip", timeout=30)
+        return json.loads(self.get("/v1/info")[1])
+
+    def get(self, path: str) -> tuple[int, str]:
+        """GET on the API's socket: status and body. Without a daemon a failure, as of a command."""
+        connection = http.client.HTTPConnection("kip", timeout=60)
         with socket.socket(socket.AF_UNIX) as s:
-            s.settimeout(30)
-            s.connect(str(self.data / "run" / "api.sock"))
-            connection.sock = s
-            connection.request("GET", "/v1/info")
-            return json.loads(connection.getresponse().read())
+            s.settimeout(60)
+            try:
+                s.connect(str(self.data / "run" / "api.sock"))
+                connection.sock = s
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+            except (OSError, http.client.HTTPException) as e:
+                raise Failed(subprocess.CompletedProcess(["GET", path], 1, "", f"no answer: {e}")) from e
 
     def own_processes(self) -> list[int]:
         """The daemon, the keeper and the pager, which are not each other's children, and all that descends from them but the

@@ -10,11 +10,13 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 35] = [
+const ALLOWED: [(&str, &[&str]); 36] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
     ("kip-service", &[TYPES]),
+    // How many procs serve behind a name: asks for them by a trait of its own.
+    ("kip-scale", &[TYPES]),
     // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
@@ -168,6 +170,7 @@ const ALLOWED: [(&str, &[&str]); 35] = [
             "kip-pager",
             "kip-archive",
             "kip-copy",
+            "kip-scale",
             "kip-insight",
             // Its counters are shown with the metrics.
             "kip-store",

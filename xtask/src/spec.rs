@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 pub const INDEX: &str = "docs/promises.md";
 
 /// Sections of the index and their titles, in their order.
-const SECTIONS: [(&str, &str); 29] = [
+const SECTIONS: [(&str, &str); 30] = [
     ("workspace", "Workspace"),
     ("commands", "Two commands"),
     ("sandbox", "Sandbox"),
@@ -46,6 +46,7 @@ const SECTIONS: [(&str, &str); 29] = [
     ("clones", "Clones (`kip clone`)"),
     ("checkpoints", "Checkpoints (`kip checkpoint`, `kip rollback`)"),
     ("templates", "Templates (`kip run --template`, `kip template`)"),
+    ("scaling", "Scaling (`kip scale`)"),
     ("backup", "Copies of everything (`kip backup`, `kip restore`)"),
     ("install", "Installed and upgraded"),
     ("invariants", "Invariants, by their numbers in ARCHITECTURE.md"),

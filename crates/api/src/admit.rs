@@ -16,6 +16,7 @@ use kip_types::spec::{
     bad_secret, can_be_published_at, parse_signal,
 };
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
+use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -34,7 +35,7 @@ const MOST_ALIASES: usize = 32;
 /// compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
     (request.spec.asked, request.spec.trial, request.spec.alone, request.spec.tar_digest) = (None, false, false, None);
-    (request.spec.replaced, request.spec.lineage) = (0, None);
+    (request.spec.replaced, request.spec.lineage, request.spec.replica_of) = (0, None, None);
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;
@@ -163,8 +164,40 @@ fn check(spec: &Spec) -> Result<(), String> {
 }
 
 /// What an update can change, too.
+/// Refuses to scale what cannot be behind one name more than once.
+fn check_scaling(spec: &Spec) -> Result<(), String> {
+    let Some(scaling) = &spec.scale else { return Ok(()) };
+    let name = &spec.name;
+    if let Some(fault) = scaling.fault() {
+        return Err(format!("{name}: {fault}"));
+    }
+    if scaling.max == 1 {
+        return Ok(());
+    }
+    if let Some(of) = &spec.replica_of {
+        return Err(format!("{name} is a replica of {of}: scale that"));
+    }
+    if spec.ports.is_empty() {
+        return Err(format!("{name} has no ports, and connections are all that is spread: give it one (-p) first"));
+    }
+    if spec.remove {
+        return Err(format!("{name} goes when its program ends (--rm), and its replicas would not: run it without"));
+    }
+    let written = |v: &&VolumeSpec| !v.read_only && v.source != VolumeSource::Secrets;
+    if scaling.volumes.is_none()
+        && let Some(volume) = spec.volumes.iter().find(written)
+    {
+        let (source, target) = (&volume.source, &volume.target);
+        return Err(format!(
+            "{name} has the volume {source} at {target}, which replicas would write to as well: say what they have in its place (--volumes share, copy or drop)"
+        ));
+    }
+    Ok(())
+}
+
 fn check_changeable(spec: &Spec) -> Result<(), String> {
     check_labels(spec)?;
+    check_scaling(spec)?;
     if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
         return Err(format!("stop {e}"));
     }

@@ -7,6 +7,7 @@ mod files;
 mod images;
 mod keys;
 mod meters;
+mod scale;
 mod snapshots;
 mod templates;
 mod tokens;
@@ -91,6 +92,7 @@ fn all() -> Routes {
     let routes = backup::routes(routes);
     let routes = volumes::routes(routes);
     let routes = checkpoints::routes(routes);
+    let routes = scale::routes(routes);
     let routes = templates::routes(routes);
     let routes = meters::routes(routes);
     let routes = dashboard::routes(routes);

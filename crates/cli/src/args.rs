@@ -17,6 +17,7 @@ use crate::port::PortArgs;
 use crate::ps::PsArgs;
 use crate::remote::RemoteArgs;
 use crate::run_args::{CHECK_USAGE, RUN_USAGE, RunArgs};
+use crate::scale::ScaleArgs;
 use crate::snapshot::SnapshotArgs;
 use crate::stats::StatsArgs;
 use crate::template::TemplateCommand;
@@ -29,11 +30,11 @@ use crate::wait::WaitArgs;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kip_types::api::Detail;
-use kip_types::api::clone::ClonedVolumes;
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
 use kip_types::spec::PortSpec;
 use kip_types::spec::{Clock, parse_duration_ms};
+use kip_types::volume::ClonedVolumes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -113,6 +114,9 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// Let a proc go on from a checkpoint; what it was is kept as another checkpoint
     Rollback(RollbackArgs),
+    /// Let several procs serve behind the name of one, more of them under load; without options,
+    /// show them
+    Scale(ScaleArgs),
     /// Take, list and remove templates: what procs of one kind begin from in place of a start
     #[command(subcommand)]
     Template(TemplateCommand),

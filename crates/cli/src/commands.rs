@@ -8,8 +8,8 @@ use crate::output::{print, show};
 use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
-    apply, attach, backup, check, checkpoint, cp, details, events, exec, image, key, logs, meter, port, ps, snapshot,
-    stats, template, token, top, update, view, volume, wait,
+    apply, attach, backup, check, checkpoint, cp, details, events, exec, image, key, logs, meter, port, ps, scale,
+    snapshot, stats, template, token, top, update, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
@@ -76,11 +76,13 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
                 Some((proc, tag)) => (proc, Some(tag.parse()?)),
                 None => (&*source, None),
             };
-            let request = CloneRequest { name: clone, checkpoint, count, ports, method, volumes, asleep };
+            let request =
+                CloneRequest { name: clone, checkpoint, count, ports, method, volumes, asleep, replica_of: None };
             show(&client.clone_proc(&name(proc)?, &request).await?, json, |made| view::clones(&source, made))?;
         }
         Command::Checkpoint(args) => checkpoint::call(client, args, json).await?,
         Command::Rollback(args) => checkpoint::rollback(client, args, json).await?,
+        Command::Scale(args) => scale::call(client, args, json).await?,
         Command::Template(command) => template::call(client, command, json).await?,
         Command::Update(args) => return update::update(client, &args, json).await,
         Command::Top(args) => top::top(client, &args, json).await?,

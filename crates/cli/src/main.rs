@@ -35,6 +35,7 @@ mod profiles;
 mod ps;
 mod remote;
 mod run_args;
+mod scale;
 mod snapshot;
 mod stats;
 mod template;

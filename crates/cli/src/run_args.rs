@@ -412,6 +412,8 @@ impl RunArgs {
             alone: false,
             replaced: 0,
             lineage: None,
+            scale: None,
+            replica_of: None,
         };
         let secrets = self.life.secrets()?;
         let in_file = InFile {

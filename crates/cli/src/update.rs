@@ -125,6 +125,7 @@ impl UpdateArgs {
             stop_grace_ms: self.stop_grace.map(Some),
             set_ports: self.ports.clone(),
             remove_ports: self.port_rm.clone(),
+            scale: None,
             labels: removed.chain(set).collect(),
         }
     }

@@ -1,4 +1,4 @@
-//! The calls of `kip checkpoint` and `kip rollback`.
+//! The calls of `kip checkpoint`, `kip rollback` and `kip scale`.
 
 use crate::client::Client;
 use crate::connect::collect;
@@ -6,9 +6,15 @@ use crate::error::CallError;
 use hyper::Method;
 use hyper::body::Bytes;
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
+use kip_types::api::scale::ScaleView;
 use kip_types::{CheckpointTag, ProcName};
 
 impl Client {
+    /// How a proc is scaled.
+    pub async fn scale(&self, name: &ProcName) -> Result<ScaleView, CallError> {
+        self.get(&format!("/v1/procs/{name}/scale")).await
+    }
+
     /// Keeps a proc's memory and files of one moment.
     pub async fn checkpoint(&self, name: &ProcName, request: &CheckpointRequest) -> Result<CheckpointView, CallError> {
         self.post(&format!("/v1/procs/{name}/checkpoints"), request).await

@@ -170,6 +170,18 @@ fn contradiction(table: &ProcTable) -> Option<(&'static str, &'static str)> {
     if table.checkpoint_keep.is_some() && table.checkpoint_every.is_none() {
         return Some(("checkpoint-keep", ".checkpoint-keep: none is taken: write checkpoint-every = \"10m\", too"));
     }
+    let of_scale = [
+        ("scale-min", table.scale_min.is_some(), ".scale-min: it is not scaled: write scale-max = 8, too"),
+        ("scale-method", table.scale_method.is_some(), ".scale-method: it is not scaled: write scale-max = 8, too"),
+        ("scale-volumes", table.scale_volumes.is_some(), ".scale-volumes: it is not scaled: write scale-max = 8, too"),
+        ("scale-probe", table.scale_probe.is_some(), ".scale-probe: it is not scaled: write scale-max = 8, too"),
+        ("scale-calm", table.scale_calm.is_some(), ".scale-calm: it is not scaled: write scale-max = 8, too"),
+    ];
+    if table.scale_max.is_none()
+        && let Some((key, _, message)) = of_scale.into_iter().find(|(_, there, _)| *there)
+    {
+        return Some((key, message));
+    }
     if table.image.is_none() {
         if let Some((key, _, message)) = without_image.into_iter().find(|(_, there, _)| *there) {
             return Some((key, message));

@@ -1,7 +1,8 @@
 //! `kip.toml`: every key, the way back, mistakes and their places, the schema.
 
 use super::*;
-use crate::table::{differences, render};
+use crate::difference::differences;
+use crate::table::render;
 use kip_types::spec::{Clock, Fallback, Image, Lazy, Protocol, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {

@@ -1,7 +1,7 @@
 //! What an update makes of a proc that differs from its description. Owns which differences these
 //! are; asks no daemon.
 
-use crate::differences;
+use crate::difference::differences;
 use kip_types::api::{LimitsUpdate, RunRequest, TimingUpdate, UpdateRequest};
 use kip_types::spec::{Image, PortSpec, Spec};
 use std::collections::BTreeMap;
@@ -63,6 +63,7 @@ fn between(is: &RunRequest, wanted: &RunRequest) -> UpdateRequest {
         stop_grace_ms: to(&a.stop_grace_ms, &b.stop_grace_ms),
         set_ports: b.ports.iter().filter(|port| !a.ports.contains(port)).cloned().collect(),
         remove_ports: gone.collect(),
+        scale: to(&a.scale, &b.scale),
         labels,
     }
 }

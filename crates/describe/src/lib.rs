@@ -10,6 +10,7 @@
 
 mod choose;
 mod compose;
+mod difference;
 mod document;
 pub mod env_file;
 mod environ;
@@ -24,12 +25,13 @@ mod yaml;
 
 pub use choose::choose;
 pub use compose::{is_compose, overrides_beside};
+pub use difference::{Difference, differences};
 pub use document::{Described, Document, Lookup, Reading, lettered};
 pub use file::schema;
 pub use in_place::update_between;
 pub use order::in_order;
 pub use place::{Fault, Faults, Note, SourcePosition, Weight};
-pub use table::{Difference, ProcTable, differences, render};
+pub use table::{ProcTable, render};
 pub use values::Pull;
 
 use kip_types::api::InFile;

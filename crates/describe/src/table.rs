@@ -11,11 +11,13 @@ use kip_types::life::{
     TemplateWhen, Templating,
 };
 use kip_types::name::{ProcName, Realm};
+use kip_types::scale::{CALM_MS, ScaleMethod, Scaling};
 use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
-    Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, PortSpec,
-    Spec, Timing, bad_secret,
+    Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec,
+    Timing, bad_secret,
 };
+use kip_types::volume::ClonedVolumes;
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -156,6 +158,25 @@ pub struct ProcTable {
     /// How many of them are kept; default 3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_keep: Option<u32>,
+    /// Most procs that serve behind its name, itself included, 1 to 32; default: itself alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_max: Option<u32>,
+    /// How many of them are there and awake at least; default 0: the last one sleeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_min: Option<u32>,
+    /// What a new one begins from: auto (default), hot, warm or cold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_method: Option<ScaleMethod>,
+    /// What they have in place of volumes that the proc can write to: share, copy or drop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_volumes: Option<ClonedVolumes>,
+    /// A check as in `ready`, asked of the proc while it is awake: while it fails another one is
+    /// added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_probe: Option<Check>,
+    /// How long the load has to be low before one is taken away; default 1m.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_calm: Option<Time>,
     /// Longest run of each hook and of an `exec:` check; default 10s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
@@ -331,6 +352,14 @@ impl ProcTable {
                 every_ms: every.0,
                 keep: self.checkpoint_keep.unwrap_or(KEPT_CHECKPOINTS),
             }),
+            scale: self.scale_max.map(|max| Scaling {
+                min: self.scale_min.unwrap_or(0),
+                max,
+                method: self.scale_method.unwrap_or_default(),
+                volumes: self.scale_volumes,
+                probe: self.scale_probe,
+                calm_ms: self.scale_calm.map_or(CALM_MS, |time| time.0),
+            }),
             probes: self.probe,
             terminal: self.terminal,
             stdin_open: self.stdin_open,
@@ -342,6 +371,7 @@ impl ProcTable {
             alone: false,
             replaced: 0,
             lineage: None,
+            replica_of: None,
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file: InFile::default() })
     }
@@ -384,6 +414,7 @@ impl ProcTable {
             hooks,
             template,
             checkpoints,
+            scale,
             probes,
             terminal,
             stdin_open,
@@ -396,7 +427,9 @@ impl ProcTable {
             alone: _,
             replaced: _,
             lineage: _,
+            replica_of: _,
         } = spec.clone();
+        let scale = scale.as_ref();
         let usual = Timing::default();
         let time = |open: bool, ms: u64| (!open).then_some(Time(ms));
         let (mut tar, mut reference, mut entrypoint, mut publish_all) = (None, None, None, false);
@@ -450,6 +483,12 @@ impl ProcTable {
             after_clone: hooks.after_clone,
             checkpoint_every: checkpoints.map(|periodic| Time(periodic.every_ms)),
             checkpoint_keep: checkpoints.map(|periodic| periodic.keep).filter(|keep| *keep != KEPT_CHECKPOINTS),
+            scale_max: scale.map(|scale| scale.max),
+            scale_min: scale.map(|scale| scale.min).filter(|min| *min > 0),
+            scale_method: scale.map(|scale| scale.method).filter(|method| *method != ScaleMethod::Auto),
+            scale_volumes: scale.and_then(|scale| scale.volumes),
+            scale_probe: scale.and_then(|scale| scale.probe.clone()),
+            scale_calm: scale.map(|scale| scale.calm_ms).filter(|ms| *ms != CALM_MS).map(Time),
             template: template.as_ref().map(|_| TemplateWhen::Auto),
             template_after: template.and_then(|template| template.after),
             hook_timeout: (hooks.within_ms != HOOK_WITHIN_MS).then_some(Time(hooks.within_ms)),
@@ -489,58 +528,6 @@ fn reference_in(reference: &str, directory: &Path) -> String {
     reference.to_owned()
 }
 
-/// A key in which two descriptions differ.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Difference {
-    /// The key, as in a `kip.toml`.
-    pub field: String,
-    /// What the proc has; null if nothing is said there. Values of environment variables are not
-    /// shown.
-    pub is: Option<String>,
-    /// What the file says; null if it says nothing.
-    pub wanted: Option<String>,
-}
-
-/// Keys that say how a proc is made, not what it is.
-const ON_THE_WAY: [&str; 4] = ["depends-on", "plain-http", "pull", "wait-ready"];
-
-/// What has to change for a proc that was made by `is` to be one that is made by `wanted`.
-pub fn differences(is: &RunRequest, wanted: &RunRequest) -> Vec<Difference> {
-    let (is, wanted) = (fields(is), fields(wanted));
-    let keys: std::collections::BTreeSet<&String> = is.keys().chain(wanted.keys()).collect();
-    // Kip does nothing by labels, and older ones made procs without: what has none stays as it is.
-    let is_without_labels = |key: &str| key == "label" && !is.contains_key(key);
-    let differ = |key: &&String| is.get(*key) != wanted.get(*key) && !is_without_labels(key);
-    let shown = |key: &str, value: Option<&String>| match key.starts_with("env.") {
-        true => value.map(|_| "(not shown)".to_owned()),
-        false => value.cloned(),
-    };
-    keys.into_iter()
-        .filter(differ)
-        .map(|key| Difference { field: key.clone(), is: shown(key, is.get(key)), wanted: shown(key, wanted.get(key)) })
-        .collect()
-}
-
-/// Keys with their values as text, variables one by one.
-fn fields(request: &RunRequest) -> BTreeMap<String, String> {
-    let mut request = request.clone();
-    // Their order means nothing.
-    request.spec.ports.sort_by_key(PortSpec::inner);
-    let table = serde_json::to_value(ProcTable::of(&request)).expect("a table is JSON");
-    let mut all = BTreeMap::new();
-    for (key, value) in table.as_object().expect("a table is an object") {
-        match value.as_object().filter(|_| key == "env") {
-            Some(variables) => {
-                let each = variables.iter().map(|(name, value)| (format!("env.{name}"), text(value)));
-                all.extend(each);
-            }
-            None if ON_THE_WAY.contains(&key.as_str()) => {}
-            None => drop(all.insert(key.clone(), text(value))),
-        }
-    }
-    all
-}
-
 /// What the files of secrets contain, by their names.
 ///
 /// # Errors
@@ -564,10 +551,6 @@ pub fn read_secrets(
         all.insert(name.clone(), Hex(contents));
     }
     Ok(all)
-}
-
-fn text(value: &serde_json::Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 #[derive(Serialize)]

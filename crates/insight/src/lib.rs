@@ -1,5 +1,5 @@
-//! What people see of a proc beyond its state: why it is as it is (`kip why`), and what is in it
-//! (`kip inspect`), in whatever tier it is.
+//! What people see of a proc beyond its state: why it is as it is (`kip why`), what is in it
+//! (`kip inspect`), and how it is seen from outside ([`view`]), in whatever tier it is.
 //!
 //! Reads /proc, images and held sockets. Wakes no proc, changes nothing, and never decides for a
 //! proc.
@@ -7,6 +7,7 @@
 
 mod beside;
 mod inspect;
+pub mod view;
 mod why;
 
 pub use inspect::details;

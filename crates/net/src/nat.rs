@@ -34,6 +34,7 @@ mod forwarding;
 mod nfnetlink;
 mod refused;
 mod ruleset;
+mod spread;
 
 use crate::addr::{Addresses, Instance, Slot};
 use crate::pool::group_base;
@@ -52,6 +53,7 @@ use parking_lot::Mutex;
 pub use refused::RefusedCall;
 use ruleset::Which;
 use rustix::io::Errno;
+use spread::Spread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -202,6 +204,8 @@ struct NatState {
     defaults: Defaults,
     networks: BTreeMap<Network, u32>,
     published: BTreeMap<Slot, Published>,
+    /// Of procs whose ports lead to several; stays while such a proc is not published.
+    spread: BTreeMap<Slot, Spread>,
     /// Those that are held from the moment on at which they are published.
     held_ahead: BTreeSet<Slot>,
     /// They are about to be removed for good.
@@ -219,7 +223,8 @@ impl Nat {
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
         let (networks, published) = (BTreeMap::new(), BTreeMap::new());
         let held_ahead = BTreeSet::new();
-        let state = NatState { rtnl, nft, defaults: Defaults::new(), networks, published, held_ahead, over: false };
+        let (defaults, spread) = (Defaults::new(), BTreeMap::new());
+        let state = NatState { rtnl, nft, defaults, networks, published, spread, held_ahead, over: false };
         let nat = Nat { instance, memory: memory.to_owned(), uplinks: uplinks.to_vec(), state: Mutex::new(state) };
         nat.sync(desired)?;
         nat.follow_uplinks()?;
@@ -259,6 +264,7 @@ impl Nat {
         self.put_in_place(&mut state, &all)?;
         state.networks = networks;
         state.published = wanted;
+        state.spread.clear();
         Ok(())
     }
 
@@ -287,6 +293,7 @@ impl Nat {
             old.extend(state.elements_of(self.instance, slot));
             new.extend(ruleset::elements(self.instance, published.known_network().map(|_| group), published));
             let ours = Addresses::of(self.instance, slot);
+            old.extend(self.end_spreads_at(state, slot, &published.ports));
             let of_it = published.ports.iter().filter(|f| f.proto == Protocol::Udp);
             udp.extend(of_it.filter_map(|f| Some((f.host_port?, f.host_addr, ours))));
         }
@@ -383,7 +390,7 @@ impl Nat {
         if state.over || there.map_err(|source| NatError::Elements { table, source })? {
             return Ok(false);
         }
-        let all: Vec<_> = state.published.keys().flat_map(|s| state.elements_of(self.instance, *s)).collect();
+        let all = state.all_elements(self.instance);
         self.nft(&ruleset::full(self.instance, Which::Main, &all))?;
         Ok(true)
     }
@@ -450,12 +457,8 @@ impl Nat {
             Ok(()) => Ok(()),
             Err(e) if e.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
                 tracing::warn!(%table, "the rules were gone; putting them back");
-                let mut all: Vec<_> = state
-                    .published
-                    .keys()
-                    .flat_map(|s| state.elements_of(self.instance, *s))
-                    .filter(|e| !old.contains(e))
-                    .collect();
+                let mut all = state.all_elements(self.instance);
+                all.retain(|e| !old.contains(e));
                 all.extend(new);
                 all.sort_unstable();
                 all.dedup();
@@ -467,6 +470,12 @@ impl Nat {
 }
 
 impl NatState {
+    fn all_elements(&self, instance: Instance) -> Vec<Element> {
+        let published = self.published.keys().flat_map(|slot| self.elements_of(instance, *slot));
+        let spread = self.spread.iter().flat_map(|(slot, over)| spread::elements(instance, *slot, over));
+        published.chain(spread).collect()
+    }
+
     fn elements_of(&self, instance: Instance, slot: Slot) -> Vec<Element> {
         match self.published.get(&slot) {
             Some(p) => ruleset::elements(instance, p.known_network().map(|network| self.networks[network]), p),
@@ -524,14 +533,19 @@ fn group_of(instance: Instance, networks: &mut BTreeMap<Network, u32>, network: 
     group
 }
 
+/// Whether one of the ports is the same port of the host.
+fn meets(one: &Forward, ports: &[Forward]) -> bool {
+    let same = |o: &Forward| {
+        (o.proto, o.host_port) == (one.proto, one.host_port) && addresses_meet(o.host_addr, one.host_addr)
+    };
+    one.host_port.is_some() && ports.iter().any(same)
+}
+
 fn refuse_clashes<'a>(others: impl Iterator<Item = &'a Published>, new: &Published) -> Result<(), NatError> {
     for other in others.filter(|o| o.slot != new.slot) {
         for forward in &new.ports {
             let Some(port) = forward.host_port else { continue };
-            let same = |o: &Forward| {
-                (o.proto, o.host_port) == (forward.proto, Some(port)) && addresses_meet(o.host_addr, forward.host_addr)
-            };
-            if other.ports.iter().any(same) {
+            if meets(forward, &other.ports) {
                 return Err(NatError::PortTaken { port, proto: forward.proto, by: other.slot });
             }
         }

@@ -14,8 +14,10 @@ use std::path::{Path, PathBuf};
 const ID_BYTES: usize = 8;
 /// What of a spec is one proc's own, or is about it from the outside: procs of one kind differ in
 /// it. What a spec gets in addition counts as its kind until it is named here.
-const OWN: [&str; 18] = [
+const OWN: [&str; 20] = [
     "checkpoints",
+    "scale",
+    "replica_of",
     "name",
     "aliases",
     "hostname",

@@ -472,6 +472,14 @@ impl Cgroup {
         self.read("memory", "memory.stat").unwrap_or_default()
     }
 
+    /// Pages that were read again after they had been pushed out of memory, since the group was
+    /// made: workingset_refault of memory.stat.
+    pub fn refaults(&self) -> u64 {
+        let stat = self.memory_stat();
+        let of = |kind: &str| field(&stat, &format!("workingset_refault_{kind}"));
+        of("anon") + of("file")
+    }
+
     /// How many processes the kernel has killed because its memory was at the limit.
     pub fn oom_kills(&self) -> u64 {
         let file = if self.v2 { "memory.events" } else { "memory.oom_control" };

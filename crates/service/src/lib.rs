@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`ProcService`] | the life of procs, and what is seen of one |
 //! | [`CheckpointService`] | what procs were at some moment |
+//! | [`ScaleService`] | how many procs are behind a name |
 //! | [`TemplateService`] | what procs of one kind begin from |
 //! | [`FileService`] | files of procs, as archives |
 //! | [`TrialService`] | what a run would come to |
@@ -26,6 +27,7 @@ mod images;
 mod keys;
 mod node;
 mod procs;
+mod scale;
 mod snapshots;
 mod templates;
 mod trials;
@@ -37,6 +39,7 @@ pub use images::ImageService;
 pub use keys::KeyService;
 pub use node::NodeService;
 pub use procs::ProcService;
+pub use scale::ScaleService;
 pub use snapshots::SnapshotService;
 pub use templates::TemplateService;
 pub use trials::TrialService;
@@ -50,6 +53,7 @@ pub trait WorkerService:
     ProcService
     + CheckpointService
     + TemplateService
+    + ScaleService
     + FileService
     + TrialService
     + SnapshotService
@@ -64,6 +68,7 @@ impl<
     T: ProcService
         + CheckpointService
         + TemplateService
+        + ScaleService
         + FileService
         + TrialService
         + SnapshotService

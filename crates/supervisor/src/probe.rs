@@ -15,7 +15,7 @@ use kip_records::state::{Checked, Record};
 use kip_sys::clock::now_ms;
 use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
 use kip_types::chain;
-use kip_types::life::Probe;
+use kip_types::life::{Check, Probe};
 use kip_types::{ProcName, Spec, State, StateName};
 use std::collections::BTreeMap;
 use std::io;
@@ -201,15 +201,24 @@ async fn ask(handle: &Handle, probe: &Probe) {
     if !due() {
         return;
     }
-    let Ok(Some(asking)) = handle.ask(|reply| TaskCommand::Ask { reply }).await else { return };
-    // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as
-    // activity.
-    let nobodys = Arc::default();
-    let answer = tokio::time::timeout(CHECK_WITHIN, check_once(&handle.proc, &probe.check, &nobodys)).await;
-    let wrong = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
-    drop(asking);
+    let Some(answer) = check(handle, &probe.check).await else { return };
+    let wrong = answer.err();
     let checked = Checked { host_port: probe.host_port, at_ms: now_ms(), wrong };
     let _ = handle.ask(|reply| TaskCommand::Checked { checked, reply }).await;
+}
+
+/// Whether a check of a proc succeeds; none for one that is asleep. It is no activity.
+///
+/// # Errors
+/// What is wrong, in words.
+pub async fn check(handle: &Handle, check: &Check) -> Option<Result<(), String>> {
+    let asking = handle.ask(|reply| TaskCommand::Ask { reply }).await.ok()??;
+    // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as
+    // activity.
+    let of_no_session = Arc::default();
+    let answer = tokio::time::timeout(CHECK_WITHIN, check_once(&handle.proc, check, &of_no_session)).await;
+    drop(asking);
+    Some(answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))))
 }
 
 /// What is known of the probes, from the record.

@@ -69,7 +69,7 @@ use kip_types::{Generation, Hibernate, Restart, State, Tier};
 use pressed::Pressed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{RwLock, mpsc, oneshot, watch};
@@ -152,6 +152,7 @@ pub struct Task {
     status: watch::Sender<ProcStatus>,
     phase: Phase,
     tickets: Arc<AtomicUsize>,
+    kept_awake: Arc<AtomicBool>,
     /// Of those the ones of its own commands after a wake.
     hooking: Arc<AtomicUsize>,
     /// Of its hibernation; none if that is not known any more.
@@ -199,6 +200,10 @@ pub struct Handle {
     /// Is read by a request that starts or changes the proc, until its task has done so: another
     /// proc takes its place after that.
     pub begun: Arc<RwLock<()>>,
+    /// It does not fall asleep because it is idle: so many are to be awake behind a name.
+    pub kept_awake: Arc<AtomicBool>,
+    /// Another one for each proc of this daemon: of two with one name, too.
+    pub number: u64,
 }
 
 impl Handle {
@@ -245,7 +250,10 @@ impl Task {
     pub fn new(proc: Arc<Proc>, record: Record, prepared: Option<PreparedNetwork>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(ProcStatus::new(record.clone()));
-        let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher, begun: Arc::default() };
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let (begun, kept_awake) = (Arc::default(), Arc::default());
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher, begun, kept_awake, number };
         let tickets = Arc::new(AtomicUsize::new(0));
         let task = Task {
             removed,
@@ -256,6 +264,7 @@ impl Task {
             status,
             phase: Phase::Down,
             tickets,
+            kept_awake: Arc::clone(&handle.kept_awake),
             hooking: Arc::default(),
             turn: None,
             patience: 0,

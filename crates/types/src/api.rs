@@ -11,6 +11,7 @@ mod health;
 mod history;
 mod meter;
 mod refusal;
+pub mod scale;
 mod snapshot;
 pub mod template;
 mod token;

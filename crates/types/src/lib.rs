@@ -14,6 +14,7 @@ pub mod lifecycle;
 pub mod name;
 mod nearest;
 pub mod profile;
+pub mod scale;
 pub mod spec;
 pub mod suspend;
 pub mod volume;

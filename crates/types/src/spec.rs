@@ -23,6 +23,7 @@ pub use words::{BadHostEntry, HostEntry, MOST_HOSTS, MOST_LABELS, bad_hostname, 
 use crate::image::OciImage;
 use crate::life::{Hooks, PeriodicCheckpoints, Probe, Ready, Restart, Templating};
 use crate::name::{CheckpointTag, ProcName, Realm};
+use crate::scale::Scaling;
 use crate::volume::VolumeSpec;
 use request::RunRequest;
 use schemars::JsonSchema;
@@ -375,6 +376,9 @@ pub struct Spec {
     /// Checkpoints that are taken of it by themselves; null for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<PeriodicCheckpoints>,
+    /// How many procs serve behind its name; null for itself alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<Scaling>,
     /// Ports of the host on which Kip answers how it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<Probe>,
@@ -407,6 +411,10 @@ pub struct Spec {
     /// never rolled back or replaced: its own. Set by Kip alone, ignored in requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
+    /// Key of the proc behind whose name it serves, a replica; null for any other proc. Set by Kip
+    /// alone, ignored in requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_of: Option<ProcName>,
     /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]

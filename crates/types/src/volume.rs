@@ -243,6 +243,30 @@ pub struct VolumeView {
     pub users: Vec<ProcName>,
 }
 
+/// What clones have in place of the volumes that their source can write to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClonedVolumes {
+    /// The same volumes: source and clones write to the same files.
+    Share,
+    /// Named volumes of their own, with the files of the moment. Not of a directory of the host.
+    Copy,
+    /// Empty named volumes of their own. Not where the source has a file open in one.
+    Drop,
+}
+
+impl FromStr for ClonedVolumes {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "share" => Ok(ClonedVolumes::Share),
+            "copy" => Ok(ClonedVolumes::Copy),
+            "drop" => Ok(ClonedVolumes::Drop),
+            _ => Err("write share, copy or drop".to_owned()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,13 +14,13 @@ use crate::copied::{CopyTarget, Purpose, SourceCopy, check_kept, copy_source, fi
 use crate::lineage::{Checkpoint, TagClaim, generation_in, key_of, view_of};
 use crate::replace::{Replacing, state_of, until_settled};
 use crate::staging::{CopiedFrom, Moment};
-use crate::view;
 use crate::worker::Worker;
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
 use kip_engine::volumes;
+use kip_insight::view;
 use kip_records::checkpoints::{CheckpointNote, Checkpoints};
 use kip_records::record::{RecordError, Unpublished};
 use kip_records::state::Record;

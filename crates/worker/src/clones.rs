@@ -10,7 +10,6 @@
 use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::staging::{CopiedFrom, Moment, Staging};
-use crate::view;
 use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
 use crate::worker::{NameClaim, NotReady, Worker, first, until_ready};
 use kip_checkpoint::plan::PLAN;
@@ -21,6 +20,7 @@ use kip_engine::host::Proc;
 use kip_engine::plans::{plan_wake, take_custody};
 use kip_engine::prepared::PreparedNetwork;
 use kip_engine::{renew, secrets, stop};
+use kip_insight::view;
 use kip_journal::meter::Meter;
 use kip_net::Slot;
 use kip_records::body::Body;
@@ -30,11 +30,13 @@ use kip_supervisor::probe::Listeners;
 use kip_supervisor::task::{By, Handle, TaskCommand, run_hook};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::clone::{CloneMethod, CloneRequest, ClonedVolumes, ClonesView, MOST_CLONES};
+use kip_types::api::clone::{CloneMethod, CloneRequest, ClonesView, MOST_CLONES};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
+use kip_types::life::Restart;
 use kip_types::name::MAX_NAME;
+use kip_types::volume::ClonedVolumes;
 use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, Tier, VolumeSource};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -472,6 +474,11 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest, own_volumes: 
         file: None,
         replaced: 0,
         lineage: None,
+        scale: None,
+        replica_of: request.replica_of.clone(),
+        // A replica that ends is replaced.
+        restart: if request.replica_of.is_some() { Restart::No } else { spec.restart },
+        remove: spec.remove && request.replica_of.is_none(),
         ..spec.clone()
     };
     let mut spec = own(source);

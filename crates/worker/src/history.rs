@@ -1,7 +1,7 @@
 //! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds,
 //! from memory alone. Lost with the daemon.
 
-use crate::view;
+use kip_insight::view;
 use kip_supervisor::task::Handle;
 use kip_sys::clock::now_ms;
 use kip_types::Tier;

@@ -10,10 +10,11 @@
 //! | [`clones`], [`checkpoints`], [`lineage`], [`copied`] | procs that go on from where another one is or was; whose checkpoints; how a source is copied |
 //! | [`staging`] | one that is being made, until it has its name |
 //! | [`volumes_of_clones`] | what clones have in place of volumes |
+//! | [`replicas`] | procs that serve behind the name of another, as `kip_scale` asks for them |
 //! | [`periodic`] | checkpoints that are taken by themselves |
 //! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
-//! | [`view`], [`history`], [`lately`], [`logs`] | what people see |
+//! | [`history`], [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`scrape`] | what is at the moment of a scrape, as metrics |
 //! | [`rest`] | how a daemon that ends waits for its procs |
@@ -42,12 +43,12 @@ mod periodic;
 mod procs;
 mod rehearse;
 mod replace;
+mod replicas;
 mod rest;
 mod scrape;
 mod snapshots;
 mod staging;
 mod templates;
-mod view;
 mod volumes_of_clones;
 mod worker;
 

@@ -4,11 +4,11 @@
 use crate::backup;
 use crate::lately;
 use crate::scrape::{Moment, Process};
-use crate::view;
 use crate::worker::{Worker, grace_of};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::stop::{self, NetworkFate};
+use kip_insight::view;
 use kip_net::Slot;
 use kip_service::{Feed, NodeService, feed};
 use kip_supervisor::task::{Handle, TaskCommand};

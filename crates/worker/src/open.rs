@@ -196,6 +196,7 @@ impl Worker {
             ending: Arc::default(),
             tags: Arc::default(),
             templating: Arc::default(),
+            scaler: Arc::default(),
             templated: Arc::default(),
             claimed: Arc::default(),
         };
@@ -256,6 +257,7 @@ impl Worker {
         crate::collecting::collect_by_itself(&machine, collect_every);
         crate::lately::watch(&worker);
         crate::periodic::watch(&worker);
+        kip_scale::watch(Arc::clone(&worker.scaler), Arc::new(worker.clone()));
         if let Some(limit) = disk {
             disk::watch(&registry, limit);
         }

@@ -2,13 +2,14 @@
 //! answers is shown.
 
 use crate::copied::{Purpose, check_kept};
+use crate::logs;
 use crate::templates::check_templated;
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
-use crate::{logs, view};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::stop::{self, NetworkFate};
+use kip_insight::view;
 use kip_service::{ExecSession, Feed, ProcService};
 use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
@@ -133,6 +134,7 @@ impl ProcService for Worker {
         if matches!(handle.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. }) {
             self.machine.pressure.admit_new(&name).await?;
         }
+        self.scaler.owner_starts(&handle.proc.key);
         // It may stand aside, or be about to, and both would write to one volume.
         let _begun = self.begin_on(&handle, &name).await?;
         handle.ask(|reply| TaskCommand::Start { wait_ready: how.wait_ready, reply }).await?;
@@ -143,6 +145,7 @@ impl ProcService for Worker {
         let network = NetworkFate::Removed;
         let handle = self.handle_to_stop(&name).await?;
         let grace = how.grace_ms.map_or_else(|| grace_of(&handle), Duration::from_millis);
+        self.scaler.owner_ends(&handle.proc.key);
         handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await?;
         self.inspect(name).await
     }
@@ -186,6 +189,12 @@ impl ProcService for Worker {
         let _stays = self.keep_in_place(&name).await;
         let handle = self.handle(&name)?;
         handle.ask(|reply| TaskCommand::Remove { force: how.force, reply }).await?;
+        if handle.proc.spec().scale.is_some() {
+            let (machine, slot) = (Arc::clone(&self.machine), handle.proc.slot);
+            if let Err(e) = blocking(move || machine.nat.spread(slot, &[])).await {
+                tracing::warn!(proc = %name, error = chain(&e), "connections to what is removed are still spread");
+            }
+        }
         self.forget_with_checkpoints(&handle.proc).await;
         self.notify_network(&handle.proc.spec()).await;
         Ok(())

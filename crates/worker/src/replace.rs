@@ -19,7 +19,6 @@
 
 use crate::copied::{Purpose, check_kept};
 use crate::lineage::key_of;
-use crate::view;
 use crate::worker::{
     NameClaim, NotReady, Wish, Worker, being_replaced, check_spec, first, grace_of, ready, taken, until_listening,
     until_ready,
@@ -30,6 +29,7 @@ use kip_engine::ports::{self, Earlier};
 use kip_engine::start::listens;
 use kip_engine::stop::NetworkFate;
 use kip_engine::volumes::path_of;
+use kip_insight::view;
 use kip_supervisor::probe::{self, Listeners};
 use kip_supervisor::recover::numbered;
 use kip_supervisor::task::{Handle, Probes, Still, TakenPlace, TaskCommand, hidden};

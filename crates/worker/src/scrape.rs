@@ -9,6 +9,7 @@ mod process;
 pub(crate) use process::Process;
 
 use kip_engine::metrics::word;
+use kip_insight::view::ProcNow;
 use kip_offload::CacheUse;
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};
 use kip_types::Tier;
@@ -20,21 +21,6 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use std::collections::BTreeMap;
 use std::fmt;
-
-/// One proc.
-#[derive(Debug)]
-pub(crate) struct ProcNow {
-    /// What it has used.
-    pub(crate) meter: MeterView,
-    /// What it would take more if it ran, bytes; 0 unless asleep.
-    pub(crate) saved_bytes: u64,
-    /// Its last sleep was refused, and it runs.
-    pub(crate) refused: bool,
-    /// Its wake waits for leave.
-    pub(crate) waits: bool,
-    /// What its files take and may take, bytes, where that is limited.
-    pub(crate) disk: Option<(u64, u64)>,
-}
 
 /// All that is gathered.
 #[derive(Debug, Default)]

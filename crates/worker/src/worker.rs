@@ -56,6 +56,8 @@ pub struct Worker {
     pub(crate) templated: Arc<Mutex<BTreeSet<TemplateId>>>,
     /// Held by those that read templates; alone by one that removes some.
     pub(crate) templating: Arc<tokio::sync::RwLock<()>>,
+    /// How many procs serve behind each name.
+    pub(crate) scaler: Arc<kip_scale::Scaler>,
     /// Names of procs that are being made, before these are among the others.
     pub(crate) claimed: Arc<Mutex<BTreeSet<ProcName>>>,
 }

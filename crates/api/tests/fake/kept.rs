@@ -2,8 +2,11 @@
 
 use super::Fake;
 use async_trait::async_trait;
-use kip_service::{CheckpointService, Feed, ImageService, KeyService, SnapshotService, TemplateService, VolumeService};
+use kip_service::{
+    CheckpointService, Feed, ImageService, KeyService, ScaleService, SnapshotService, TemplateService, VolumeService,
+};
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
+use kip_types::api::scale::ScaleView;
 use kip_types::api::template::{TemplateRequest, TemplateView, TemplatesView};
 use kip_types::api::*;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -52,6 +55,13 @@ impl SnapshotService for Fake {
     async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
         self.hear(&request);
         Ok(CollectView { dry_run: request.dry_run, used: 3, waiting: vec![], deleted: vec![] })
+    }
+}
+
+#[async_trait]
+impl ScaleService for Fake {
+    async fn scale(&self, name: ProcName) -> Result<ScaleView, Refusal> {
+        Ok(ScaleView { name, scaling: None, replicas: vec![], last: None })
     }
 }
 

@@ -63,7 +63,13 @@ const READ: [&str; 43] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 23] = [
+const KIPS_OWN: [&str; 29] = [
+    "scale-max",
+    "scale-min",
+    "scale-method",
+    "scale-volumes",
+    "scale-probe",
+    "scale-calm",
     "checkpoint-every",
     "checkpoint-keep",
     "template",

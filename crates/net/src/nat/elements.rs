@@ -58,10 +58,17 @@ pub(super) enum Set {
     Refused6,
     Held4,
     Held6,
+    Spread4,
+    Spread6,
+    Spread4At,
+    Spread6At,
 }
 
+/// New flows to a port that is spread fall into so many parts, at random.
+pub(super) const PARTS: u32 = 64;
+
 impl Set {
-    pub const ALL: [Set; 20] = [
+    pub const ALL: [Set; 24] = [
         Set::Tcp4,
         Set::Udp4,
         Set::Tcp6,
@@ -82,6 +89,10 @@ impl Set {
         Set::Refused6,
         Set::Held4,
         Set::Held6,
+        Set::Spread4,
+        Set::Spread6,
+        Set::Spread4At,
+        Set::Spread6At,
     ];
 
     pub fn name(self) -> &'static str {
@@ -106,23 +117,34 @@ impl Set {
             Set::Refused6 => "refused6",
             Set::Held4 => "held4",
             Set::Held6 => "held6",
+            Set::Spread4 => "spread4",
+            Set::Spread6 => "spread6",
+            Set::Spread4At => "spread4at",
+            Set::Spread6At => "spread6at",
         }
     }
 
+    /// Its types, by name or, where they have none, by what is compared.
     pub fn types(self) -> &'static str {
         match self {
-            Set::Tcp4 | Set::Udp4 => "inet_service : ipv4_addr . inet_service",
-            Set::Tcp6 | Set::Udp6 => "inet_service : ipv6_addr . inet_service",
-            Set::Tcp4At | Set::Udp4At => "ipv4_addr . inet_service : ipv4_addr . inet_service",
-            Set::Tcp6At | Set::Udp6At => "ipv6_addr . inet_service : ipv6_addr . inet_service",
-            Set::Declared4 => "devgroup . ipv4_addr . inet_proto . inet_service",
-            Set::Declared6 => "devgroup . ipv6_addr . inet_proto . inet_service",
-            Set::Own4 => "ipv4_addr . ipv4_addr",
-            Set::Own6 => "ipv6_addr . ipv6_addr",
-            Set::Limited4 | Set::Held4 => "ipv4_addr",
-            Set::Limited6 | Set::Held6 => "ipv6_addr",
-            Set::Allowed4 | Set::Refused4 => "ipv4_addr . ipv4_addr . inet_proto . inet_service",
-            Set::Allowed6 | Set::Refused6 => "ipv6_addr . ipv6_addr . inet_proto . inet_service",
+            Set::Spread4 => "typeof meta l4proto . th dport . numgen random mod 64 : ip daddr . tcp dport",
+            Set::Spread6 => "typeof meta l4proto . th dport . numgen random mod 64 : ip6 daddr . tcp dport",
+            Set::Spread4At => "typeof ip daddr . meta l4proto . th dport . numgen random mod 64 : ip daddr . tcp dport",
+            Set::Spread6At => {
+                "typeof ip6 daddr . meta l4proto . th dport . numgen random mod 64 : ip6 daddr . tcp dport"
+            }
+            Set::Tcp4 | Set::Udp4 => "type inet_service : ipv4_addr . inet_service",
+            Set::Tcp6 | Set::Udp6 => "type inet_service : ipv6_addr . inet_service",
+            Set::Tcp4At | Set::Udp4At => "type ipv4_addr . inet_service : ipv4_addr . inet_service",
+            Set::Tcp6At | Set::Udp6At => "type ipv6_addr . inet_service : ipv6_addr . inet_service",
+            Set::Declared4 => "type devgroup . ipv4_addr . inet_proto . inet_service",
+            Set::Declared6 => "type devgroup . ipv6_addr . inet_proto . inet_service",
+            Set::Own4 => "type ipv4_addr . ipv4_addr",
+            Set::Own6 => "type ipv6_addr . ipv6_addr",
+            Set::Limited4 | Set::Held4 => "type ipv4_addr",
+            Set::Limited6 | Set::Held6 => "type ipv6_addr",
+            Set::Allowed4 | Set::Refused4 => "type ipv4_addr . ipv4_addr . inet_proto . inet_service",
+            Set::Allowed6 | Set::Refused6 => "type ipv6_addr . ipv6_addr . inet_proto . inet_service",
         }
     }
 
@@ -149,6 +171,8 @@ enum Part {
     Address(IpAddr),
     Protocol(Protocol),
     Port(u16),
+    /// One of [`PARTS`].
+    Number(u32),
     Addresses(IpAddr, IpAddr),
     Protocols(u8, u8),
     Ports(u16, u16),
@@ -227,6 +251,19 @@ impl Element {
         Element { set, key: vec![Part::Address(address)], value: Vec::new() }
     }
 
+    /// Leads a part of the new flows to a port, at that address or at all, to an address.
+    pub fn spread(at: Option<IpAddr>, to: IpAddr, forward: Forward, outer: u16, part: u32) -> Element {
+        let set = match (to.is_ipv4(), at.is_some()) {
+            (true, false) => Set::Spread4,
+            (false, false) => Set::Spread6,
+            (true, true) => Set::Spread4At,
+            (false, true) => Set::Spread6At,
+        };
+        let rest = [Part::Protocol(forward.proto), Part::Port(outer), Part::Number(part)];
+        let key = at.map(Part::Address).into_iter().chain(rest).collect();
+        Element { set, key, value: vec![Part::Address(to), Part::Port(forward.port)] }
+    }
+
     /// Whether an element that lets packets through is for this one.
     #[cfg(test)]
     pub fn covers(&self, to: IpAddr, protocol: u8, port: u16) -> bool {
@@ -247,7 +284,7 @@ impl Element {
 impl Part {
     fn text(self) -> String {
         match self {
-            Part::Group(group) => group.to_string(),
+            Part::Group(number) | Part::Number(number) => number.to_string(),
             Part::Address(address) => address.to_string(),
             Part::Protocol(proto) => proto.to_string(),
             Part::Port(port) => port.to_string(),
@@ -272,7 +309,7 @@ impl Part {
 
     fn bytes(self) -> Vec<u8> {
         match self {
-            Part::Group(group) => group.to_ne_bytes().to_vec(),
+            Part::Group(number) | Part::Number(number) => number.to_ne_bytes().to_vec(),
             Part::Address(IpAddr::V4(a)) | Part::Addresses(IpAddr::V4(a), _) => a.octets().to_vec(),
             Part::Address(IpAddr::V6(a)) | Part::Addresses(IpAddr::V6(a), _) => a.octets().to_vec(),
             Part::Protocol(Protocol::Tcp) => vec![6],

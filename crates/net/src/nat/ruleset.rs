@@ -11,13 +11,16 @@
 //!   and `refused6`, which the kernel fills and [`super::refused`] reads.
 //! * `held4`, `held6`: addresses of procs to which new flows wait: their first packets are dropped
 //!   after the translation, before the kernel remembers the flow.
+//! * `spread4`, `spread6`, `spread4at`, `spread6at`: (host address,) protocol, port and a number
+//!   that is drawn for each new flow, to the address and port of one of several procs; before the
+//!   maps above. The address may be a proc's own, for procs of its network.
 //! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's
 //!   address; without translating its source as well, the answer would never leave its namespace
 //!   and so never be translated back.
 
 use super::elements::{Element, Set};
 use super::{Published, allowed};
-use crate::addr::Instance;
+use crate::addr::{Addresses, Instance};
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -68,7 +71,7 @@ pub(super) fn full(instance: Instance, which: Which, elements: &[Element]) -> St
     let _ = writeln!(text, "table inet {table} {{");
     for set in Set::ALL {
         let kind = if set.is_map() { "map" } else { "set" };
-        let _ = write!(text, "  {kind} {} {{ type {};{}", set.name(), set.types(), set.properties());
+        let _ = write!(text, "  {kind} {} {{ {};{}", set.name(), set.types(), set.properties());
         let mut inside = elements.iter().filter(|e| e.set == set).peekable();
         if inside.peek().is_some() {
             let list: Vec<_> = inside.map(|e| e.text()).collect();
@@ -91,7 +94,7 @@ pub(super) fn elements(instance: Instance, group: Option<u32>, published: &Publi
     if published.alone {
         return Vec::new();
     }
-    let addresses = crate::addr::Addresses::of(instance, published.slot);
+    let addresses = Addresses::of(instance, published.slot);
     let mut all = Vec::with_capacity(4 * published.ports.len() + 2);
     for forward in &published.ports {
         all.extend(Element::forward(addresses.v4.into(), *forward));
@@ -137,10 +140,28 @@ fn chains(instance: Instance, which: Which) -> String {
         )
     };
     let never: String = NEVER.map(never).concat();
-    let published = "\
+    let spread = |ip: &str, at: &str, set: &str| {
+        let rule = |proto: &str| {
+            format!("    dnat {ip} to {at}meta l4proto . {proto} dport . numgen random mod 64 map @{set}\n")
+        };
+        rule("tcp") + &rule("udp")
+    };
+    // A proc's own address is for procs of its network.
+    let near = |ip: &str, v: &str| {
+        let of_network = format!("iifname {procs} meta iifgroup . {ip} daddr . meta l4proto . th dport @declared{v}");
+        let rules = spread(ip, &format!("{ip} daddr . "), &format!("spread{v}at"));
+        rules.lines().map(|rule| format!("    {of_network} {}\n", rule.trim())).collect::<String>()
+    };
+    let near = near("ip", "4") + &near("ip6", "6");
+    let spread = spread("ip", "ip daddr . ", "spread4at")
+        + &spread("ip6", "ip6 daddr . ", "spread6at")
+        + &spread("ip", "", "spread4")
+        + &spread("ip6", "", "spread6");
+    let published = format!(
+        "\
     fib daddr type != local accept
     ip6 daddr fe80::/10 accept
-    dnat ip to ip daddr . tcp dport map @tcp4at
+{spread}    dnat ip to ip daddr . tcp dport map @tcp4at
     dnat ip to ip daddr . udp dport map @udp4at
     dnat ip6 to ip6 daddr . tcp dport map @tcp6at
     dnat ip6 to ip6 daddr . udp dport map @udp6at
@@ -148,7 +169,8 @@ fn chains(instance: Instance, which: Which) -> String {
     dnat ip to udp dport map @udp4
     dnat ip6 to tcp dport map @tcp6
     dnat ip6 to udp dport map @udp6
-";
+"
+    );
     let limits = |v: &str, ip: &str| {
         let sent = format!("{ip} saddr . {ip} daddr . meta l4proto");
         format!(
@@ -190,7 +212,7 @@ fn chains(instance: Instance, which: Which) -> String {
     type nat hook prerouting priority {dstnat}; policy accept;
     ip daddr 127.0.0.0/8 accept
     ip6 daddr ::1 accept
-{published}  }}
+{near}{published}  }}
   chain local {{
     type nat hook output priority {dstnat}; policy accept;
 {published}  }}

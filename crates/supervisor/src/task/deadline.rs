@@ -150,7 +150,8 @@ impl Task {
                 let detail = format!("{to}, idle {:.1} s", quiet.as_secs_f64());
                 self.proc.shared.events.emit(Some(&self.proc.name), EventKind::WouldSleep, detail);
             }
-            if !sleepy || self.proc.spec().timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
+            let stays = self.proc.spec().timing.stays_awake() || self.kept_awake.load(Ordering::SeqCst);
+            if !sleepy || stays || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;
             }
             if self.puts_off(now - quiet).await {

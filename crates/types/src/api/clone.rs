@@ -2,10 +2,10 @@
 
 use super::ProcView;
 use crate::spec::PortSpec;
+use crate::volume::ClonedVolumes;
 use crate::{CheckpointTag, ProcName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
 
 /// Clones that one request may ask for.
 pub const MOST_CLONES: u32 = 256;
@@ -25,30 +25,6 @@ pub enum CloneMethod {
     Warm,
     /// What the source was asked to be: a start of its command.
     Cold,
-}
-
-/// What clones have in place of the volumes that their source can write to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ClonedVolumes {
-    /// The same volumes: source and clones write to the same files.
-    Share,
-    /// Named volumes of their own, with the files of the moment. Not of a directory of the host.
-    Copy,
-    /// Empty named volumes of their own. Not where the source has a file open in one.
-    Drop,
-}
-
-impl FromStr for ClonedVolumes {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "share" => Ok(ClonedVolumes::Share),
-            "copy" => Ok(ClonedVolumes::Copy),
-            "drop" => Ok(ClonedVolumes::Drop),
-            _ => Err("write share, copy or drop".to_owned()),
-        }
-    }
 }
 
 /// `POST /v1/procs/NAME/clone`.
@@ -80,6 +56,9 @@ pub struct CloneRequest {
     /// The clones sleep until a packet wakes them, also if the source is awake.
     #[serde(default)]
     pub asleep: bool,
+    /// Key of the source, if they serve behind its name. Set by Kip alone.
+    #[serde(skip)]
+    pub replica_of: Option<ProcName>,
 }
 
 /// Answer of `POST /v1/procs/NAME/clone`.

@@ -106,6 +106,8 @@ pub enum EventKind {
     /// The rules of NAT were put back, or could not be; or forwarding was switched on for another
     /// interface.
     Rules,
+    /// Replicas of the proc were added or taken away, or could not be.
+    Scaled,
     /// The program was started.
     Started,
     /// The proc was stopped.

@@ -2,6 +2,7 @@
 //! these are; never says whether a value is possible.
 
 use crate::life::Restart;
+use crate::scale::Scaling;
 use crate::spec::{Clock, Fallback, Hibernate, InnerPort, Lazy, Limits, PortSpec, Spec, Timing};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -33,6 +34,9 @@ pub struct UpdateRequest {
     /// Ports that it has no more. Connections that are open stay.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub remove_ports: Vec<InnerPort>,
+    /// How many procs serve behind its name; null is itself alone.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    pub scale: Option<Option<Scaling>>,
     /// Labels by their keys; null removes one, and the others stay.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, Option<String>>,
@@ -153,6 +157,7 @@ impl UpdateRequest {
         set(&mut spec.restart, self.restart.as_ref());
         set(&mut spec.stop_signal, self.stop_signal.as_ref());
         set(&mut spec.stop_grace_ms, self.stop_grace_ms.as_ref());
+        set(&mut spec.scale, self.scale.as_ref());
         spec.ports.retain(|port| !self.remove_ports.contains(&port.inner()));
         for port in &self.set_ports {
             match spec.ports.iter_mut().find(|other| other.inner() == port.inner()) {
@@ -194,6 +199,7 @@ fn changeable(spec: &Spec) -> BTreeMap<String, Value> {
         ("restart", json!(spec.restart)),
         ("stop_signal", json!(spec.stop_signal)),
         ("stop_grace_ms", json!(spec.stop_grace_ms)),
+        ("scale", json!(spec.scale)),
     ] {
         match value {
             Value::Object(fields) => {

@@ -1,6 +1,5 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
-use crate::scrape::ProcNow;
 use kip_clocks::Now;
 use kip_clocks::tree;
 use kip_engine::hibernate;
@@ -28,6 +27,21 @@ const ALONE_WITHIN: Duration = Duration::from_secs(15);
 const MOST_THREADS: usize = 256;
 /// If no measurement has ended for so long more threads begin with those that are left.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
+
+/// One proc.
+#[derive(Debug)]
+pub struct ProcNow {
+    /// What it has used.
+    pub meter: MeterView,
+    /// What it would take more if it ran, bytes; 0 unless asleep.
+    pub saved_bytes: u64,
+    /// Its last sleep was refused, and it runs.
+    pub refused: bool,
+    /// Its wake waits for leave.
+    pub waits: bool,
+    /// What its files take and may take, bytes, where that is limited.
+    pub disk: Option<(u64, u64)>,
+}
 
 /// What came from the store for its last wake.
 fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
@@ -79,14 +93,14 @@ fn measure_all(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<
 }
 
 /// The proc as it is now.
-pub(crate) fn proc_view(handle: &Handle) -> ProcView {
+pub fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
     let found = measure_all(vec![(Arc::clone(&handle.proc), status.record.clone())], ALONE_WITHIN).pop().flatten();
     view_after(handle, status, found)
 }
 
 /// All of them as they are now, but that a hibernated one is not measured again in the same sleep.
-pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
+pub fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
     let mut wanted = Vec::new();
     let known: Vec<(ProcStatus, Option<Measure>)> = handles
         .iter()
@@ -168,7 +182,7 @@ fn saved_bytes(record: &Record, held: impl FnOnce() -> u64) -> Option<u64> {
 }
 
 /// What it has used to this moment; a running one is measured.
-pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
+pub fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     let status = handle.status.borrow().clone();
     if let State::Hot { init, .. } = status.record.state {
         handle.proc.sample_meter(init);
@@ -181,7 +195,7 @@ fn meter_now(proc: &Proc, record: &Record) -> MeterView {
 }
 
 /// What metrics tell of it, from memory alone.
-pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
+pub fn proc_now(handle: &Handle) -> ProcNow {
     let status = handle.status.borrow();
     let record = &status.record;
     let meter = meter_now(&handle.proc, record);

@@ -1,0 +1,79 @@
+//! New flows to the ports of one proc go to several.
+
+use super::elements::{Element, PARTS};
+use super::{Forward, Nat, NatError, NatState, meets};
+use crate::addr::{Addresses, Instance, Slot};
+use std::net::IpAddr;
+
+/// Several procs behind the ports of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Spread {
+    ports: Vec<Forward>,
+    /// Its own address leads there too, for procs of its network.
+    is_in_network: bool,
+    /// Each gets as many of the new flows as any other.
+    over: Vec<Slot>,
+}
+
+impl Nat {
+    /// Has new flows to the ports of a proc go to any of these procs, itself among them or not,
+    /// each as often as the others. Those that are open stay where they are. None, or the proc
+    /// alone, is as if there had been no others. Costs about 1 ms.
+    ///
+    /// # Errors
+    /// The kernel's; then nothing has changed.
+    pub fn spread(&self, slot: Slot, over: &[Slot]) -> Result<(), NatError> {
+        let mut state = self.state.lock();
+        let spread = match state.published.get(&slot) {
+            _ if over.is_empty() || *over == [slot] => None,
+            Some(published) if !published.alone => Some(Spread {
+                ports: published.ports.clone(),
+                is_in_network: published.network.is_some(),
+                over: over.to_vec(),
+            }),
+            _ => state.spread.get(&slot).map(|known| Spread { over: over.to_vec(), ..known.clone() }),
+        };
+        if state.spread.get(&slot) == spread.as_ref() {
+            return Ok(());
+        }
+        let of = |spread: Option<&Spread>| spread.map_or_else(Vec::new, |it| elements(self.instance, slot, it));
+        let (old, new) = (of(state.spread.get(&slot)), of(spread.as_ref()));
+        self.replace(&mut state, old, new)?;
+        match spread {
+            Some(spread) => drop(state.spread.insert(slot, spread)),
+            None => drop(state.spread.remove(&slot)),
+        }
+        Ok(())
+    }
+
+    /// Ends what led elsewhere from these ports of the host, which are another proc's now; the
+    /// elements of that.
+    pub(super) fn end_spreads_at(&self, state: &mut NatState, slot: Slot, ports: &[Forward]) -> Vec<Element> {
+        let is_over = |(of, spread): &(&Slot, &Spread)| **of != slot && spread.ports.iter().any(|f| meets(f, ports));
+        let over: Vec<Slot> = state.spread.iter().filter(is_over).map(|(of, _)| *of).collect();
+        let ended = over.into_iter().filter_map(|of| Some((of, state.spread.remove(&of)?)));
+        ended.flat_map(|(of, spread)| elements(self.instance, of, &spread)).collect()
+    }
+}
+
+/// Elements that lead new flows to the ports of a proc to one of several; `of` is that proc.
+pub(super) fn elements(instance: Instance, of: Slot, spread: &Spread) -> Vec<Element> {
+    let own = Addresses::of(instance, of);
+    let mut all = Vec::new();
+    let over = spread.over.iter().cycle().zip(0..PARTS);
+    for (part, to) in over.map(|(slot, part)| (part, Addresses::of(instance, *slot))) {
+        for forward in &spread.ports {
+            for (to, own) in [(to.v4.into(), own.v4.into()), (to.v6.into(), own.v6.into())] {
+                let to: IpAddr = to;
+                if spread.is_in_network {
+                    all.push(Element::spread(Some(own), to, *forward, forward.port, part));
+                }
+                let at = forward.host_addr;
+                if let Some(outer) = forward.host_port.filter(|_| at.is_none_or(|at| at.is_ipv4() == to.is_ipv4())) {
+                    all.push(Element::spread(at, to, *forward, outer, part));
+                }
+            }
+        }
+    }
+    all
+}
