@@ -138,6 +138,7 @@ def test_at_least_so_many_are_awake(kip: Kip) -> None:
     scale(kip, "--off")
     wait_for("it is alone", lambda: names(kip) == {"web"})
     assert hosts(port, 3) == {"web": 3} and scale(kip)["scaling"] is None
+    Proc(kip, "web").wait_state("hibernated", 20)
     scale(kip, "--min", "2")
     is_scaled_to(kip, 2)
     kip.cli("stop", "web")
@@ -146,6 +147,38 @@ def test_at_least_so_many_are_awake(kip: Kip) -> None:
     is_scaled_to(kip, 2)
     kip.cli("rm", "--force", "web")
     wait_for("all are gone", lambda: names(kip) == set())
+
+
+# promise scaling: replicas of a proc that was removed do not serve for another one of its name
+def test_another_proc_of_its_name(kip: Kip) -> None:
+    port = run(kip, ports=(f"{free_port()}:8080",)).port()
+    http_get(port, "/set/old")
+    scale(kip, "--min", "3")
+    is_scaled_to(kip, 3)
+    kip.cli("rm", "--force", "web")
+    run(kip, ports=(f"{port}:8080",))
+    scale(kip, "--min", "2")
+    for _ in range(40):
+        assert http_get(port, "/word").decode().split()[1] == "-", "it is of the new one"
+    wait_for("the old ones are gone", lambda: len(names(kip)) == 2, 30)
+    wait_for("both serve", lambda: len(hosts(port, 20)) == 2, 30)
+
+
+# promise scaling: volumes that were made for a replica go with it
+def test_volumes_of_replicas(kip: Kip) -> None:
+    run(kip, "--volume", "shop:/data")
+    for _ in range(2):
+        scale(kip, "--min", "2", "--volumes", "copy")
+        is_scaled_to(kip, 2)
+        assert {volume["name"] for volume in kip.json("volume", "ls")} >= {"shop", "shop-web-1"}
+        scale(kip, "--off")
+        wait_for("it is alone", lambda: names(kip) == {"web"}, 30)
+        wait_for("its volume is gone", lambda: [v["name"] for v in kip.json("volume", "ls") if v["name"].startswith("shop")] == ["shop"])
+    for words, said in [
+        (["--volumes", "copy", "--method", "cold"], "leave out --method cold"),
+        (["--volumes", "share", "--method", "warm"], "leave out --method warm"),
+    ]:
+        assert said in kip.refused("scale", "web", "--max", "2", *words), words
 
 
 # promise scaling: a replica whose program ends is replaced, and so is the proc itself

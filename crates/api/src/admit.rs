@@ -10,13 +10,14 @@ use kip_types::api::{CheckRequest, Code, Refusal, RunRequest, UpdateRequest};
 use kip_types::life::Probe;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
+use kip_types::scale::CloneMethod;
 use kip_types::spec::{
     Capability, Egress, Hibernate, Image, LEAST_LOG_BYTES, LONGEST_SECRET, MOST_HOSTS, MOST_LABELS, MOST_LOG_FILES,
     MOST_SECRETS, MOST_TMPFS, Protocol, SECRETS, Spec, Timing, addresses_meet, bad_egress, bad_hostname, bad_label,
     bad_secret, can_be_published_at, parse_signal,
 };
+use kip_types::volume::{ClonedVolumes, VolumeSource, VolumeSpec};
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
-use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -184,15 +185,25 @@ fn check_scaling(spec: &Spec) -> Result<(), String> {
         return Err(format!("{name} goes when its program ends (--rm), and its replicas would not: run it without"));
     }
     let written = |v: &&VolumeSpec| !v.read_only && v.source != VolumeSource::Secrets;
-    if scaling.volumes.is_none()
-        && let Some(volume) = spec.volumes.iter().find(written)
-    {
-        let (source, target) = (&volume.source, &volume.target);
-        return Err(format!(
-            "{name} has the volume {source} at {target}, which replicas would write to as well: say what they have in its place (--volumes share, copy or drop)"
-        ));
+    let Some(volume) = spec.volumes.iter().find(written) else { return Ok(()) };
+    let of_host = spec.volumes.iter().find(|v| written(v) && matches!(v.source, VolumeSource::Host(_)));
+    let what = format!("{name} has the volume {} at {}", volume.source, volume.target);
+    match (scaling.volumes, scaling.method, of_host) {
+        (None, ..) => Err(format!(
+            "{what}, which replicas would write to as well: say what they have in its place (--volumes share, copy or drop)"
+        )),
+        (_, CloneMethod::Warm, _) => {
+            Err(format!("{what}, and there is no template of such a proc: leave out --method warm"))
+        }
+        (Some(ClonedVolumes::Copy), CloneMethod::Cold, _) => Err(format!(
+            "{what}, and its files are copied at the moment of a hot clone: leave out --method cold, or --volumes share or drop"
+        )),
+        (Some(ClonedVolumes::Copy), _, Some(volume)) => Err(format!(
+            "{} at {} of {name} is not Kip's own to copy: --volumes share, or drop",
+            volume.source, volume.target
+        )),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn check_changeable(spec: &Spec) -> Result<(), String> {

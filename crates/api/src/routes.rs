@@ -28,7 +28,7 @@ use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_service::{ExecSession, WorkerService};
-use kip_types::api::clone::{CloneRequest, ClonesView};
+use kip_types::api::clone::{CloneAdvice, CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved,
@@ -72,6 +72,7 @@ fn all() -> Routes {
         .post("/v1/procs/{name}/stop", stop, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/replace", replace, doc("replaceProc", "Creates a proc in place of the one of its name, which ends, with its own files, when the new one is ready. Clients that connect meanwhile reach the one or the other.").body::<RunRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/rename", rename, doc("renameProc", "Gives a proc another name, in any tier, without a restart and without waking it.").body::<RenameRequest>().json::<ProcView>())
+        .get("/v1/procs/{name}/clone", clone_advice, doc("adviseClone", "Tells how a clone of a proc would best be made just now, and why. Watches one that runs for half a second, and wakes none.").json::<CloneAdvice>())
         .post("/v1/procs/{name}/clone", clone, doc("cloneProc", "Makes procs that go on from where a proc is, each with a copy of its files, and a name, ports and addresses of its own. A sleeper is not woken.").body::<CloneRequest>().json::<ClonesView>())
         .post("/v1/procs/{name}/signal", signal, doc("signalProc", "Sends a signal to a proc's program, which is woken for it.").body::<SignalRequest>())
         .post("/v1/procs/{name}/sleep", sleep, doc("sleepProc", "Sends a proc to a lower tier and answers when the proc is there.").body::<SleepRequest>().json::<Moved>())
@@ -274,6 +275,10 @@ async fn clone(
     let mut made = api.operate(async move { service.clone_proc(name, request).await }).await?;
     made.clones.iter_mut().for_each(|view| view.spec.hide_values());
     Ok(Json(made))
+}
+
+async fn clone_advice(State(api): State<Api>, Name(name): Name) -> Answer<Json<CloneAdvice>> {
+    Ok(Json(api.service.clone_advice(name).await?))
 }
 
 async fn signal(State(api): State<Api>, Name(name): Name, Asked(request): Asked<SignalRequest>) -> Answer<StatusCode> {

@@ -32,6 +32,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use kip_types::api::Detail;
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
+use kip_types::scale::CloneMethod;
 use kip_types::spec::PortSpec;
 use kip_types::spec::{Clock, parse_duration_ms};
 use kip_types::volume::ClonedVolumes;
@@ -245,6 +246,12 @@ pub struct CloneArgs {
     /// Start what the source was asked to be
     #[arg(long, group = "method")]
     pub cold: bool,
+    /// The same by name: hot, warm, cold, or auto for what is best just now
+    #[arg(long = "method", group = "method", value_name = "HOW")]
+    pub by: Option<CloneMethod>,
+    /// Make none; tell what a clone would best begin from just now, and why
+    #[arg(long, conflicts_with_all = ["name", "count", "ports", "method", "volumes", "asleep"])]
+    pub explain: bool,
     /// What the clone has in place of volumes that the source can write to: share (the same ones),
     /// copy (named volumes with the files of the moment) or drop (empty ones)
     #[arg(long, value_name = "HOW")]

@@ -66,11 +66,16 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             show(&renamed, json, |view| format!("{} is {} now\n", args.name, view.name))?;
         }
         Command::Clone(args) => {
-            let CloneArgs { source, name: clone, count, ports, hot: _, warm, cold, volumes, asleep } = args;
+            let CloneArgs { source, name: clone, count, ports, hot: _, warm, cold, by, explain, volumes, asleep } =
+                args;
+            if explain {
+                show(&client.clone_advice(&name(&source)?).await?, json, view::clone_advice)?;
+                return Ok(ExitCode::SUCCESS);
+            }
             let method = match (warm, cold) {
                 (true, _) => CloneMethod::Warm,
                 (_, true) => CloneMethod::Cold,
-                _ => CloneMethod::Hot,
+                _ => by.unwrap_or_default(),
             };
             let (proc, checkpoint) = match source.split_once('@') {
                 Some((proc, tag)) => (proc, Some(tag.parse()?)),

@@ -9,7 +9,7 @@ use kip_types::ProcName;
 use kip_types::api::UpdateRequest;
 use kip_types::api::scale::{ReplicaView, ScaleView};
 use kip_types::life::Check;
-use kip_types::scale::{ScaleMethod, Scaling};
+use kip_types::scale::{CloneMethod, Scaling};
 use kip_types::spec::parse_duration_ms;
 use kip_types::volume::ClonedVolumes;
 
@@ -27,7 +27,7 @@ pub struct ScaleArgs {
     pub max: Option<u32>,
     /// What a new one begins from: auto, hot, warm or cold [default: auto]
     #[arg(long, value_name = "HOW")]
-    pub method: Option<ScaleMethod>,
+    pub method: Option<CloneMethod>,
     /// What they have in place of volumes that the proc can write to: share, copy or drop
     #[arg(long, value_name = "HOW")]
     pub volumes: Option<ClonedVolumes>,
@@ -101,7 +101,7 @@ fn text(view: &ScaleView) -> String {
 #[cfg(test)]
 mod tests {
     use crate::args::{Cli, Command};
-    use kip_types::scale::{ScaleMethod, Scaling};
+    use kip_types::scale::{CloneMethod, Scaling};
 
     fn change(words: &str, is: Option<&Scaling>) -> Option<Option<Scaling>> {
         let cli = Cli::read(["kip", "scale", "web"].into_iter().chain(words.split_whitespace())).unwrap();
@@ -116,7 +116,7 @@ mod tests {
         let first = change("--max 8 --calm 5s", None).flatten().unwrap();
         assert_eq!(first, Scaling { max: 8, calm_ms: 5000, ..Scaling::default() });
         let then = change("--min 2 --method warm", Some(&first)).flatten().unwrap();
-        assert_eq!(then, Scaling { min: 2, method: ScaleMethod::Warm, ..first });
+        assert_eq!(then, Scaling { min: 2, method: CloneMethod::Warm, ..first });
         let more = change("--min 12", Some(&then)).flatten().unwrap();
         assert_eq!((more.min, more.max), (12, 12));
         assert!(Cli::read(["kip", "scale", "web", "--off", "--max", "2"]).is_err());

@@ -2,7 +2,7 @@
 
 use crate::text::{ago, bytes, micros, millis, one_line, table, utc};
 use kip_types::StateName;
-use kip_types::api::clone::ClonesView;
+use kip_types::api::clone::{CloneAdvice, ClonesView};
 use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProbeView, ProcView, RefusedCallView, SeenView, SleepView, TimerView,
     WakeView, WhyView,
@@ -33,7 +33,19 @@ pub fn clones(source: &str, made: &ClonesView) -> String {
         us => format!(", {source} stood still {}", micros(us)),
     };
     let notes: String = made.notes.iter().map(|note| format!("note: {note}\n")).collect();
-    format!("{rows}cloned in {}{stood}\n{notes}", micros(made.total_us))
+    let chosen = made.why.as_ref().map(|why| format!("{}: {why}\n", made.method)).unwrap_or_default();
+    format!("{rows}cloned in {}{stood}\n{chosen}{notes}", micros(made.total_us))
+}
+
+/// What `kip clone --explain` shows.
+pub fn clone_advice(advice: &CloneAdvice) -> String {
+    let CloneAdvice { name, method, why, memory_bytes, limit_bytes, reread_bytes_per_s, .. } = advice;
+    let limit = limit_bytes.map(|limit| format!(" of {}", bytes(limit))).unwrap_or_default();
+    let reads = match reread_bytes_per_s {
+        Some(reads) => format!("{}/s read again that were pushed out", bytes(*reads)),
+        None => "asleep".to_owned(),
+    };
+    format!("{name} is best cloned {method}: {why}\nmemory {}{limit}, {reads}\n", bytes(*memory_bytes))
 }
 
 /// `tcp 80 -> 0.0.0.0:8080`

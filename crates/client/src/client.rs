@@ -7,7 +7,7 @@ use crate::{AnswerFeed, CallError, Remote};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
-use kip_types::api::clone::{CloneRequest, ClonesView};
+use kip_types::api::clone::{CloneAdvice, CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView,
     EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
@@ -124,6 +124,11 @@ impl Client {
     /// Makes procs that go on from where a proc is.
     pub async fn clone_proc(&self, name: &ProcName, request: &CloneRequest) -> Result<ClonesView, CallError> {
         self.post(&format!("/v1/procs/{name}/clone"), request).await
+    }
+
+    /// How a clone of a proc would best be made just now.
+    pub async fn clone_advice(&self, name: &ProcName) -> Result<CloneAdvice, CallError> {
+        self.get(&format!("/v1/procs/{name}/clone")).await
     }
 
     /// Sends a signal to a proc's program.

@@ -11,7 +11,7 @@ use kip_types::life::{
     TemplateWhen, Templating,
 };
 use kip_types::name::{ProcName, Realm};
-use kip_types::scale::{CALM_MS, ScaleMethod, Scaling};
+use kip_types::scale::{CALM_MS, CloneMethod, Scaling};
 use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
     Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec,
@@ -166,7 +166,7 @@ pub struct ProcTable {
     pub scale_min: Option<u32>,
     /// What a new one begins from: auto (default), hot, warm or cold.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub scale_method: Option<ScaleMethod>,
+    pub scale_method: Option<CloneMethod>,
     /// What they have in place of volumes that the proc can write to: share, copy or drop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_volumes: Option<ClonedVolumes>,
@@ -485,7 +485,7 @@ impl ProcTable {
             checkpoint_keep: checkpoints.map(|periodic| periodic.keep).filter(|keep| *keep != KEPT_CHECKPOINTS),
             scale_max: scale.map(|scale| scale.max),
             scale_min: scale.map(|scale| scale.min).filter(|min| *min > 0),
-            scale_method: scale.map(|scale| scale.method).filter(|method| *method != ScaleMethod::Auto),
+            scale_method: scale.map(|scale| scale.method).filter(|method| *method != CloneMethod::Auto),
             scale_volumes: scale.and_then(|scale| scale.volumes),
             scale_probe: scale.and_then(|scale| scale.probe.clone()),
             scale_calm: scale.map(|scale| scale.calm_ms).filter(|ms| *ms != CALM_MS).map(Time),

@@ -172,6 +172,7 @@ impl Host {
     pub fn strike(&self, slot: Slot) {
         self.procs().remove(&slot);
         self.leads().remove(&slot);
+        self.nat.forget(slot);
         self.prepared_networks.free(slot);
     }
 

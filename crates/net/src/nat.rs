@@ -292,19 +292,27 @@ impl Nat {
             set_group(&mut state.rtnl, self.instance, slot, group)?;
             old.extend(state.elements_of(self.instance, slot));
             new.extend(ruleset::elements(self.instance, published.known_network().map(|_| group), published));
-            let ours = Addresses::of(self.instance, slot);
-            old.extend(self.end_spreads_at(state, slot, &published.ports));
+            let spread = state.spread.get(&slot).map_or(&[][..], |spread| &spread.over);
+            let ours: Vec<IpAddr> = spread
+                .iter()
+                .chain([&slot])
+                .map(|slot| Addresses::of(self.instance, *slot))
+                .flat_map(|ours| [ours.v4.into(), ours.v6.into()])
+                .collect();
             let of_it = published.ports.iter().filter(|f| f.proto == Protocol::Udp);
-            udp.extend(of_it.filter_map(|f| Some((f.host_port?, f.host_addr, ours))));
+            udp.extend(of_it.filter_map(|f| Some((f.host_port?, f.host_addr, ours.clone()))));
         }
         self.replace(state, old, new)?;
+        for published in &all {
+            self.end_spreads_at(state, published.slot, &published.ports)?;
+        }
         state.published.extend(all.into_iter().map(|published| (published.slot, published)));
         if !udp.is_empty() {
             // At another address the port may be another proc's.
             let strays = |f: &Flow| {
                 let mut owners =
                     udp.iter().filter(|(port, at, _)| *port == f.port && addresses_meet(*at, Some(f.sent_to)));
-                owners.any(|(_, _, ours)| f.leads_to != ours.v4 && f.leads_to != ours.v6)
+                owners.any(|(_, _, ours)| !ours.contains(&f.leads_to))
             };
             forget(&mut state.nft, strays);
         }

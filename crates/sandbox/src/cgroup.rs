@@ -476,7 +476,9 @@ impl Cgroup {
     /// made: workingset_refault of memory.stat.
     pub fn refaults(&self) -> u64 {
         let stat = self.memory_stat();
-        let of = |kind: &str| field(&stat, &format!("workingset_refault_{kind}"));
+        // Of v1 those of the groups below it are counted apart.
+        let total = if self.v2 { "" } else { "total_" };
+        let of = |kind: &str| field(&stat, &format!("{total}workingset_refault_{kind}"));
         of("anon") + of("file")
     }
 

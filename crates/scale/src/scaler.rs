@@ -4,8 +4,7 @@ use crate::decide::{Decision, Trend, decide};
 use crate::fleet::{Fleet, Group, Member, MemberState};
 use crate::load::{Load, LoadCounters};
 use kip_types::ProcName;
-use kip_types::api::clone::CloneMethod;
-use kip_types::scale::{ScaleMethod, Scaling};
+use kip_types::scale::Scaling;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,18 +12,17 @@ use std::time::{Duration, Instant};
 
 /// Between looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between runs of the owner's probe.
+/// Between runs of the owner's probe, and how long one may take.
 const PROBE_EVERY: Duration = Duration::from_secs(3);
-/// After a replica could not be made.
+/// After a replica could not be made, and between wakes of one that is to be awake.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// Before a proc that has ended is started again; twice as long each time, up to the longest.
+/// Before what has ended is made or started again; twice as long each time, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// So many calm times without a connection end a replica that is not parked.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Ends that lie further back than this do not count.
+const RAN_WELL: Duration = Duration::from_secs(300);
+/// So many calm times without use end a replica that is not parked.
 const NEVER_PARKED: u32 = 5;
-/// Pages that a proc has to read again, a second, above which it thrashes: 8 MiB. What is copied of
-/// its memory then is what it does not need.
-const THRASHES: f64 = 2048.0;
 
 /// What is known of the replicas of procs.
 #[derive(Debug, Default)]
@@ -44,6 +42,10 @@ struct Known {
     trend: Trend,
     /// Those that get new connections.
     rotation: Vec<u64>,
+    /// Replicas that are still to be made, and why.
+    wanted: Option<(u32, String)>,
+    /// TCP ports at which they listen.
+    ports: BTreeSet<u16>,
     /// The proc itself could serve at some look.
     was_up: bool,
     seen: BTreeMap<u64, Seen>,
@@ -51,17 +53,36 @@ struct Known {
     /// No replica is made before.
     not_before: Option<Instant>,
     probed: Option<(Instant, Option<bool>)>,
-    /// When the proc itself may be started again, and the pause before that.
-    starts: Option<(Instant, Duration)>,
+    /// Ends of replicas, and of the proc itself.
+    ends: Ends,
+    own_ends: Ends,
 }
 
 #[derive(Debug, Clone)]
 struct Seen {
     at: Instant,
-    usage: LoadCounters,
+    used: LoadCounters,
     load: Load,
-    /// Out of rotation and without connections since then.
-    lonely: Option<Instant>,
+    /// Out of rotation and of no use since then.
+    unused: Option<Instant>,
+    woken: Option<Instant>,
+}
+
+/// Ends that follow each other.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ends {
+    last: Option<Instant>,
+    pause: Duration,
+}
+
+impl Ends {
+    /// Another one: when what has ended may be made again.
+    fn another(&mut self, now: Instant) -> Instant {
+        let ran_well = self.last.is_none_or(|last| now - last > RAN_WELL);
+        self.pause = if ran_well { FIRST_PAUSE } else { (self.pause * 2).min(LONGEST_PAUSE) };
+        self.last = Some(now);
+        now + self.pause
+    }
 }
 
 /// Looks at the procs of a fleet once a second until it closes. To be called within a runtime.
@@ -94,9 +115,14 @@ impl Scaler {
         self.ended.lock().insert(key.clone());
     }
 
-    /// The owner of a proc starts it.
+    /// The owner of a proc starts it, or it has not ended.
     pub fn owner_starts(&self, key: &ProcName) {
         self.ended.lock().remove(key);
+    }
+
+    /// Whether its owner has ended a proc.
+    pub fn is_ended(&self, key: &ProcName) -> bool {
+        self.ended.lock().contains(key)
     }
 
     /// Looks at all groups. One whose last look has not ended is left out.
@@ -104,11 +130,10 @@ impl Scaler {
         let groups = fleet.groups().await;
         let at_work = self.at_work.lock().clone();
         self.groups.lock().retain(|key, _| groups.iter().any(|group| group.key == *key) || at_work.contains(key));
-        self.ended.lock().retain(|key| groups.iter().any(|group| group.key == *key));
         for mut group in groups {
             if let Some(primary) = &mut group.primary
                 && primary.state == MemberState::Ended
-                && self.ended.lock().contains(&group.key)
+                && self.is_ended(&group.key)
             {
                 primary.state = MemberState::Stopped;
             }
@@ -162,20 +187,14 @@ impl Pass<'_> {
         self.known.was_up = true;
         self.measure();
         self.choose_rotation(&primary);
-        self.bury().await;
+        self.bury(&primary).await;
         self.start_again(&primary).await;
         let wants_more = self.ask(&primary, &scaling).await;
-        let loads: Vec<Load> = self.known.rotation.iter().map(|id| self.known.seen[id].load).collect();
-        if !loads.is_empty() {
-            match decide(&scaling, &loads, wants_more, &mut self.known.trend, self.now) {
-                Decision::Stay => {}
-                Decision::Add(count, why) => self.add(&primary, &scaling, count, &why).await,
-                Decision::Remove(why) => self.take_away(&primary, &why),
-            }
-        }
+        self.decide(&primary, &scaling, wants_more);
         self.spread(&primary).await;
         self.keep_awake(scaling.min as usize).await;
-        self.remove_quiet(&primary, &scaling).await;
+        self.remove_unused(&primary, &scaling).await;
+        self.make_one(&primary, &scaling).await;
         true
     }
 
@@ -192,52 +211,20 @@ impl Pass<'_> {
 
     /// It is scaled no more.
     async fn dissolve(&mut self) {
-        self.keep_awake(0).await;
+        for member in self.members() {
+            self.fleet.keep_awake(member.id, false).await;
+        }
         if let Some(primary) = &self.group.primary
-            && let Err(why) = self.fleet.spread(&primary.name, &[]).await
+            && let Err(why) = self.fleet.spread(primary.id, &[]).await
         {
             tracing::warn!(proc = %primary.name, why, "connections are still spread");
             return;
         }
         for replica in &self.group.replicas {
-            if let Err(why) = self.fleet.remove(&replica.name).await {
+            if let Err(why) = self.fleet.remove(replica.id).await {
                 tracing::info!(proc = %replica.name, why, "a replica stays for now");
             }
         }
-    }
-
-    /// Removes replicas that have ended. That there are enough is decided by what is left.
-    async fn bury(&mut self) {
-        let is_over = |member: &Member| matches!(member.state, MemberState::Ended | MemberState::Stopped);
-        let over: Vec<_> = self.group.replicas.iter().filter(|member| is_over(member)).cloned().collect();
-        for replica in over {
-            // First no connection may lead there.
-            if let Some(primary) = self.group.primary.clone() {
-                self.spread(&primary).await;
-                self.decided(&primary, format!("{} has ended and is removed", replica.name));
-            }
-            if let Err(why) = self.fleet.remove(&replica.name).await {
-                tracing::info!(proc = %replica.name, why, "a replica that has ended stays for now");
-            }
-            self.group.replicas.retain(|member| member.id != replica.id);
-        }
-    }
-
-    /// Starts the proc itself again if it has ended: it is a replica like the others.
-    async fn start_again(&mut self, primary: &Member) {
-        if primary.state != MemberState::Ended {
-            return;
-        }
-        let (at, pause) = self.known.starts.unwrap_or((self.now, FIRST_PAUSE));
-        if self.now < at {
-            return;
-        }
-        self.known.starts = Some((self.now + pause, (pause * 2).min(LONGEST_PAUSE)));
-        let said = match self.fleet.start(&primary.name).await {
-            Ok(()) => format!("{} has ended and is started again", primary.name),
-            Err(why) => format!("{} has ended and cannot be started: {why}", primary.name),
-        };
-        self.decided(primary, said);
     }
 
     fn measure(&mut self) {
@@ -247,26 +234,69 @@ impl Pass<'_> {
         for member in members {
             let before = seen.get(&member.id);
             let load = match before {
-                Some(before) => member.usage.since(&before.usage, self.now - before.at, member.cpus),
-                None => Load { queued: member.usage.queued, ..Load::default() },
+                Some(before) => member.used.since(&before.used, self.now - before.at, member.cpus),
+                None => Load { queued: member.used.queued, ..Load::default() },
             };
-            let lonely = before.and_then(|before| before.lonely);
-            seen.insert(member.id, Seen { at: self.now, usage: member.usage, load, lonely });
+            let (unused, woken) = before.map_or((None, None), |before| (before.unused, before.woken));
+            seen.insert(member.id, Seen { at: self.now, used: member.used, load, unused, woken });
         }
     }
 
     /// Those that were in rotation and can serve; at first all that are in memory. The proc itself
-    /// always.
+    /// comes back to it once it listens where the others do, and is in it if no other is.
     fn choose_rotation(&mut self, primary: &Member) {
-        let serves = |member: &&Member| matches!(member.state, MemberState::Up | MemberState::Down);
-        let members: Vec<&Member> = self.members().filter(serves).collect();
-        let is_new = self.known.rotation.is_empty();
-        let was = |member: &&&Member| match is_new {
-            true => member.state == MemberState::Up,
-            false => self.known.rotation.contains(&member.id),
+        let members: Vec<&Member> = self.group.primary.iter().chain(&self.group.replicas).collect();
+        let known = &mut self.known;
+        let is_new = known.rotation.is_empty();
+        let was = |member: &Member| match is_new {
+            true => matches!(member.state, MemberState::Awake | MemberState::Hibernated),
+            false => known.rotation.contains(&member.id),
         };
-        let is_in = |member: &&&Member| member.id == primary.id || was(member);
-        self.known.rotation = members.iter().filter(is_in).map(|member| member.id).collect();
+        let mut rotation: Vec<&Member> = members.into_iter().filter(|m| m.state.serves() && was(m)).collect();
+        let awake = rotation.iter().filter(|member| member.state == MemberState::Awake);
+        let common = awake.map(|member| member.listens.iter().copied().collect::<BTreeSet<u16>>());
+        if let Some(common) = common.reduce(|one, other| &one & &other) {
+            known.ports = common;
+        }
+        let listens = |member: &Member| {
+            member.state != MemberState::Awake || known.ports.iter().all(|port| member.listens.contains(port))
+        };
+        let is_out = rotation.iter().all(|member| member.id != primary.id);
+        if is_out && primary.state.serves() && (listens(primary) || rotation.is_empty()) {
+            rotation.insert(0, primary);
+        }
+        known.rotation = rotation.into_iter().map(|member| member.id).collect();
+    }
+
+    /// Removes replicas that have ended. That there are enough is decided by what is left.
+    async fn bury(&mut self, primary: &Member) {
+        let is_over = |member: &&Member| matches!(member.state, MemberState::Ended | MemberState::Stopped);
+        let over: Vec<_> = self.group.replicas.iter().filter(is_over).cloned().collect();
+        if over.is_empty() || !self.spread(primary).await {
+            return;
+        }
+        for replica in over {
+            self.known.not_before = Some(self.known.ends.another(self.now));
+            self.decided(primary, format!("{} has ended and is removed", replica.name));
+            match self.fleet.remove(replica.id).await {
+                Ok(()) => self.group.replicas.retain(|member| member.id != replica.id),
+                Err(why) => tracing::info!(proc = %replica.name, why, "a replica that has ended stays for now"),
+            }
+        }
+    }
+
+    /// Starts the proc itself again if it has ended: it is a replica like the others.
+    async fn start_again(&mut self, primary: &Member) {
+        let waits = self.known.own_ends.last.is_some_and(|last| self.now < last + self.known.own_ends.pause);
+        if primary.state != MemberState::Ended || waits {
+            return;
+        }
+        self.known.own_ends.another(self.now);
+        let said = match self.fleet.start(primary.id).await {
+            Ok(()) => format!("{} has ended and is started again", primary.name),
+            Err(why) => format!("{} has ended and cannot be started: {why}", primary.name),
+        };
+        self.decided(primary, said);
     }
 
     /// Whether the owner's probe wants more.
@@ -277,74 +307,47 @@ impl Pass<'_> {
         {
             return known;
         }
-        let wants = self.fleet.probe(&primary.name, check).await.map(|fine| !fine);
+        // One that is being put to sleep or woken may answer late.
+        let asked = tokio::time::timeout(PROBE_EVERY, self.fleet.probe(primary.id, check)).await;
+        let wants = asked.ok().flatten().map(|fine| !fine);
         self.known.probed = Some((self.now, wants));
         wants
     }
 
-    /// Puts back what was taken away, then makes more.
-    async fn add(&mut self, primary: &Member, scaling: &Scaling, count: u32, why: &str) {
-        let out = |state: MemberState| {
-            let aside = |member: &&Member| member.state == state && !self.known.rotation.contains(&member.id);
-            self.group.replicas.iter().filter(aside).cloned().collect::<Vec<_>>()
-        };
-        let mut aside = out(MemberState::Up);
-        aside.extend(out(MemberState::Down));
-        let mut left = count;
-        for member in aside.into_iter().take(count as usize) {
-            self.decided(primary, format!("{} is back: {why}", member.name));
-            self.known.rotation.push(member.id);
-            left -= 1;
-        }
-        if self.known.not_before.is_some_and(|at| self.now < at) {
+    fn decide(&mut self, primary: &Member, scaling: &Scaling, wants_more: Option<bool>) {
+        let loads: Vec<Load> = self.known.rotation.iter().map(|id| self.known.seen[id].load).collect();
+        if loads.is_empty() {
             return;
         }
-        for _ in 0..left {
-            // Some that are aside may be beyond what there may be.
-            if self.group.replicas.len() as u32 + 1 >= scaling.max {
-                return;
-            }
-            match self.make(primary, scaling).await {
-                Ok((name, how)) => self.decided(primary, format!("{name} is added ({how}): {why}")),
-                Err(refused) => {
-                    self.known.not_before = Some(Instant::now() + AGAIN_AFTER);
-                    self.decided(primary, format!("no replica is added ({why}): {refused}"));
-                    return;
-                }
-            }
+        match decide(scaling, &loads, wants_more, &mut self.known.trend, self.now) {
+            Decision::Stay => {}
+            Decision::Add(count, why) => self.put_back(primary, count, why),
+            Decision::Remove(why) => self.take_away(primary, &why),
         }
     }
 
-    /// A new replica, which is in rotation from the next look on.
-    async fn make(&mut self, primary: &Member, scaling: &Scaling) -> Result<(ProcName, String), String> {
-        let thrashes = self.known.seen.get(&primary.id).is_some_and(|seen| seen.load.refaults > THRASHES);
-        let method = match scaling.method {
-            ScaleMethod::Hot => CloneMethod::Hot,
-            ScaleMethod::Warm => CloneMethod::Warm,
-            ScaleMethod::Cold => CloneMethod::Cold,
-            ScaleMethod::Auto if self.fleet.has_template(&primary.name).await => CloneMethod::Warm,
-            ScaleMethod::Auto if thrashes => CloneMethod::Cold,
-            ScaleMethod::Auto => CloneMethod::Hot,
+    /// Puts back what was taken away; what is missing then is to be made.
+    fn put_back(&mut self, primary: &Member, count: u32, why: String) {
+        let rank = |member: &Member| match member.state {
+            MemberState::Awake => 0,
+            MemberState::Hibernated => 1,
+            _ => 2,
         };
-        let (name, how) = match self.fleet.add(&primary.name, method).await {
-            Ok(name) => (name, how(method, thrashes)),
-            Err(refused) if scaling.method == ScaleMethod::Auto && method != CloneMethod::Cold => {
-                let name = self.fleet.add(&primary.name, CloneMethod::Cold).await?;
-                (name, format!("cold, for {refused}"))
-            }
-            Err(refused) => return Err(refused),
-        };
-        let groups = self.fleet.groups().await;
-        let of_it = groups.into_iter().find(|group| group.key == self.group.key);
-        if let Some(new) = of_it.and_then(|group| group.replicas.into_iter().find(|member| member.name == name)) {
-            self.known.rotation.push(new.id);
-            self.group.replicas.push(new);
+        let is_aside = |member: &&Member| member.state.serves() && !self.known.rotation.contains(&member.id);
+        let mut aside: Vec<Member> = self.group.replicas.iter().filter(is_aside).cloned().collect();
+        aside.sort_by_key(rank);
+        aside.truncate(count as usize);
+        let left = count - aside.len() as u32;
+        for member in aside {
+            self.decided(primary, format!("{} is back: {why}", member.name));
+            self.known.rotation.push(member.id);
         }
-        Ok((name, how))
+        self.known.wanted = (left > 0).then_some((left, why));
     }
 
     /// The newest one gets no new connections any more.
     fn take_away(&mut self, primary: &Member, why: &str) {
+        self.known.wanted = None;
         let newest = self.known.rotation.iter().rposition(|id| *id != primary.id);
         let Some(id) = newest.map(|at| self.known.rotation.remove(at)) else { return };
         if let Some(name) = self.group.replicas.iter().find(|member| member.id == id).map(|m| m.name.clone()) {
@@ -352,53 +355,84 @@ impl Pass<'_> {
         }
     }
 
-    async fn spread(&mut self, primary: &Member) {
-        let name = |id: &u64| self.members().find(|member| member.id == *id).map(|m| m.name.clone());
-        let over: Vec<ProcName> = self.known.rotation.iter().filter_map(name).collect();
-        if let Err(why) = self.fleet.spread(&primary.name, &over).await {
-            self.decided(primary, format!("connections cannot be spread: {why}"));
+    /// Makes one of the replicas that are wanted, the last step of a look, for it takes a while.
+    async fn make_one(&mut self, primary: &Member, scaling: &Scaling) {
+        let Some((count, why)) = self.known.wanted.clone() else { return };
+        // Some that are aside may be beyond what there may be.
+        if self.group.replicas.len() as u32 + 1 >= scaling.max {
+            self.known.wanted = None;
+            return;
+        }
+        if self.known.not_before.is_some_and(|at| self.now < at) {
+            return;
+        }
+        self.known.wanted = (count > 1).then(|| (count - 1, why.clone()));
+        let ports: Vec<u16> = self.known.ports.iter().copied().collect();
+        match self.fleet.add(primary.id, scaling.method, &ports).await {
+            Ok((new, how)) => {
+                self.decided(primary, format!("{} is added ({how}): {why}", new.name));
+                self.known.rotation.push(new.id);
+                self.group.replicas.push(new);
+                self.spread(primary).await;
+            }
+            Err(refused) => {
+                self.known.wanted = None;
+                self.known.not_before = Some(Instant::now() + AGAIN_AFTER);
+                self.decided(primary, format!("no replica is added ({why}): {refused}"));
+            }
+        }
+    }
+
+    /// Returns whether no connection leads elsewhere any more.
+    async fn spread(&mut self, primary: &Member) -> bool {
+        match self.fleet.spread(primary.id, &self.known.rotation).await {
+            Ok(()) => true,
+            Err(why) => {
+                self.decided(primary, format!("connections cannot be spread: {why}"));
+                false
+            }
         }
     }
 
     /// So many are awake, or are woken; others sleep when they are idle.
-    async fn keep_awake(&self, count: usize) {
-        let awake: Vec<u64> = self.known.rotation.iter().take(count).copied().collect();
-        for member in self.members() {
-            self.fleet.keep_awake(&member.name, awake.contains(&member.id)).await;
+    async fn keep_awake(&mut self, count: usize) {
+        let wanted: Vec<u64> = self.known.rotation.iter().take(count).copied().collect();
+        let members: Vec<Member> = self.members().cloned().collect();
+        for member in members {
+            let is_wanted = wanted.contains(&member.id);
+            self.fleet.keep_awake(member.id, is_wanted).await;
+            let sleeps = matches!(member.state, MemberState::Hibernated | MemberState::Parked);
+            let Some(seen) = self.known.seen.get_mut(&member.id).filter(|_| is_wanted && sleeps) else { continue };
+            if seen.woken.is_none_or(|woken| self.now - woken >= AGAIN_AFTER) {
+                seen.woken = Some(self.now);
+                self.fleet.wake(member.id).await;
+            }
         }
     }
 
-    /// Removes those that are out of rotation once they are parked and have no connections; those
-    /// that are not parked, for they tick or never sleep, after a longer time without any.
-    async fn remove_quiet(&mut self, primary: &Member, scaling: &Scaling) {
-        let is_out = |member: &&Member| !self.known.rotation.contains(&member.id);
+    /// Removes those that are out of rotation once they are parked and no client has to do with
+    /// them; those that are not parked, for they tick or never sleep, after a longer time.
+    async fn remove_unused(&mut self, primary: &Member, scaling: &Scaling) {
+        let is_out = |member: &&Member| member.state.serves() && !self.known.rotation.contains(&member.id);
         let out: Vec<Member> = self.group.replicas.iter().filter(is_out).cloned().collect();
         let long = Duration::from_millis(scaling.calm_ms) * NEVER_PARKED;
         for member in out {
-            let is_parked = member.state == MemberState::Down;
-            let has_connections = self.fleet.has_connections(&member.name).await;
+            let is_parked = member.state == MemberState::Parked;
+            let is_in_use = self.fleet.is_in_use(member.id).await;
             let Some(seen) = self.known.seen.get_mut(&member.id) else { continue };
-            seen.lonely = if has_connections { None } else { Some(seen.lonely.unwrap_or(self.now)) };
-            if seen.lonely.is_none_or(|since| !is_parked && self.now - since < long) {
+            seen.unused = if is_in_use { None } else { Some(seen.unused.unwrap_or(self.now)) };
+            if seen.unused.is_none_or(|since| !is_parked && self.now - since < long) {
                 continue;
             }
-            match self.fleet.remove(&member.name).await {
-                Ok(()) => self.decided(primary, format!("{} is removed: it had nothing to do", member.name)),
+            match self.fleet.remove(member.id).await {
+                Ok(()) => {
+                    self.group.replicas.retain(|other| other.id != member.id);
+                    self.decided(primary, format!("{} is removed: it had nothing to do", member.name));
+                }
                 Err(why) => tracing::info!(proc = %member.name, why, "a replica stays for now"),
             }
         }
     }
-}
-
-/// How a replica was made, in words.
-fn how(method: CloneMethod, thrashes: bool) -> String {
-    let word = match method {
-        CloneMethod::Hot => "hot",
-        CloneMethod::Warm => "warm",
-        CloneMethod::Cold if thrashes => "cold, for it thrashes",
-        CloneMethod::Cold => "cold",
-    };
-    word.to_owned()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::{ExecSession, Feed};
 use async_trait::async_trait;
-use kip_types::api::clone::{CloneRequest, ClonesView};
+use kip_types::api::clone::{CloneAdvice, CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
     RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest, UpdateRequest,
@@ -71,6 +71,10 @@ pub trait ProcService: Send + Sync + 'static {
     /// and addresses of its own. A sleeper is not woken; one that runs stands still meanwhile. All
     /// of them or none.
     async fn clone_proc(&self, name: ProcName, request: CloneRequest) -> Result<ClonesView, Refusal>;
+
+    /// How a clone of a proc would best be made just now. Watches one that runs for half a second,
+    /// and wakes none.
+    async fn clone_advice(&self, name: ProcName) -> Result<CloneAdvice, Refusal>;
 
     /// Sends a signal to a proc's program, which is woken for it; its end, if that is what comes of
     /// it, is as by itself. SIGKILL wakes none and ends the proc as a stop does.

@@ -201,7 +201,7 @@ async fn ask(handle: &Handle, probe: &Probe) {
     if !due() {
         return;
     }
-    let Some(answer) = check(handle, &probe.check).await else { return };
+    let Some(answer) = check_in_turn(handle, &probe.check).await else { return };
     let wrong = answer.err();
     let checked = Checked { host_port: probe.host_port, at_ms: now_ms(), wrong };
     let _ = handle.ask(|reply| TaskCommand::Checked { checked, reply }).await;
@@ -212,6 +212,11 @@ async fn ask(handle: &Handle, probe: &Probe) {
 /// # Errors
 /// What is wrong, in words.
 pub async fn check(handle: &Handle, check: &Check) -> Option<Result<(), String>> {
+    let _turn = handle.proc.probing.lock().await;
+    check_in_turn(handle, check).await
+}
+
+async fn check_in_turn(handle: &Handle, check: &Check) -> Option<Result<(), String>> {
     let asking = handle.ask(|reply| TaskCommand::Ask { reply }).await.ok()??;
     // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as
     // activity.

@@ -217,7 +217,7 @@ impl Relief {
             step,
             quiet,
             awake: status.record.last_wake.as_ref().map(|w| ago(w.at_ms)),
-            held_awake: proc.spec().timing.stays_awake() || status.execs > 0,
+            held_awake: proc.spec().timing.stays_awake() || handle.is_kept_awake() || status.execs > 0,
             late: step == Step::Park && status.ticks,
             moving: moving || self.leaving.contains_key(&proc.slot),
             rests: self.rests.get(&proc.slot).map_or(Duration::ZERO, |r| r.left(now)),

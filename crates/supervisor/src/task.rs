@@ -207,6 +207,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// Whether it stays awake while it is idle, for so many are to be awake behind a name.
+    pub fn is_kept_awake(&self) -> bool {
+        self.kept_awake.load(Ordering::SeqCst)
+    }
+
     /// Waits, [`STABLE_WITHIN`] at most, for a transition that is under way. A client may have its
     /// reply before the wake is recorded: of a proc that is recorded as hibernated the pager is
     /// asked whether it still is.

@@ -12,45 +12,49 @@ pub const MOST_REPLICAS: u32 = 32;
 /// milliseconds.
 pub const CALM_MS: u64 = 60_000;
 
-/// What a new replica begins from.
+/// What procs that are made from another one begin from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum ScaleMethod {
-    /// The template of its kind where there is one; else the proc as it is, unless that thrashes
-    /// or cannot be cloned; else a start.
+pub enum CloneMethod {
+    /// Memory and files of the source as they are now, or were at a checkpoint.
     #[default]
-    Auto,
-    /// Memory and files of the proc as they are.
     Hot,
-    /// The template of the proc.
+    /// The template of the source: memory and files of a proc of its kind when that was ready.
     Warm,
-    /// A start of its command.
+    /// What the source was asked to be: a start of its command.
     Cold,
+    /// The template of its kind where there is one; else the source as it is, unless that thrashes
+    /// or cannot be cloned; else a start.
+    Auto,
 }
 
-impl FromStr for ScaleMethod {
+impl FromStr for CloneMethod {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         match s {
-            "auto" => Ok(ScaleMethod::Auto),
-            "hot" => Ok(ScaleMethod::Hot),
-            "warm" => Ok(ScaleMethod::Warm),
-            "cold" => Ok(ScaleMethod::Cold),
+            "auto" => Ok(CloneMethod::Auto),
+            "hot" => Ok(CloneMethod::Hot),
+            "warm" => Ok(CloneMethod::Warm),
+            "cold" => Ok(CloneMethod::Cold),
             _ => Err("write auto, hot, warm or cold".to_owned()),
         }
     }
 }
 
 /// The name of a method, as commands and files have it.
-impl std::fmt::Display for ScaleMethod {
+impl std::fmt::Display for CloneMethod {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            ScaleMethod::Auto => "auto",
-            ScaleMethod::Hot => "hot",
-            ScaleMethod::Warm => "warm",
-            ScaleMethod::Cold => "cold",
+            CloneMethod::Auto => "auto",
+            CloneMethod::Hot => "hot",
+            CloneMethod::Warm => "warm",
+            CloneMethod::Cold => "cold",
         })
     }
+}
+
+fn auto() -> CloneMethod {
+    CloneMethod::Auto
 }
 
 fn most() -> u32 {
@@ -76,8 +80,8 @@ pub struct Scaling {
     #[schemars(range(min = 1, max = 32))]
     pub max: u32,
     /// What a new replica begins from.
-    #[serde(default)]
-    pub method: ScaleMethod,
+    #[serde(default = "auto")]
+    pub method: CloneMethod,
     /// What replicas have in place of volumes that the proc can write to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<ClonedVolumes>,
@@ -92,7 +96,7 @@ pub struct Scaling {
 
 impl Default for Scaling {
     fn default() -> Self {
-        let (min, max, method) = (0, most(), ScaleMethod::default());
+        let (min, max, method) = (0, most(), auto());
         Scaling { min, max, method, volumes: None, probe: None, calm_ms: calm() }
     }
 }

@@ -82,7 +82,8 @@ impl Worker {
         let _in_use = self.has_layers(&spec).await.map_err(|refusal| {
             Refusal::new(refusal.code, format!("{name} cannot be taken over: {}", refusal.message))
         })?;
-        let (machine, spec) = (Arc::clone(&self.machine), Spec { name: name.clone(), lineage: None, ..spec });
+        let (machine, spec) =
+            (Arc::clone(&self.machine), Spec { name: name.clone(), lineage: None, replica_of: None, ..spec });
         let claimed_name = self.claim_name(&name)?;
         let key = self.key_for(&name)?;
         let recorded = blocking(move || {

@@ -10,8 +10,9 @@
 //! A proc's checkpoints go with it: its name may change, and another may take its place, as the
 //! lineage in its spec says. The last proc that is removed takes them along.
 
+use crate::claim::{Claim, TagClaim};
 use crate::copied::{CopyTarget, Purpose, SourceCopy, check_kept, copy_source, finish_copy};
-use crate::lineage::{Checkpoint, TagClaim, generation_in, key_of, view_of};
+use crate::lineage::{Checkpoint, generation_in, key_of, view_of};
 use crate::replace::{Replacing, state_of, until_settled};
 use crate::staging::{CopiedFrom, Moment};
 use crate::worker::Worker;
@@ -234,7 +235,7 @@ impl Worker {
         }
         let _in_use = self.has_layers(&from.spec).await?;
         let claimed = self.name_beside(&name)?;
-        let hidden_name = claimed.name.clone();
+        let hidden_name = claimed.of.clone();
         let spec = Spec {
             name: name.clone(),
             hostname: Some(from.spec.hostname().to_owned()),
@@ -336,8 +337,8 @@ impl Worker {
             let note = taken.finish(purpose, &spec.name, |note| CheckpointNote { parent, ..note })?;
             let note = note.publish(purpose, &spec.name)?;
             fault::reach("checkpoint-published");
-            let current = Some(&claim.tag).filter(|_| purpose == Purpose::Checkpoint);
-            Ok::<_, Refusal>(view_of(&proc, claim.tag.clone(), note, &spec, current))
+            let current = Some(&claim.of.1).filter(|_| purpose == Purpose::Checkpoint);
+            Ok::<_, Refusal>(view_of(&proc, claim.of.1.clone(), note, &spec, current))
         })
         .await?;
         self.machine.events.emit(Some(&name), EventKind::Checkpointed, format!("as {}", view.tag));
@@ -358,7 +359,7 @@ impl Worker {
         let records = checkpoints.make_room(&key).map_err(failed)?;
         let claim = self.claim_tag(&key, name, tag)?;
         let parent = self.current(proc).map_err(failed)?;
-        let tag: ProcName = claim.tag.clone().into();
+        let tag: ProcName = claim.of.1.clone().into();
         let record = Record::new(proc.slot.number(), proc.base.clone());
         let made = records.prepare(&tag, &*spec, &record).map_err(failed)?;
         Ok((claim, parent, Taking::new(made)))
@@ -366,10 +367,9 @@ impl Worker {
 
     fn claim_tag(&self, key: &ProcName, name: &ProcName, tag: Tag) -> Result<TagClaim, Refusal> {
         let records = self.checkpoint_store().of(key);
-        let mut tags = self.tags.lock();
-        let mut claim = |tag: CheckpointTag| {
-            let is_free = !records.directory(&tag.clone().into()).exists() && tags.insert((key.clone(), tag.clone()));
-            is_free.then(|| TagClaim { tags: Arc::clone(&self.tags), key: key.clone(), tag })
+        let claim = |tag: CheckpointTag| {
+            let claim = Claim::of((key.clone(), tag.clone()), &self.tags)?;
+            (!records.directory(&tag.into()).exists()).then_some(claim)
         };
         match tag {
             Tag::Wanted(tag) => claim(tag.clone()).ok_or_else(|| {

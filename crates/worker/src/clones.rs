@@ -26,11 +26,12 @@ use kip_net::Slot;
 use kip_records::body::Body;
 use kip_records::record::{Durability, RecordError};
 use kip_records::state::Record;
+use kip_service::ProcService as _;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::task::{By, Handle, TaskCommand, run_hook};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::clone::{CloneMethod, CloneRequest, ClonesView, MOST_CLONES};
+use kip_types::api::clone::{CloneAdvice, CloneMethod, CloneRequest, ClonesView, MOST_CLONES};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
@@ -48,6 +49,26 @@ const MOST_NUMBERED: u32 = 100_000;
 impl Worker {
     /// As [`kip_service::ProcService::clone_proc`].
     pub(crate) async fn cloned(&self, name: ProcName, request: CloneRequest) -> Result<ClonesView, Refusal> {
+        // A checkpoint leaves no choice, which is refused there.
+        if request.method != CloneMethod::Auto || request.checkpoint.is_some() {
+            return self.cloned_by(name, request).await;
+        }
+        let CloneAdvice { method, why, .. } = self.clone_advice(name.clone()).await?;
+        let request = CloneRequest { method, ..request };
+        let is_other = |code: Code| matches!(code, Code::Invalid | Code::Unknown | Code::Taken | Code::Exhausted);
+        let view = match self.cloned_by(name.clone(), request.clone()).await {
+            // It cannot be cloned; one that is to sleep needs a memory to do it in.
+            Err(refusal) if method == CloneMethod::Hot && !is_other(refusal.code) && !request.asleep => {
+                let cold = CloneRequest { method: CloneMethod::Cold, ..request };
+                ClonesView { why: Some(refusal.message), ..self.cloned_by(name, cold).await? }
+            }
+            other => ClonesView { why: Some(why), ..other? },
+        };
+        Ok(view)
+    }
+
+    /// By a method that has been chosen.
+    async fn cloned_by(&self, name: ProcName, request: CloneRequest) -> Result<ClonesView, Refusal> {
         let began = Instant::now();
         if let Some(refusal) = self.machine.rests() {
             return Err(refusal);
@@ -57,12 +78,12 @@ impl Worker {
         // Of templates only: what is copied needs it no more.
         let templates_stay = match request.method {
             CloneMethod::Warm => Some(Arc::clone(&self.templating).read_owned().await),
-            CloneMethod::Hot | CloneMethod::Cold => None,
+            CloneMethod::Hot | CloneMethod::Cold | CloneMethod::Auto => None,
         };
         let from = match (&tag, request.method) {
             (Some(tag), _) => Some(self.checkpoint_of(&source, tag).await?),
             (None, CloneMethod::Warm) => Some(self.template_for(&source).await?),
-            (None, CloneMethod::Hot | CloneMethod::Cold) => None,
+            (None, CloneMethod::Hot | CloneMethod::Cold | CloneMethod::Auto) => None,
         };
         let spec = match (&from, &tag) {
             (Some(from), Some(_)) => Arc::new(from.spec.clone()),
@@ -71,12 +92,13 @@ impl Worker {
         check(&spec, &request)?;
         let _in_use = self.has_layers(&spec).await?;
         let claimed = self.claim_names(&name, &request)?;
-        let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.name.clone()).collect();
+        let names: Vec<ProcName> = claimed.iter().map(|claimed| claimed.of.clone()).collect();
         if request.method == CloneMethod::Cold {
             let clones = self.begun_cold(&source, &names, &request).await?;
             let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
             let total_us = began.elapsed().as_micros() as u64;
-            return Ok(ClonesView { clones: views, still_us: 0, total_us, notes: Vec::new() });
+            let (method, notes) = (request.method, Vec::new());
+            return Ok(ClonesView { clones: views, method, why: None, still_us: 0, total_us, notes });
         }
         // Those of a sleeper sleep, and take no memory.
         let runs = || matches!(source.status.borrow().record.state, State::Hot { .. });
@@ -152,12 +174,13 @@ impl Worker {
         .await?;
         let origin = match method {
             CloneMethod::Warm => format!("the template of {name}"),
-            CloneMethod::Hot | CloneMethod::Cold => origin(&name, tag.as_ref()),
+            CloneMethod::Hot | CloneMethod::Cold | CloneMethod::Auto => origin(&name, tag.as_ref()),
         };
         let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep, false).await?;
         drop(claimed);
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
-        Ok(ClonesView { clones: views, still_us, total_us: began.elapsed().as_micros() as u64, notes })
+        let total_us = began.elapsed().as_micros() as u64;
+        Ok(ClonesView { clones: views, method, why: None, still_us, total_us, notes })
     }
 
     /// Starts clones that are no more like their source than what it was asked to be. All of them,
@@ -429,7 +452,9 @@ fn check(source: &Spec, request: &CloneRequest) -> Result<(), Refusal> {
         return invalid(format!("{} clones cannot be made at once: ask for 1 to {MOST_CLONES}", request.count));
     }
     if request.method != CloneMethod::Hot && request.checkpoint.is_some() {
-        return invalid(format!("a clone of a checkpoint of {name} goes on from that: leave out --warm and --cold"));
+        return invalid(format!(
+            "a clone of a checkpoint of {name} goes on from that: leave out --warm, --cold and --method"
+        ));
     }
     if request.method == CloneMethod::Cold && request.asleep {
         return invalid("a cold clone starts: it has no memory yet in which it could sleep".into());
@@ -475,6 +500,7 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest, own_volumes: 
         replaced: 0,
         lineage: None,
         scale: None,
+        checkpoints: spec.checkpoints.filter(|_| request.replica_of.is_none()),
         replica_of: request.replica_of.clone(),
         // A replica that ends is replaced.
         restart: if request.replica_of.is_some() { Restart::No } else { spec.restart },

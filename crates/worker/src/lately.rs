@@ -1,8 +1,8 @@
 //! The last hour of all procs, sampled as long as the daemon lives.
 
-use crate::history::{EVERY, sample};
 use crate::worker::Worker;
 use kip_engine::blocking::blocking;
+use kip_insight::history::{EVERY, sample};
 use kip_supervisor::task::Handle;
 use kip_types::api::HistoryView;
 use std::sync::Arc;

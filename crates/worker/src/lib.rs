@@ -8,13 +8,13 @@
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`keys`], [`images`], [`named_volumes`], [`snapshots`] | the realm's keys, layers, volumes and snapshots, by command |
 //! | [`clones`], [`checkpoints`], [`lineage`], [`copied`] | procs that go on from where another one is or was; whose checkpoints; how a source is copied |
-//! | [`staging`] | one that is being made, until it has its name |
+//! | [`staging`], [`claim`] | one that is being made, until it has its name; what is being made |
 //! | [`volumes_of_clones`] | what clones have in place of volumes |
 //! | [`replicas`] | procs that serve behind the name of another, as `kip_scale` asks for them |
 //! | [`periodic`] | checkpoints that are taken by themselves |
 //! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
-//! | [`history`], [`lately`], [`logs`] | what people see |
+//! | [`lately`], [`logs`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`scrape`] | what is at the moment of a scrape, as metrics |
 //! | [`rest`] | how a daemon that ends waits for its procs |
@@ -26,11 +26,11 @@ mod adopt;
 mod backup;
 mod check;
 mod checkpoints;
+mod claim;
 mod clones;
 mod collecting;
 mod copied;
 mod files;
-mod history;
 mod images;
 mod keys;
 mod lately;

@@ -6,26 +6,7 @@ use kip_records::checkpoints::CheckpointNote;
 use kip_records::state::Record;
 use kip_types::api::checkpoint::CheckpointView;
 use kip_types::{CheckpointTag, Generation, ProcName, Spec, State, chain};
-use parking_lot::Mutex;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-
-/// Tags of checkpoints that are being taken, with the key of their lineage.
-pub(crate) type Tags = Arc<Mutex<BTreeSet<(ProcName, CheckpointTag)>>>;
-
-/// While one lives no other checkpoint of the lineage gets the tag.
-pub(crate) struct TagClaim {
-    pub(crate) tags: Tags,
-    pub(crate) key: ProcName,
-    pub(crate) tag: CheckpointTag,
-}
-
-impl Drop for TagClaim {
-    fn drop(&mut self) {
-        self.tags.lock().remove(&(self.key.clone(), self.tag.clone()));
-    }
-}
 
 /// A checkpoint, read.
 pub(crate) struct Checkpoint {

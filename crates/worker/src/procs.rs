@@ -15,7 +15,7 @@ use kip_sessions::session::{self, KeepAwake};
 use kip_sessions::{attach, exec};
 use kip_supervisor::probe;
 use kip_supervisor::task::{By, Handle, ProcStatus, TaskCommand};
-use kip_types::api::clone::{CloneRequest, ClonesView};
+use kip_types::api::clone::{CloneAdvice, CloneRequest, ClonesView};
 use kip_types::api::{
     AttachRequest, Code, Detail, Details, ExecRequest, HealthView, LogLine, LogsRequest, MeterView, Moved, ProcView,
     Refusal, RemoveRequest, RenameRequest, RunRequest, SignalRequest, SleepRequest, StartRequest, StopRequest,
@@ -146,7 +146,8 @@ impl ProcService for Worker {
         let handle = self.handle_to_stop(&name).await?;
         let grace = how.grace_ms.map_or_else(|| grace_of(&handle), Duration::from_millis);
         self.scaler.owner_ends(&handle.proc.key);
-        handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await?;
+        let stopped = handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await;
+        stopped.inspect_err(|_| self.scaler.owner_starts(&handle.proc.key))?;
         self.inspect(name).await
     }
 
@@ -169,6 +170,11 @@ impl ProcService for Worker {
         self.cloned(name, request).await
     }
 
+    async fn clone_advice(&self, name: ProcName) -> Result<CloneAdvice, Refusal> {
+        let source = self.handle(&name)?;
+        Ok(kip_insight::advice(&source, self.template_for(&source).await.is_ok()).await)
+    }
+
     async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {
         let number =
             parse_signal(&request.signal).map_err(|e| Refusal::new(Code::Invalid, format!("{name}: {}", chain(&e))))?;
@@ -189,12 +195,6 @@ impl ProcService for Worker {
         let _stays = self.keep_in_place(&name).await;
         let handle = self.handle(&name)?;
         handle.ask(|reply| TaskCommand::Remove { force: how.force, reply }).await?;
-        if handle.proc.spec().scale.is_some() {
-            let (machine, slot) = (Arc::clone(&self.machine), handle.proc.slot);
-            if let Err(e) = blocking(move || machine.nat.spread(slot, &[])).await {
-                tracing::warn!(proc = %name, error = chain(&e), "connections to what is removed are still spread");
-            }
-        }
         self.forget_with_checkpoints(&handle.proc).await;
         self.notify_network(&handle.proc.spec()).await;
         Ok(())

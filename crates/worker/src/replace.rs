@@ -111,7 +111,7 @@ impl Worker {
         let at_once = !ran || !self.write_alike(&old.proc.spec(), &spec) && self.has_room(&name).await;
         let needed = if ran { needed(&old, &spec) } else { Vec::new() };
         let claimed_name = self.name_beside(&name)?;
-        let first_spec = hidden(&spec, claimed_name.name.clone());
+        let first_spec = hidden(&spec, claimed_name.of.clone());
         let worker = self.clone();
         let made = blocking(move || worker.create(first_spec, request.secrets)).await;
         let (proc, prepared, record, claim) = made?;

@@ -1,29 +1,38 @@
 //! Procs that serve behind the name of another: what [`kip_scale`] asks of this machine. Decides
 //! nothing.
 
-use crate::worker::{Worker, until_listening};
+use crate::worker::{Worker, grace_of, until_listening};
 use async_trait::async_trait;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
-use kip_engine::start::listens;
+use kip_engine::stop::NetworkFate;
 use kip_net::Slot;
+use kip_net::diag::Diag;
 use kip_scale::{Fleet, Group, LoadCounters, Member, MemberState};
-use kip_service::{ProcService, ScaleService};
+use kip_service::{ProcService, ScaleService, VolumeService};
 use kip_supervisor::probe;
 use kip_supervisor::task::{Handle, TaskCommand};
-use kip_types::api::clone::{CloneMethod, CloneRequest};
+use kip_sys::clock::now_ms;
+use kip_types::api::clone::CloneRequest;
 use kip_types::api::scale::{ReplicaView, ScaleView};
-use kip_types::api::{Detail, Details, EventKind, Refusal, RemoveRequest, SocketFamily, StartRequest};
+use kip_types::api::{Detail, Details, EventKind, Refusal, RemoveRequest, SocketFamily};
 use kip_types::life::Check;
-use kip_types::{PortSpec, ProcName, Protocol, State, StateName, chain};
+use kip_types::scale::CloneMethod;
+use kip_types::{PortSpec, ProcName, Protocol, State, StateName, VolumeSource, chain};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The kernel knows a flow of datagrams for so long: nf_conntrack_udp_timeout_stream.
+const FLOW_LASTS: Duration = Duration::from_secs(120);
 
 #[async_trait]
 impl Fleet for Worker {
     async fn groups(&self) -> Vec<Group> {
-        if self.machine.rests().is_some() {
+        if self.stands_still() {
             return Vec::new();
         }
         let (groups, replacing) = (self.scaled(), !self.replacing.lock().is_empty());
@@ -32,9 +41,9 @@ impl Fleet for Worker {
         blocking(move || known.into_iter().map(HandlesOfGroup::measured).collect()).await
     }
 
-    async fn add(&self, primary: &ProcName, method: CloneMethod) -> Result<ProcName, String> {
-        let source = self.handle(primary).map_err(|refusal| refusal.message)?;
-        let spec = source.proc.spec();
+    async fn add(&self, primary: u64, method: CloneMethod, ports: &[u16]) -> Result<(Member, String), String> {
+        let source = self.numbered(primary)?;
+        let (spec, key) = (source.proc.spec(), source.proc.key.clone());
         let private = |port: &PortSpec| PortSpec { host_port: None, host_addr: None, private: true, ..port.clone() };
         let request = CloneRequest {
             name: None,
@@ -44,39 +53,76 @@ impl Fleet for Worker {
             method,
             volumes: spec.scale.as_ref().and_then(|scaling| scaling.volumes),
             asleep: false,
-            replica_of: Some(source.proc.key.clone()),
+            replica_of: Some(key.clone()),
         };
-        let needed = listened_at(&source, &spec.ports);
-        let made = self.cloned(primary.clone(), request).await.map_err(|refusal| refusal.message)?;
+        let made = self.cloned(spec.name.clone(), request).await.map_err(|refusal| refusal.message)?;
+        // That it is no cold start needs no reason.
+        let (how, why) = (made.method.to_string(), made.why.filter(|_| made.method == CloneMethod::Cold));
         let new = made.clones.into_iter().next().map(|view| view.name).ok_or("none was made")?;
         let handle = self.handle(&new).map_err(|refusal| refusal.message)?;
-        if let Err(why) = until_listening(&handle, &needed, "take connections").await {
-            self.discard(&handle).await;
-            return Err(format!("{new} {why}"));
+        let mut fit = until_listening(&handle, ports, "take connections").await.map_err(|why| format!("{new} {why}"));
+        // Another proc may have the name by now.
+        if fit.is_ok() && self.numbered(primary).is_err() {
+            fit = Err("the proc has gone meanwhile".to_owned());
         }
-        Ok(new)
+        if let Err(why) = fit {
+            self.discard(&handle).await;
+            return Err(why);
+        }
+        let how = why.map_or_else(|| how.clone(), |why| format!("{how}, for {why}"));
+        Ok((blocking(move || member(&handle)).await, how))
     }
 
-    async fn remove(&self, replica: &ProcName) -> Result<(), String> {
-        // By its name another proc could be meant by now.
-        let handle = self.handle(replica).map_err(|refusal| refusal.message)?;
-        if handle.proc.spec().replica_of.is_none() {
-            return Err("it is no replica any more".to_owned());
+    async fn remove(&self, replica: u64) -> Result<(), String> {
+        let handle = self.numbered(replica)?;
+        let spec = handle.proc.spec();
+        let Some(of) = &spec.replica_of else { return Err("it is no replica any more".to_owned()) };
+        let runs = matches!(handle.status.borrow().record.state, State::Hot { .. } | State::Hibernated { .. });
+        if runs {
+            let (grace, network) = (grace_of(&handle), NetworkFate::Removed);
+            let stopped = handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await;
+            stopped.map_err(|refusal| refusal.message)?;
         }
         let how = RemoveRequest { force: true };
-        ProcService::remove(self, replica.clone(), how).await.map_err(|refusal| refusal.message)
+        ProcService::remove(self, spec.name.clone(), how).await.map_err(|refusal| refusal.message)?;
+        // Volumes that were made for it alone.
+        let primary = self.handles().into_iter().find(|handle| handle.proc.key == *of);
+        let shared = |source: &VolumeSource| {
+            primary.as_ref().is_none_or(|primary| primary.proc.spec().volumes.iter().any(|v| v.source == *source))
+        };
+        for volume in &spec.volumes {
+            if let VolumeSource::Named(name) = &volume.source
+                && !shared(&volume.source)
+                && let Err(refusal) = self.remove_volume(name.clone()).await
+            {
+                tracing::info!(volume = %name, error = refusal.message, "the volume of a replica stays");
+            }
+        }
+        Ok(())
     }
 
-    async fn spread(&self, primary: &ProcName, over: &[ProcName]) -> Result<(), String> {
-        let slot = |name: &ProcName| Some(self.handle(name).ok()?.proc.slot);
-        let Some(of) = slot(primary) else { return Ok(()) };
-        let (over, machine): (Vec<Slot>, _) = (over.iter().filter_map(slot).collect(), Arc::clone(&self.machine));
+    async fn spread(&self, primary: u64, over: &[u64]) -> Result<(), String> {
+        let of = self.numbered(primary)?.proc.slot;
+        let over: Vec<Slot> = over.iter().filter_map(|id| Some(self.numbered(*id).ok()?.proc.slot)).collect();
+        let machine = Arc::clone(&self.machine);
         blocking(move || machine.nat.spread(of, &over)).await.map_err(|e| chain(&e))
     }
 
-    async fn has_connections(&self, name: &ProcName) -> bool {
-        let Ok(mut handle) = self.handle(name) else { return true };
-        let ports = handle.proc.spec().ports.clone();
+    async fn is_in_use(&self, id: u64) -> bool {
+        let Ok(mut handle) = self.numbered(id) else { return true };
+        let spec = handle.proc.spec();
+        let of = self.handles().into_iter().find(|other| Some(&other.proc.key) == spec.replica_of.as_ref());
+        // The proc may have got a port since.
+        let mut ports = spec.ports.clone();
+        ports.extend(of.iter().flat_map(|of| of.proc.spec().ports.clone()));
+        let quiet = {
+            let status = handle.status.borrow();
+            let asleep = status.record.last_sleep.as_ref().map(|sleep| now_ms().saturating_sub(sleep.at_ms));
+            status.quiet_since.map(|since| since.elapsed()).or(asleep.map(Duration::from_millis))
+        };
+        if ports.iter().any(|port| port.proto == Protocol::Udp) && quiet.is_none_or(|quiet| quiet < FLOW_LASTS) {
+            return true;
+        }
         let Ok(Details::Sockets(view)) = kip_insight::details(&mut handle, Detail::Sockets).await else { return true };
         let is_at = |local: &str| {
             let port = local.rsplit(':').next().and_then(|port| port.parse().ok());
@@ -89,33 +135,36 @@ impl Fleet for Worker {
         })
     }
 
-    async fn keep_awake(&self, name: &ProcName, awake: bool) {
-        let Ok(handle) = self.handle(name) else { return };
-        handle.kept_awake.store(awake, Ordering::SeqCst);
-        let state = handle.status.borrow().record.state.name();
-        let sleeps = matches!(state, StateName::Hibernated | StateName::Parked | StateName::Archived);
-        if awake && sleeps {
-            let cause = WakeCause::Request(WakeCommand::StoodStill("scale"));
-            // It may have to wait for memory.
-            tokio::spawn(async move { handle.ask(|reply| TaskCommand::Wake { cause, reply }).await });
+    async fn keep_awake(&self, id: u64, awake: bool) {
+        if let Ok(handle) = self.numbered(id) {
+            handle.kept_awake.store(awake, Ordering::SeqCst);
         }
     }
 
-    async fn start(&self, name: &ProcName) -> Result<(), String> {
-        let started = ProcService::start(self, name.clone(), StartRequest { wait_ready: false }).await;
-        started.map(drop).map_err(|refusal| refusal.message)
+    async fn wake(&self, id: u64) {
+        let Ok(handle) = self.numbered(id) else { return };
+        let cause = WakeCause::Request(WakeCommand::StoodStill("scale"));
+        // It may have to wait for memory.
+        tokio::spawn(async move { handle.ask(|reply| TaskCommand::Wake { cause, reply }).await });
     }
 
-    async fn probe(&self, name: &ProcName, check: &Check) -> Option<bool> {
-        let handle = self.handle(name).ok()?;
+    async fn start(&self, id: u64) -> Result<(), String> {
+        let handle = self.numbered(id)?;
+        let name = handle.proc.name.clone();
+        let started = async {
+            self.machine.pressure.admit_new(&name).await?;
+            let _begun = self.begin_on(&handle, &name).await?;
+            if self.stands_still() || self.scaler.is_ended(&handle.proc.key) {
+                return Err(Refusal::new(kip_types::api::Code::State, "its owner has ended it"));
+            }
+            handle.ask(|reply| TaskCommand::Start { wait_ready: false, reply }).await
+        };
+        started.await.map(drop).map_err(|refusal| refusal.message)
+    }
+
+    async fn probe(&self, id: u64, check: &Check) -> Option<bool> {
+        let handle = self.numbered(id).ok()?;
         probe::check(&handle, check).await.map(|found| found.is_ok())
-    }
-
-    async fn has_template(&self, name: &ProcName) -> bool {
-        match self.handle(name) {
-            Ok(handle) => self.template_for(&handle).await.is_ok(),
-            Err(_) => false,
-        }
     }
 
     fn tell(&self, primary: &ProcName, detail: String) {
@@ -133,8 +182,7 @@ impl ScaleService for Worker {
         let primary = self.handle(&name)?;
         let (key, scaling) = (primary.proc.key.clone(), primary.proc.spec().scale.clone());
         let loads = self.scaler.loads(&key);
-        let handles = self.handles();
-        let of_it = replicas_by_key(&handles).remove(&key).unwrap_or_default();
+        let of_it = replicas_by_key(&self.handles()).remove(&key).unwrap_or_default();
         let view = |handle: &Handle| {
             let known = loads.get(&handle.number);
             let load = known.map(|(load, _)| *load).unwrap_or_default();
@@ -159,12 +207,23 @@ struct HandlesOfGroup {
 }
 
 impl Worker {
+    /// Procs are about to end or to be parked, all of them: none is made or started.
+    fn stands_still(&self) -> bool {
+        self.ending.load(Ordering::SeqCst) || self.machine.rests().is_some()
+    }
+
+    fn numbered(&self, number: u64) -> Result<Handle, String> {
+        let found = self.handles().into_iter().find(|handle| handle.number == number && !handle.inbox.is_closed());
+        found.filter(|_| !self.stands_still()).ok_or_else(|| "it is there no more".to_owned())
+    }
+
     fn scaled(&self) -> Vec<HandlesOfGroup> {
         let handles = self.handles();
         let mut replicas = replicas_by_key(&handles);
-        let of = |handle: &Handle| handle.proc.spec().scale.is_some() && !handle.proc.spec().trial;
-        let scaled = handles.iter().filter(|handle| of(handle)).map(|handle| handle.proc.key.clone());
-        let keys: BTreeSet<ProcName> = scaled.chain(replicas.keys().cloned()).collect();
+        let concerned = |handle: &&Handle| handle.proc.spec().scale.is_some() || handle.is_kept_awake();
+        let is_replica = |handle: &Handle| handle.proc.spec().replica_of.is_some();
+        let scaled = handles.iter().filter(concerned).filter(|handle| !is_replica(handle));
+        let keys: BTreeSet<ProcName> = scaled.map(|h| h.proc.key.clone()).chain(replicas.keys().cloned()).collect();
         let group = |key: ProcName| HandlesOfGroup {
             primary: handles.iter().find(|handle| handle.proc.key == key).cloned(),
             replicas: replicas.remove(&key).unwrap_or_default(),
@@ -176,7 +235,9 @@ impl Worker {
 
 impl HandlesOfGroup {
     fn measured(self) -> Group {
-        let scaling = self.primary.as_ref().and_then(|primary| primary.proc.spec().scale.clone());
+        // One that another proc has taken the place of is a trial, and about to go.
+        let spec = self.primary.as_ref().map(|primary| primary.proc.spec()).filter(|spec| !spec.trial);
+        let scaling = spec.and_then(|spec| spec.scale.clone());
         let replicas = self.replicas.iter().map(member).collect();
         Group { key: self.key, primary: self.primary.as_ref().map(member), scaling, replicas }
     }
@@ -198,30 +259,35 @@ fn replicas_by_key(handles: &[Handle]) -> BTreeMap<ProcName, Vec<Handle>> {
 
 fn member(handle: &Handle) -> Member {
     let (proc, status) = (&handle.proc, handle.status.borrow().clone());
-    let (spec, shown) = (proc.spec(), status.record.state.name());
-    let pids = proc.cgroup.pids().unwrap_or_default();
+    let spec = proc.spec();
     let all = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let ended = matches!(status.record.state, State::Stopped { exit: Some(_) });
+    let state = match status.record.state.name() {
+        _ if status.starting => MemberState::Starting,
+        StateName::Hibernated => MemberState::Hibernated,
+        StateName::Parking | StateName::Parked | StateName::Archived | StateName::Waking => MemberState::Parked,
+        StateName::Starting | StateName::Restarting => MemberState::Starting,
+        StateName::Stopped if ended => MemberState::Ended,
+        StateName::Stopped | StateName::Stopping | StateName::Elsewhere => MemberState::Stopped,
+        StateName::Running | StateName::Unknown => MemberState::Awake,
+    };
+    let (mut used, mut listens) = (LoadCounters::default(), Vec::new());
+    if state == MemberState::Awake {
+        let pids = proc.cgroup.pids().unwrap_or_default();
+        let of = |pid: &u32| Diag::open_in(File::open(format!("/proc/{pid}/ns/net")).ok()?.as_fd()).ok();
+        let listeners = pids.first().and_then(of).and_then(|diag| diag.listeners().ok()).unwrap_or_default();
+        let queued = listeners.iter().map(|listener| listener.receive_queue).sum();
+        used = LoadCounters::read(&pids, proc.cgroup.cpu_ns().unwrap_or(0), queued);
+        let is_open = |port: &u16| listeners.iter().any(|listener| listener.local.port() == *port);
+        let declared = spec.ports.iter().filter(|port| port.proto == Protocol::Tcp).map(|port| port.port);
+        listens = declared.filter(is_open).collect();
+    }
     Member {
         name: proc.name.clone(),
         id: handle.number,
-        state: match shown {
-            StateName::Parked | StateName::Archived => MemberState::Down,
-            StateName::Restarting => MemberState::Restarting,
-            StateName::Stopped if ended => MemberState::Ended,
-            StateName::Stopped | StateName::Stopping | StateName::Elsewhere => MemberState::Stopped,
-            _ => MemberState::Up,
-        },
+        state,
         cpus: spec.limits.cpus.unwrap_or(all).min(all),
-        usage: LoadCounters::read(&pids, proc.cgroup.cpu_ns().unwrap_or(0), proc.cgroup.refaults()),
+        used,
+        listens,
     }
-}
-
-/// TCP ports at which a proc that is in memory listens.
-fn listened_at(handle: &Handle, ports: &[PortSpec]) -> Vec<u16> {
-    let (State::Hot { init, .. } | State::Hibernated { init, .. }) = handle.status.borrow().record.state else {
-        return Vec::new();
-    };
-    let tcp = ports.iter().filter(|port| port.proto == Protocol::Tcp).map(|port| port.port);
-    tcp.filter(|port| listens(init, Protocol::Tcp, *port)).collect()
 }

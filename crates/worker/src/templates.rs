@@ -7,6 +7,7 @@
 //! the next proc leaves one.
 
 use crate::checkpoints::{Taking, copy_to};
+use crate::claim::Claim;
 use crate::clones::from_checkpoint;
 use crate::copied::{Purpose, check_kept, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
@@ -156,9 +157,10 @@ impl Worker {
             let why = format!("{} has changed since it started: restart it first", path.display());
             return Err(refuse(why));
         }
-        let claimed = self.templated.lock().insert(id.clone());
-        let _claim = claimed.then(|| TemplateClaim { worker: self.clone(), id: id.clone() });
-        if !claimed || by_itself && self.template_store().note(&id).is_ok_and(|note| note.taken_at_ms >= started_ms) {
+        let claim = Claim::of(id.clone(), &self.templated);
+        if claim.is_none()
+            || by_itself && self.template_store().note(&id).is_ok_and(|note| note.taken_at_ms >= started_ms)
+        {
             let why = "another one of its kind is being kept".to_owned();
             return if by_itself { Ok(None) } else { Err(refuse(why)) };
         }
@@ -321,18 +323,6 @@ impl TemplateService for Worker {
             }
         })
         .await
-    }
-}
-
-/// While one lives no other template of the kind is taken.
-struct TemplateClaim {
-    worker: Worker,
-    id: TemplateId,
-}
-
-impl Drop for TemplateClaim {
-    fn drop(&mut self) {
-        self.worker.templated.lock().remove(&self.id);
     }
 }
 

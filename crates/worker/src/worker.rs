@@ -1,13 +1,14 @@
 //! The procs of one data directory, by name, and how a new one comes among them.
 
-use crate::history::History;
-use crate::lineage::{Tags, key_of};
+use crate::claim::{Claim, Claims};
+use crate::lineage::key_of;
 use kip_engine::blocking::blocking;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::host::names;
 use kip_engine::start::listens;
 use kip_engine::{fd_store, prepared, secrets, volumes};
+use kip_insight::history::TierHistory;
 use kip_journal::meter;
 use kip_records::record;
 use kip_records::state::Record;
@@ -20,9 +21,9 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
-use kip_types::{Image, ProcName, Protocol, Spec, State, TemplateId};
+use kip_types::{CheckpointTag, Image, ProcName, Protocol, Spec, State, TemplateId};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ pub struct Worker {
     pub(crate) machine: Arc<Host>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) procs: Arc<Mutex<BTreeMap<ProcName, Handle>>>,
-    pub(crate) history: Arc<History>,
+    pub(crate) history: Arc<TierHistory>,
     /// One at a time.
     pub(crate) backing_up: Arc<Mutex<()>>,
     /// Likewise.
@@ -51,15 +52,15 @@ pub struct Worker {
     /// All procs are being ended: none that stands aside is put back.
     pub(crate) ending: Arc<AtomicBool>,
     /// Tags of checkpoints that are being taken.
-    pub(crate) tags: Tags,
+    pub(crate) tags: Claims<(ProcName, CheckpointTag)>,
     /// Kinds of which a template is being taken.
-    pub(crate) templated: Arc<Mutex<BTreeSet<TemplateId>>>,
+    pub(crate) templated: Claims<TemplateId>,
     /// Held by those that read templates; alone by one that removes some.
     pub(crate) templating: Arc<tokio::sync::RwLock<()>>,
     /// How many procs serve behind each name.
     pub(crate) scaler: Arc<kip_scale::Scaler>,
     /// Names of procs that are being made, before these are among the others.
-    pub(crate) claimed: Arc<Mutex<BTreeSet<ProcName>>>,
+    pub(crate) claimed: Claims<ProcName>,
 }
 
 /// What the owner of a proc that is being replaced has asked for last.
@@ -72,17 +73,7 @@ pub(crate) enum Wish {
 }
 
 /// While one lives no other proc gets the name.
-#[derive(Debug)]
-pub(crate) struct NameClaim {
-    pub(crate) name: ProcName,
-    claimed: Arc<Mutex<BTreeSet<ProcName>>>,
-}
-
-impl Drop for NameClaim {
-    fn drop(&mut self) {
-        self.claimed.lock().remove(&self.name);
-    }
-}
+pub(crate) type NameClaim = Claim<ProcName>;
 
 impl Worker {
     pub(crate) fn handle(&self, name: &ProcName) -> Result<Handle, Refusal> {
@@ -113,7 +104,7 @@ impl Worker {
     /// # Errors
     /// Another proc has it, is getting it, or is being replaced under it.
     pub(crate) fn claim_name(&self, name: &ProcName) -> Result<NameClaim, Refusal> {
-        let mut claimed = self.claimed.lock();
+        let claim = Claim::of(name.clone(), &self.claimed);
         if self.procs.lock().contains_key(name) {
             return Err(taken(name));
         }
@@ -121,22 +112,22 @@ impl Worker {
         if self.replacing.lock().contains_key(name) {
             return Err(being_replaced(name));
         }
-        if !claimed.insert(name.clone()) {
-            return Err(taken(name));
-        }
-        Ok(NameClaim { name: name.clone(), claimed: Arc::clone(&self.claimed) })
+        claim.ok_or_else(|| taken(name))
     }
 
     /// What a new proc of that name has for a key: another than its name only if a proc that was
-    /// renamed has that, or checkpoints that another proc goes on with.
+    /// renamed has that, checkpoints that another proc goes on with, or replicas that are about to
+    /// go.
     pub(crate) fn key_for(&self, name: &ProcName) -> Result<ProcName, Refusal> {
         let procs = self.machine.live_procs();
         let renamed = |key: &ProcName| {
             let has = |proc: &Arc<Proc>| proc.key == *key || key_of(proc) == *key;
-            procs.iter().any(|proc| has(proc) && *proc.name != *name)
+            let is_its = |proc: &Arc<Proc>| proc.spec().replica_of.as_ref() == Some(key);
+            procs.iter().any(|proc| has(proc) && *proc.name != *name || is_its(proc))
         };
         let others = numbered(name)
-            .filter(|key| !self.machine.records.directory(key).exists() && !self.checkpoint_store().has(key));
+            .filter(|key| !self.machine.records.directory(key).exists() && !self.checkpoint_store().has(key))
+            .filter(|key| !renamed(key));
         if renamed(name) || self.checkpoint_store().has(name) { first(others, name) } else { Ok(name.clone()) }
     }
 

@@ -11,7 +11,7 @@ mod kept;
 use async_trait::async_trait;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
 use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, FileService, NodeService, ProcService, TrialService};
-use kip_types::api::clone::{CloneRequest, ClonesView};
+use kip_types::api::clone::{CloneAdvice, CloneMethod, CloneRequest, ClonesView};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::lifecycle::{Generation, StateName, Tier};
@@ -336,7 +336,20 @@ impl ProcService for Fake {
         let source = source.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no proc {name}")))?;
         let clone = ProcView { name: request.name.unwrap_or_else(|| format!("{name}-1").parse().unwrap()), ..source };
         procs.insert(clone.name.clone(), clone.clone());
-        Ok(ClonesView { clones: vec![clone], still_us: 0, total_us: 1, notes: Vec::new() })
+        Ok(ClonesView {
+            clones: vec![clone],
+            method: request.method,
+            why: None,
+            still_us: 0,
+            total_us: 1,
+            notes: Vec::new(),
+        })
+    }
+
+    async fn clone_advice(&self, name: ProcName) -> Result<CloneAdvice, Refusal> {
+        let (method, why) = (CloneMethod::Hot, "it has nothing to read again".to_owned());
+        let (has_template, memory_bytes, limit_bytes, reread_bytes_per_s) = (false, 5, None, Some(0));
+        Ok(CloneAdvice { name, method, why, has_template, memory_bytes, limit_bytes, reread_bytes_per_s })
     }
 
     async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {

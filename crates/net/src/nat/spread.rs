@@ -12,7 +12,7 @@ pub(super) struct Spread {
     /// Its own address leads there too, for procs of its network.
     is_in_network: bool,
     /// Each gets as many of the new flows as any other.
-    over: Vec<Slot>,
+    pub(super) over: Vec<Slot>,
 }
 
 impl Nat {
@@ -46,13 +46,31 @@ impl Nat {
         Ok(())
     }
 
-    /// Ends what led elsewhere from these ports of the host, which are another proc's now; the
-    /// elements of that.
-    pub(super) fn end_spreads_at(&self, state: &mut NatState, slot: Slot, ports: &[Forward]) -> Vec<Element> {
+    /// Forgets a proc that is removed, for another may get its slot: its ports lead nowhere else,
+    /// and no other's lead to it.
+    pub fn forget(&self, slot: Slot) {
+        let mut changed = vec![(slot, Vec::new())];
+        for (of, spread) in self.state.lock().spread.iter().filter(|(_, spread)| spread.over.contains(&slot)) {
+            changed.push((*of, spread.over.iter().copied().filter(|other| *other != slot).collect()));
+        }
+        for (of, over) in changed {
+            if let Err(error) = self.spread(of, &over) {
+                tracing::warn!(%slot, %error, "connections may still lead to a proc that is removed");
+            }
+        }
+    }
+
+    /// Ends what led elsewhere from the ports of the host that are another proc's now. Until then
+    /// they lead where they led.
+    pub(super) fn end_spreads_at(&self, state: &mut NatState, slot: Slot, ports: &[Forward]) -> Result<(), NatError> {
         let is_over = |(of, spread): &(&Slot, &Spread)| **of != slot && spread.ports.iter().any(|f| meets(f, ports));
         let over: Vec<Slot> = state.spread.iter().filter(is_over).map(|(of, _)| *of).collect();
-        let ended = over.into_iter().filter_map(|of| Some((of, state.spread.remove(&of)?)));
-        ended.flat_map(|(of, spread)| elements(self.instance, of, &spread)).collect()
+        for of in over {
+            let old = state.spread.get(&of).map_or_else(Vec::new, |spread| elements(self.instance, of, spread));
+            self.replace(state, old, Vec::new())?;
+            state.spread.remove(&of);
+        }
+        Ok(())
     }
 }
 

@@ -266,7 +266,8 @@ impl Task {
             (State::Hibernated { .. }, _) => (to == Tier::Parked && !self.pressed.waits(), false),
             _ => (false, false),
         };
-        if !quiet || self.proc.spec().timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
+        let stays = self.proc.spec().timing.stays_awake() || self.kept_awake.load(Ordering::SeqCst);
+        if !quiet || stays || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
         let ticks = if hibernates { None } else { Some(self.ticks_if_parked(By::Kip).await) };

@@ -1,5 +1,7 @@
 //! Clones of procs: the request and its answer.
 
+pub use crate::scale::CloneMethod;
+
 use super::ProcView;
 use crate::spec::PortSpec;
 use crate::volume::ClonedVolumes;
@@ -12,19 +14,6 @@ pub const MOST_CLONES: u32 = 256;
 
 fn one() -> u32 {
     1
-}
-
-/// What clones begin from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CloneMethod {
-    /// Memory and files of the source as they are now, or were at a checkpoint.
-    #[default]
-    Hot,
-    /// The template of the source: memory and files of a proc of its kind when that was ready.
-    Warm,
-    /// What the source was asked to be: a start of its command.
-    Cold,
 }
 
 /// `POST /v1/procs/NAME/clone`.
@@ -66,6 +55,12 @@ pub struct CloneRequest {
 pub struct ClonesView {
     /// The clones.
     pub clones: Vec<ProcView>,
+    /// What they have begun from.
+    #[serde(default)]
+    pub method: CloneMethod,
+    /// Why from that, where Kip has chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// How long the source stood still at most, microseconds; 0 if it slept.
     pub still_us: u64,
     /// From the request until each clone was there, microseconds.
@@ -74,4 +69,24 @@ pub struct ClonesView {
     /// same random numbers.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+/// Answer of `GET /v1/procs/NAME/clone`: how a clone would best be made just now.
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct CloneAdvice {
+    /// The source.
+    pub name: ProcName,
+    /// What a clone begins from best.
+    pub method: CloneMethod,
+    /// Why, in words.
+    pub why: String,
+    /// There is a template for what the source is.
+    pub has_template: bool,
+    /// Memory that the source holds, or has in its sleep, bytes.
+    pub memory_bytes: u64,
+    /// The most that it may hold, bytes; null for no limit.
+    pub limit_bytes: Option<u64>,
+    /// What it reads again because it was pushed out of its memory, bytes a second; null for a
+    /// source that sleeps.
+    pub reread_bytes_per_s: Option<u64>,
 }

@@ -1,7 +1,7 @@
 //! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds,
 //! from memory alone. Lost with the daemon.
 
-use kip_insight::view;
+use crate::view;
 use kip_supervisor::task::Handle;
 use kip_sys::clock::now_ms;
 use kip_types::Tier;
@@ -10,16 +10,18 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-pub(crate) const EVERY: Duration = Duration::from_secs(10);
+/// From one look to the next.
+pub const EVERY: Duration = Duration::from_secs(10);
 /// An hour.
-pub(crate) const KEPT: usize = 360;
+pub const KEPT: usize = 360;
 
 /// The looks that are kept.
 #[derive(Debug, Default)]
-pub(crate) struct History(Mutex<VecDeque<HistorySample>>);
+pub struct TierHistory(Mutex<VecDeque<HistorySample>>);
 
-impl History {
-    pub(crate) fn keep(&self, sample: HistorySample) {
+impl TierHistory {
+    /// Keeps a look, in place of the oldest one.
+    pub fn keep(&self, sample: HistorySample) {
         let mut kept = self.0.lock();
         if kept.len() == KEPT {
             kept.pop_front();
@@ -27,13 +29,15 @@ impl History {
         kept.push_back(sample);
     }
 
-    pub(crate) fn with(&self, now: HistorySample) -> Vec<HistorySample> {
+    /// Those that are kept, and another one.
+    pub fn with(&self, now: HistorySample) -> Vec<HistorySample> {
         let kept = self.0.lock();
         kept.iter().copied().chain([now]).collect()
     }
 }
 
-pub(crate) fn sample(handles: &[Handle]) -> HistorySample {
+/// A look at all of them.
+pub fn sample(handles: &[Handle]) -> HistorySample {
     let mut sample = HistorySample { at_ms: now_ms(), ..HistorySample::default() };
     for handle in handles {
         let now = view::proc_now(handle);
@@ -60,7 +64,7 @@ mod tests {
     // promise api: the last hour, a look each ten seconds
     #[test]
     fn an_hour_is_kept() {
-        let history = History::default();
+        let history = TierHistory::default();
         (0..500).for_each(|at_ms| history.keep(HistorySample { at_ms, ..HistorySample::default() }));
         let all = history.with(HistorySample { at_ms: 1000, ..HistorySample::default() });
         assert_eq!((all.len(), all[0].at_ms, all[KEPT].at_ms), (KEPT + 1, 500 - KEPT as u64, 1000));
