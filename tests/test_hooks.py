@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.clients import Redis
+from harness.clients import Redis, http_get
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -92,6 +92,59 @@ def test_after_a_wake_it_is_an_event_and_no_more(kip: Kip) -> None:
     assert Redis(proc.port(6379)).ask("PING") == "PONG"
     (event,) = wait_for("it is told", lambda: told(kip, "hook-failed"), 20)
     assert "ended with code 3: no" in event["detail"] and proc.state == "running"
+
+
+# Remembers what it was asked, with the headers of Kip's; `/seen` tells it, `/refuses` is refused.
+SERVER = """
+import http.server
+seen = []
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        kips = [f"{k}={v}" for k, v in self.headers.items() if k.startswith("Kip-")]
+        body = " ".join(seen).encode()
+        if self.path != "/seen":
+            seen.append(",".join([self.path, *kips]))
+        self.send_response(503 if self.path == "/refuses" else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("", 8080), Answer).serve_forever()
+"""
+
+
+def seen(proc: Proc) -> list[str]:
+    return http_get(proc.port(), "/seen").decode().split()
+
+
+# promise hooks: each may be a request to the program itself, `http:PORT/PATH`, with the variables
+#   as headers; before a clone, a checkpoint or a template of one that is awake, and in a clone
+#   before its clients reach it
+@pytest.mark.parametrize("method", ["hot", "cold"])
+def test_requests_in_place_of_commands(kip: Kip, method: str) -> None:
+    flags = ["--before-checkpoint", "http:8080/before", "--after-clone", "http:8080/after?is=new", "--ready", "http:8080/ready"]
+    web = kip.run("web", ["/usr/bin/python3", "-c", SERVER], ports=["8080"], flags=[*STAYS, *flags])
+    kip.cli("checkpoint", "web", "--tag", "one")
+    assert seen(web) == ["/ready", "/before,Kip-Purpose=checkpoint"]
+    kip.cli("clone", "web", "other", "--method", method)
+    came_from = {"hot": "web", "cold": "what web was asked to be"}[method]
+    before = ["/ready", "/before,Kip-Purpose=checkpoint", "/before,Kip-Purpose=clone"] if method == "hot" else ["/ready"]
+    assert seen(Proc(kip, "other")) == [*before, *f"/after?is=new,Kip-Clone-Of={came_from}".split()]
+    web.sleep()
+    kip.cli("clone", "web", "of-a-sleeper", "--asleep")
+    assert web.state == "parked", "a sleeper is not asked, and not woken"
+
+
+# promise hooks: one before a checkpoint that fails refuses the clone, checkpoint or template, in
+#   one clear line
+@pytest.mark.parametrize(("hook", "said"), [("http:8080/refuses", "status 503"), ("echo not now; exit 3", "code 3: not now")])
+def test_one_that_fails_refuses_the_copy(kip: Kip, hook: str, said: str) -> None:
+    kip.run("web", ["/usr/bin/python3", "-c", SERVER], ports=["8080"], flags=[*STAYS, "--before-checkpoint", hook])
+    for words in (["clone", "web"], ["checkpoint", "web"], ["template", "take", "web"]):
+        line = kip.refused(*words)
+        assert "web cannot be" in line and said in line, line
+    assert kip.names() == ["web"]
 
 
 @pytest.mark.parametrize("flag", ["--before-sleep", "--after-wake"])

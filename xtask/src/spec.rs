@@ -34,7 +34,7 @@ const SECTIONS: [(&str, &str); 30] = [
     ("command-line", "Command line"),
     ("files", "Files that describe procs (`kip apply`, `kip diff`, `kip export`)"),
     ("trials", "Trials (`kip check`, `--check`, `--idle-dry-run`)"),
-    ("hooks", "Hooks (`--before-sleep`, `--after-wake`)"),
+    ("hooks", "Hooks (`--before-sleep`, `--after-wake`, `--before-checkpoint`)"),
     ("probes", "Probes (`--probe`)"),
     ("volumes", "Volumes (`kip run -v`, `kip volume`)"),
     ("stores", "Object stores"),

@@ -37,6 +37,7 @@ const MOST_ALIASES: usize = 32;
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
     (request.spec.asked, request.spec.trial, request.spec.alone, request.spec.tar_digest) = (None, false, false, None);
     (request.spec.replaced, request.spec.lineage, request.spec.replica_of) = (0, None, None);
+    request.spec.own_volumes.clear();
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;

@@ -59,6 +59,10 @@ pub struct LifeArgs {
     /// Shell command to run inside the proc after each wake, beside the program
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
     pub after_wake: Option<String>,
+    /// Shell command to run inside the proc before a clone, a checkpoint or a template is taken of
+    /// it while it is awake; one that fails refuses that
+    #[arg(long, value_name = "CMD", value_parser = parse_command)]
+    pub before_checkpoint: Option<String>,
     /// Shell command to run inside each clone of the proc before clients reach it; one that fails
     /// undoes the clone
     #[arg(long, value_name = "CMD", value_parser = parse_command)]
@@ -77,8 +81,9 @@ pub struct LifeArgs {
     /// How many of those checkpoints are kept; default 3
     #[arg(long, value_name = "N", requires = "checkpoint_every")]
     pub checkpoint_keep: Option<u32>,
-    /// Longest run of --before-sleep, --after-wake, --after-clone, --template-after and an exec:
-    /// check; default 10s
+    /// Longest run of each of these commands and of an exec: check; default 10s. In place of a
+    /// command http:PORT/PATH asks the program itself, which is to answer with a status from 200 to
+    /// 399
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub hook_timeout: Option<u64>,
     /// Serve the proc's health over HTTP on this host port; asking neither wakes the proc nor keeps
@@ -118,6 +123,7 @@ impl LifeArgs {
         Hooks {
             before_sleep: self.before_sleep.clone(),
             after_wake: self.after_wake.clone(),
+            before_checkpoint: self.before_checkpoint.clone(),
             after_clone: self.after_clone.clone(),
             within_ms: self.hook_timeout.unwrap_or(HOOK_WITHIN_MS),
         }

@@ -414,6 +414,7 @@ impl RunArgs {
             lineage: None,
             scale: None,
             replica_of: None,
+            own_volumes: Vec::new(),
         };
         let secrets = self.life.secrets()?;
         let in_file = InFile {

@@ -142,6 +142,10 @@ pub struct ProcTable {
     /// Shell command to run inside the proc after each wake, beside the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_wake: Option<String>,
+    /// Shell command to run inside the proc before a clone, a checkpoint or a template is taken of
+    /// it while it is awake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before_checkpoint: Option<String>,
     /// Shell command to run inside each clone of the proc before clients reach it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_clone: Option<String>,
@@ -341,6 +345,7 @@ impl ProcTable {
             hooks: Hooks {
                 before_sleep: self.before_sleep,
                 after_wake: self.after_wake,
+                before_checkpoint: self.before_checkpoint,
                 after_clone: self.after_clone,
                 within_ms: self.hook_timeout.map_or(HOOK_WITHIN_MS, |time| time.0),
             },
@@ -372,6 +377,7 @@ impl ProcTable {
             replaced: 0,
             lineage: None,
             replica_of: None,
+            own_volumes: Vec::new(),
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file: InFile::default() })
     }
@@ -428,6 +434,7 @@ impl ProcTable {
             replaced: _,
             lineage: _,
             replica_of: _,
+            own_volumes: _,
         } = spec.clone();
         let scale = scale.as_ref();
         let usual = Timing::default();
@@ -480,6 +487,7 @@ impl ProcTable {
             ready: ready.map(|ready| ready.check),
             before_sleep: hooks.before_sleep,
             after_wake: hooks.after_wake,
+            before_checkpoint: hooks.before_checkpoint,
             after_clone: hooks.after_clone,
             checkpoint_every: checkpoints.map(|periodic| Time(periodic.every_ms)),
             checkpoint_keep: checkpoints.map(|periodic| periodic.keep).filter(|keep| *keep != KEPT_CHECKPOINTS),

@@ -51,6 +51,7 @@ use netlink_packet_route::link::LinkAttribute;
 use nfnetlink::Connection;
 use parking_lot::Mutex;
 pub use refused::RefusedCall;
+pub use ruleset::OWN_MARK;
 use ruleset::Which;
 use rustix::io::Errno;
 use spread::Spread;

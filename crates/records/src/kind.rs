@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 const ID_BYTES: usize = 8;
 /// What of a spec is one proc's own, or is about it from the outside: procs of one kind differ in
 /// it. What a spec gets in addition counts as its kind until it is named here.
-const OWN: [&str; 20] = [
+const OWN: [&str; 21] = [
+    "own_volumes",
     "checkpoints",
     "scale",
     "replica_of",

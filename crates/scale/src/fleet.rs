@@ -21,6 +21,8 @@ pub struct Member {
     pub used: LoadCounters,
     /// Its declared TCP ports at which it listens; empty for one that sleeps.
     pub listens: Vec<u16>,
+    /// It declares TCP ports.
+    pub is_to_listen: bool,
 }
 
 /// Whether a proc can serve.

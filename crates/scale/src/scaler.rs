@@ -32,6 +32,18 @@ pub struct Scaler {
     at_work: Mutex<BTreeSet<ProcName>>,
     /// Procs whose owners have ended them.
     ended: Mutex<BTreeSet<ProcName>>,
+    /// Replicas that are being made, by the proc; what has come of it, until it is looked at.
+    making: Mutex<BTreeMap<u64, Option<Made>>>,
+    /// Those that are being removed.
+    removing: Mutex<BTreeSet<u64>>,
+}
+
+/// What a replica was made for, and what has come of it.
+#[derive(Debug, Clone)]
+struct Made {
+    why: String,
+    /// Its id, its name and how it was made.
+    outcome: Result<(u64, ProcName, String), String>,
 }
 
 /// What is known of the replicas of one proc, by their ids.
@@ -144,7 +156,7 @@ impl Scaler {
             tokio::spawn(async move {
                 let key = group.key.clone();
                 let known = scaler.groups.lock().get(&key).cloned().unwrap_or_default();
-                let mut pass = Pass { fleet: &*fleet, group, known, now: Instant::now() };
+                let mut pass = Pass { scaler: Arc::clone(&scaler), fleet, group, known, now: Instant::now() };
                 let stays = pass.run().await;
                 let known = pass.known;
                 match stays {
@@ -158,14 +170,15 @@ impl Scaler {
 }
 
 /// One look at a group.
-struct Pass<'a> {
-    fleet: &'a dyn Fleet,
+struct Pass {
+    scaler: Arc<Scaler>,
+    fleet: Arc<dyn Fleet>,
     group: Group,
     known: Known,
     now: Instant,
 }
 
-impl Pass<'_> {
+impl Pass {
     /// Returns whether the group is scaled any more.
     async fn run(&mut self) -> bool {
         let primary = self.group.primary.clone();
@@ -175,9 +188,10 @@ impl Pass<'_> {
             self.known = Known { primary: id, ..Known::default() };
         }
         let scaled = self.group.scaling.clone().filter(|scaling| scaling.max > 1 || scaling.min > 0);
-        // One that had ended before this daemon was there may have been ended by its owner.
+        // One that had ended before this daemon was there may have been ended by its owner; then
+        // its replicas had gone, too.
         let is_over = |p: &Member| match p.state {
-            MemberState::Ended => !self.known.was_up,
+            MemberState::Ended => !self.known.was_up && self.group.replicas.is_empty(),
             state => state == MemberState::Stopped,
         };
         let (Some(primary), Some(scaling)) = (primary.filter(|p| !is_over(p)), scaled) else {
@@ -185,6 +199,7 @@ impl Pass<'_> {
             return false;
         };
         self.known.was_up = true;
+        self.take_made(&primary);
         self.measure();
         self.choose_rotation(&primary);
         self.bury(&primary).await;
@@ -194,7 +209,7 @@ impl Pass<'_> {
         self.spread(&primary).await;
         self.keep_awake(scaling.min as usize).await;
         self.remove_unused(&primary, &scaling).await;
-        self.make_one(&primary, &scaling).await;
+        self.make_one(&primary, &scaling);
         true
     }
 
@@ -221,10 +236,23 @@ impl Pass<'_> {
             return;
         }
         for replica in &self.group.replicas {
-            if let Err(why) = self.fleet.remove(replica.id).await {
+            self.remove(replica);
+        }
+    }
+
+    /// Begins to remove a replica: its end may take a while. Returns whether it had not begun.
+    fn remove(&self, replica: &Member) -> bool {
+        if !self.scaler.removing.lock().insert(replica.id) {
+            return false;
+        }
+        let (scaler, fleet, replica) = (Arc::clone(&self.scaler), Arc::clone(&self.fleet), replica.clone());
+        tokio::spawn(async move {
+            if let Err(why) = fleet.remove(replica.id).await {
                 tracing::info!(proc = %replica.name, why, "a replica stays for now");
             }
-        }
+            scaler.removing.lock().remove(&replica.id);
+        });
+        true
     }
 
     fn measure(&mut self) {
@@ -245,7 +273,9 @@ impl Pass<'_> {
     /// Those that were in rotation and can serve; at first all that are in memory. The proc itself
     /// comes back to it once it listens where the others do, and is in it if no other is.
     fn choose_rotation(&mut self, primary: &Member) {
-        let members: Vec<&Member> = self.group.primary.iter().chain(&self.group.replicas).collect();
+        let going = self.scaler.removing.lock().clone();
+        let stays = |member: &&Member| !going.contains(&member.id);
+        let members: Vec<&Member> = self.group.primary.iter().chain(&self.group.replicas).filter(stays).collect();
         let known = &mut self.known;
         let is_new = known.rotation.is_empty();
         let was = |member: &Member| match is_new {
@@ -253,14 +283,16 @@ impl Pass<'_> {
             false => known.rotation.contains(&member.id),
         };
         let mut rotation: Vec<&Member> = members.into_iter().filter(|m| m.state.serves() && was(m)).collect();
-        let awake = rotation.iter().filter(|member| member.state == MemberState::Awake);
-        let common = awake.map(|member| member.listens.iter().copied().collect::<BTreeSet<u16>>());
-        if let Some(common) = common.reduce(|one, other| &one & &other) {
-            known.ports = common;
+        // Where the proc itself listens is where all are to.
+        if primary.state == MemberState::Awake && was(primary) && !primary.listens.is_empty() {
+            known.ports = primary.listens.iter().copied().collect();
         }
         let listens = |member: &Member| {
             member.state != MemberState::Awake || known.ports.iter().all(|port| member.listens.contains(port))
         };
+        if rotation.iter().any(|member| listens(member)) {
+            rotation.retain(|member| listens(member));
+        }
         let is_out = rotation.iter().all(|member| member.id != primary.id);
         if is_out && primary.state.serves() && (listens(primary) || rotation.is_empty()) {
             rotation.insert(0, primary);
@@ -275,13 +307,12 @@ impl Pass<'_> {
         if over.is_empty() || !self.spread(primary).await {
             return;
         }
-        for replica in over {
+        let over: Vec<Member> = over.into_iter().filter(|replica| self.remove(replica)).collect();
+        if !over.is_empty() {
             self.known.not_before = Some(self.known.ends.another(self.now));
+        }
+        for replica in over {
             self.decided(primary, format!("{} has ended and is removed", replica.name));
-            match self.fleet.remove(replica.id).await {
-                Ok(()) => self.group.replicas.retain(|member| member.id != replica.id),
-                Err(why) => tracing::info!(proc = %replica.name, why, "a replica that has ended stays for now"),
-            }
         }
     }
 
@@ -333,7 +364,10 @@ impl Pass<'_> {
             MemberState::Hibernated => 1,
             _ => 2,
         };
-        let is_aside = |member: &&Member| member.state.serves() && !self.known.rotation.contains(&member.id);
+        let going = self.scaler.removing.lock().clone();
+        let is_aside = |member: &&Member| {
+            member.state.serves() && !self.known.rotation.contains(&member.id) && !going.contains(&member.id)
+        };
         let mut aside: Vec<Member> = self.group.replicas.iter().filter(is_aside).cloned().collect();
         aside.sort_by_key(rank);
         aside.truncate(count as usize);
@@ -355,29 +389,53 @@ impl Pass<'_> {
         }
     }
 
-    /// Makes one of the replicas that are wanted, the last step of a look, for it takes a while.
-    async fn make_one(&mut self, primary: &Member, scaling: &Scaling) {
+    /// Begins to make one of the replicas that are wanted, which takes a while.
+    fn make_one(&mut self, primary: &Member, scaling: &Scaling) {
         let Some((count, why)) = self.known.wanted.clone() else { return };
         // Some that are aside may be beyond what there may be.
         if self.group.replicas.len() as u32 + 1 >= scaling.max {
             self.known.wanted = None;
             return;
         }
-        if self.known.not_before.is_some_and(|at| self.now < at) {
+        // What is made of one that does not listen yet would not be known to be ready.
+        let does_not_listen = primary.state == MemberState::Awake && primary.is_to_listen && primary.listens.is_empty();
+        let waits = self.known.not_before.is_some_and(|at| self.now < at);
+        if waits || does_not_listen || self.scaler.making.lock().contains_key(&primary.id) {
             return;
         }
         self.known.wanted = (count > 1).then(|| (count - 1, why.clone()));
+        self.scaler.making.lock().insert(primary.id, None);
         let ports: Vec<u16> = self.known.ports.iter().copied().collect();
-        match self.fleet.add(primary.id, scaling.method, &ports).await {
-            Ok((new, how)) => {
-                self.decided(primary, format!("{} is added ({how}): {why}", new.name));
-                self.known.rotation.push(new.id);
-                self.group.replicas.push(new);
-                self.spread(primary).await;
+        let (scaler, fleet, id, method) =
+            (Arc::clone(&self.scaler), Arc::clone(&self.fleet), primary.id, scaling.method);
+        tokio::spawn(async move {
+            let made = fleet.add(id, method, &ports).await;
+            let outcome = made.map(|(new, how)| (new.id, new.name, how));
+            scaler.making.lock().insert(id, Some(Made { why, outcome }));
+        });
+    }
+
+    /// Takes up what has come of one that was being made.
+    fn take_made(&mut self, primary: &Member) {
+        let made = {
+            let mut making = self.scaler.making.lock();
+            let Some(Some(made)) = making.get(&primary.id).cloned() else { return };
+            // It has come since the look began.
+            if made.outcome.as_ref().is_ok_and(|(id, ..)| !self.group.replicas.iter().any(|r| r.id == *id)) {
+                return;
+            }
+            making.remove(&primary.id);
+            made
+        };
+        let why = made.why;
+        match made.outcome {
+            Ok((id, name, how)) => {
+                self.decided(primary, format!("{name} is added ({how}): {why}"));
+                self.known.rotation.push(id);
             }
             Err(refused) => {
                 self.known.wanted = None;
-                self.known.not_before = Some(Instant::now() + AGAIN_AFTER);
+                self.known.not_before = Some(self.now + AGAIN_AFTER);
                 self.decided(primary, format!("no replica is added ({why}): {refused}"));
             }
         }
@@ -410,26 +468,19 @@ impl Pass<'_> {
         }
     }
 
-    /// Removes those that are out of rotation once they are parked and no client has to do with
-    /// them; those that are not parked, for they tick or never sleep, after a longer time.
+    /// Removes those that are out of rotation and parked once no client has had to do with them for
+    /// a calm time; those that are not parked, for they tick or never sleep, after a longer one.
     async fn remove_unused(&mut self, primary: &Member, scaling: &Scaling) {
         let is_out = |member: &&Member| member.state.serves() && !self.known.rotation.contains(&member.id);
         let out: Vec<Member> = self.group.replicas.iter().filter(is_out).cloned().collect();
-        let long = Duration::from_millis(scaling.calm_ms) * NEVER_PARKED;
+        let calm = Duration::from_millis(scaling.calm_ms);
         for member in out {
-            let is_parked = member.state == MemberState::Parked;
             let is_in_use = self.fleet.is_in_use(member.id).await;
             let Some(seen) = self.known.seen.get_mut(&member.id) else { continue };
             seen.unused = if is_in_use { None } else { Some(seen.unused.unwrap_or(self.now)) };
-            if seen.unused.is_none_or(|since| !is_parked && self.now - since < long) {
-                continue;
-            }
-            match self.fleet.remove(member.id).await {
-                Ok(()) => {
-                    self.group.replicas.retain(|other| other.id != member.id);
-                    self.decided(primary, format!("{} is removed: it had nothing to do", member.name));
-                }
-                Err(why) => tracing::info!(proc = %member.name, why, "a replica stays for now"),
+            let needed = if member.state == MemberState::Parked { calm } else { calm * NEVER_PARKED };
+            if seen.unused.is_some_and(|since| self.now - since >= needed) && self.remove(&member) {
+                self.decided(primary, format!("{} is removed: it had nothing to do", member.name));
             }
         }
     }

@@ -20,6 +20,7 @@ mod pressed;
 mod previous;
 mod probes;
 mod ready;
+mod request;
 mod rest;
 mod sleep;
 mod starting;

@@ -65,6 +65,8 @@ pub enum IntOption {
     FastOpen,
     /// `TCP_USER_TIMEOUT`, milliseconds.
     UserTimeout,
+    /// `SO_MARK`, by which rules know its packets; needs `CAP_NET_ADMIN`.
+    Mark,
 }
 
 impl IntOption {
@@ -93,6 +95,7 @@ impl IntOption {
             IntOption::NoDelay => (libc::IPPROTO_TCP, libc::TCP_NODELAY),
             IntOption::FastOpen => (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
             IntOption::UserTimeout => (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+            IntOption::Mark => (libc::SOL_SOCKET, libc::SO_MARK),
         }
     }
 }

@@ -97,7 +97,8 @@ impl Restart {
 /// A hook may take so long where its owner does not say, milliseconds.
 pub const HOOK_WITHIN_MS: u64 = 10_000;
 
-/// Commands that a shell runs inside when the proc falls asleep and when it has woken.
+/// What is done inside when the proc falls asleep, has woken, is copied and is a copy: commands for
+/// the shell, or `http:PORT/PATH`, a GET that the program answers with a status from 200 to 399.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hooks {
@@ -108,6 +109,10 @@ pub struct Hooks {
     /// When the program runs again, beside it. One that fails is an event and no more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_wake: Option<String>,
+    /// Before a clone, a checkpoint or a template is taken of the proc while it is awake. One that
+    /// fails, or takes too long, refuses that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before_checkpoint: Option<String>,
     /// In a clone of the proc, before clients reach it. One that fails, or takes too long, undoes
     /// the clone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,14 +123,20 @@ pub struct Hooks {
 
 impl Default for Hooks {
     fn default() -> Self {
-        Hooks { before_sleep: None, after_wake: None, after_clone: None, within_ms: HOOK_WITHIN_MS }
+        Hooks {
+            before_sleep: None,
+            after_wake: None,
+            before_checkpoint: None,
+            after_clone: None,
+            within_ms: HOOK_WITHIN_MS,
+        }
     }
 }
 
 impl Hooks {
     /// There is none.
     pub fn is_none(&self) -> bool {
-        !self.are_of_sleep() && self.after_clone.is_none()
+        !self.are_of_sleep() && self.before_checkpoint.is_none() && self.after_clone.is_none()
     }
 
     /// Whether one runs when the proc sleeps or wakes.

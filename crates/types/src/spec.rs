@@ -24,7 +24,7 @@ use crate::image::OciImage;
 use crate::life::{Hooks, PeriodicCheckpoints, Probe, Ready, Restart, Templating};
 use crate::name::{CheckpointTag, ProcName, Realm};
 use crate::scale::Scaling;
-use crate::volume::VolumeSpec;
+use crate::volume::{VolumeName, VolumeSpec};
 use request::RunRequest;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -415,6 +415,10 @@ pub struct Spec {
     /// alone, ignored in requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_of: Option<ProcName>,
+    /// Named volumes that were made for it alone, a replica; they go with it. Set by Kip alone,
+    /// ignored in requests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_volumes: Vec<VolumeName>,
     /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]

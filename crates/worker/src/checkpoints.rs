@@ -25,7 +25,7 @@ use kip_insight::view;
 use kip_records::checkpoints::{CheckpointNote, Checkpoints};
 use kip_records::record::{RecordError, Unpublished};
 use kip_records::state::Record;
-use kip_service::CheckpointService;
+use kip_service::{CheckpointService, VolumeService as _};
 use kip_supervisor::task::{Handle, Still, TaskCommand, hidden};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
@@ -471,6 +471,11 @@ impl Worker {
     pub(crate) async fn forget_with_checkpoints(&self, proc: &Arc<Proc>) {
         let key = key_of(proc);
         self.forget(proc);
+        for volume in &proc.spec().own_volumes {
+            if let Err(refusal) = self.remove_volume(volume.clone()).await {
+                tracing::info!(%volume, error = refusal.message, "the volume of a replica stays");
+            }
+        }
         if self.lineages().contains(&key) {
             return;
         }

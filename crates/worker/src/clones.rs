@@ -54,11 +54,14 @@ impl Worker {
             return self.cloned_by(name, request).await;
         }
         let CloneAdvice { method, why, .. } = self.clone_advice(name.clone()).await?;
+        // Files are copied at the moment of a hot clone.
+        let copies = request.volumes == Some(ClonedVolumes::Copy);
+        let method = if copies && method == CloneMethod::Cold { CloneMethod::Hot } else { method };
         let request = CloneRequest { method, ..request };
         let is_other = |code: Code| matches!(code, Code::Invalid | Code::Unknown | Code::Taken | Code::Exhausted);
         let view = match self.cloned_by(name.clone(), request.clone()).await {
             // It cannot be cloned; one that is to sleep needs a memory to do it in.
-            Err(refusal) if method == CloneMethod::Hot && !is_other(refusal.code) && !request.asleep => {
+            Err(refusal) if method == CloneMethod::Hot && !is_other(refusal.code) && !request.asleep && !copies => {
                 let cold = CloneRequest { method: CloneMethod::Cold, ..request };
                 ClonesView { why: Some(refusal.message), ..self.cloned_by(name, cold).await? }
             }
@@ -502,6 +505,7 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest, own_volumes: 
         scale: None,
         checkpoints: spec.checkpoints.filter(|_| request.replica_of.is_none()),
         replica_of: request.replica_of.clone(),
+        own_volumes: Vec::new(),
         // A replica that ends is replaced.
         restart: if request.replica_of.is_some() { Restart::No } else { spec.restart },
         remove: spec.remove && request.replica_of.is_none(),
@@ -509,6 +513,9 @@ fn spec_of(source: &Spec, name: &ProcName, request: &CloneRequest, own_volumes: 
     };
     let mut spec = own(source);
     spec.volumes = source.volumes.iter().map(|volume| own_volumes.replace(volume)).collect();
+    if request.replica_of.is_some() {
+        spec.own_volumes = own_volumes.names().collect();
+    }
     if let Some(asked) = &mut spec.asked {
         asked.spec = own(&asked.spec);
         // There they are as the request had them, with links perhaps.

@@ -12,14 +12,15 @@ use kip_copy::ProcCopy;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
+use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_snapshot::MemoryPatch;
 use kip_snapshot::pages::{PAGE, PageMap};
-use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, StillFor, Stilled, TaskCommand};
+use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Generation, ProcName, Spec, State, VolumeSource, chain};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -148,6 +149,17 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))?;
         volumes_of_clones::fill(&target.volumes, &copy.from, &copy.to, generation)
     };
+    if let Some(command) = &spec.hooks.before_checkpoint
+        && purpose != Purpose::Rollback
+        && matches!(source.status.borrow().record.state, State::Hot { .. })
+    {
+        let cause = WakeCause::Request(WakeCommand::StoodStill(purpose.noun()));
+        let ticket = source.ask(|reply| TaskCommand::KeepAwake { cause, reply }).await?;
+        let env = BTreeMap::from([("KIP_PURPOSE".to_owned(), purpose.noun().to_owned())]);
+        let ran = run_hook(&source.proc, command, env, ticket, spec.hooks.within_ms).await;
+        let refuse = |why| purpose.refuse(&name, Code::Failed, &format!("its own command before that refuses: {why}"));
+        ran.map_err(refuse)?;
+    }
     // What it has in a store comes before it stands still.
     let (of, known) = (Arc::clone(&source.proc), source.status.borrow().record.generation());
     let remote_bytes = blocking(move || fetch_all(&of, known)).await;

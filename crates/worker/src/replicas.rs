@@ -9,16 +9,16 @@ use kip_engine::stop::NetworkFate;
 use kip_net::Slot;
 use kip_net::diag::Diag;
 use kip_scale::{Fleet, Group, LoadCounters, Member, MemberState};
-use kip_service::{ProcService, ScaleService, VolumeService};
+use kip_service::ScaleService;
 use kip_supervisor::probe;
 use kip_supervisor::task::{Handle, TaskCommand};
 use kip_sys::clock::now_ms;
 use kip_types::api::clone::CloneRequest;
 use kip_types::api::scale::{ReplicaView, ScaleView};
-use kip_types::api::{Detail, Details, EventKind, Refusal, RemoveRequest, SocketFamily};
+use kip_types::api::{Detail, Details, EventKind, Refusal, SocketFamily};
 use kip_types::life::Check;
 use kip_types::scale::CloneMethod;
-use kip_types::{PortSpec, ProcName, Protocol, State, StateName, VolumeSource, chain};
+use kip_types::{PortSpec, ProcName, Protocol, State, StateName, chain};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -75,29 +75,18 @@ impl Fleet for Worker {
 
     async fn remove(&self, replica: u64) -> Result<(), String> {
         let handle = self.numbered(replica)?;
-        let spec = handle.proc.spec();
-        let Some(of) = &spec.replica_of else { return Err("it is no replica any more".to_owned()) };
-        let runs = matches!(handle.status.borrow().record.state, State::Hot { .. } | State::Hibernated { .. });
-        if runs {
-            let (grace, network) = (grace_of(&handle), NetworkFate::Removed);
-            let stopped = handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await;
-            stopped.map_err(|refusal| refusal.message)?;
-        }
-        let how = RemoveRequest { force: true };
-        ProcService::remove(self, spec.name.clone(), how).await.map_err(|refusal| refusal.message)?;
-        // Volumes that were made for it alone.
-        let primary = self.handles().into_iter().find(|handle| handle.proc.key == *of);
-        let shared = |source: &VolumeSource| {
-            primary.as_ref().is_none_or(|primary| primary.proc.spec().volumes.iter().any(|v| v.source == *source))
-        };
-        for volume in &spec.volumes {
-            if let VolumeSource::Named(name) = &volume.source
-                && !shared(&volume.source)
-                && let Err(refusal) = self.remove_volume(name.clone()).await
-            {
-                tracing::info!(volume = %name, error = refusal.message, "the volume of a replica stays");
+        let name = handle.proc.name.clone();
+        let removed = async {
+            let _begun = self.begin_on(&handle, &name).await?;
+            if !matches!(handle.status.borrow().record.state, State::Stopped { .. }) {
+                let (grace, network) = (grace_of(&handle), NetworkFate::Removed);
+                handle.ask(|reply| TaskCommand::Stop { grace, network, reply }).await?;
             }
-        }
+            handle.ask(|reply| TaskCommand::Remove { force: true, reply }).await
+        };
+        removed.await.map_err(|refusal| refusal.message)?;
+        self.forget_with_checkpoints(&handle.proc).await;
+        self.notify_network(&handle.proc.spec()).await;
         Ok(())
     }
 
@@ -115,11 +104,14 @@ impl Fleet for Worker {
         // The proc may have got a port since.
         let mut ports = spec.ports.clone();
         ports.extend(of.iter().flat_map(|of| of.proc.spec().ports.clone()));
-        let quiet = {
+        let (quiet, sessions) = {
             let status = handle.status.borrow();
             let asleep = status.record.last_sleep.as_ref().map(|sleep| now_ms().saturating_sub(sleep.at_ms));
-            status.quiet_since.map(|since| since.elapsed()).or(asleep.map(Duration::from_millis))
+            (status.quiet_since.map(|since| since.elapsed()).or(asleep.map(Duration::from_millis)), status.execs)
         };
+        if sessions > 0 {
+            return true;
+        }
         if ports.iter().any(|port| port.proto == Protocol::Udp) && quiet.is_none_or(|quiet| quiet < FLOW_LASTS) {
             return true;
         }
@@ -265,7 +257,9 @@ fn member(handle: &Handle) -> Member {
     let state = match status.record.state.name() {
         _ if status.starting => MemberState::Starting,
         StateName::Hibernated => MemberState::Hibernated,
-        StateName::Parking | StateName::Parked | StateName::Archived | StateName::Waking => MemberState::Parked,
+        StateName::Parked | StateName::Archived => MemberState::Parked,
+        // One that is on its way up or down serves, and is let alone.
+        StateName::Parking | StateName::Waking => MemberState::Hibernated,
         StateName::Starting | StateName::Restarting => MemberState::Starting,
         StateName::Stopped if ended => MemberState::Ended,
         StateName::Stopped | StateName::Stopping | StateName::Elsewhere => MemberState::Stopped,
@@ -289,5 +283,6 @@ fn member(handle: &Handle) -> Member {
         cpus: spec.limits.cpus.unwrap_or(all).min(all),
         used,
         listens,
+        is_to_listen: spec.ports.iter().any(|port| port.proto == Protocol::Tcp),
     }
 }

@@ -66,8 +66,11 @@ impl OwnVolumes {
             }
             let stem = stem_of(volume);
             let mut numbered = std::iter::once(String::new()).chain((2..).map(|n| format!("-{n}")));
-            let name =
-                numbered.find_map(|n| format!("{stem}-{clone}{n}").parse().ok().filter(|name| !names.contains(name)));
+            // One that a replica has left is in no other's way.
+            let is_free = |name: &VolumeName| {
+                !names.contains(name) && (request.replica_of.is_none() || !directory.join(name.as_str()).exists())
+            };
+            let name = numbered.find_map(|n| format!("{stem}-{clone}{n}").parse().ok().filter(is_free));
             let name: VolumeName = name.expect("there are more numbers than volumes");
             names.insert(name.clone());
             let to = directory.join(name.as_str());
@@ -93,6 +96,10 @@ impl OwnVolumes {
             own.all.push(OwnVolume { source: volume.source.clone(), name, from, to });
         }
         Ok(own)
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = VolumeName> {
+        self.all.iter().map(|volume| volume.name.clone())
     }
 
     pub(crate) fn all(&self) -> Vec<OwnVolume> {

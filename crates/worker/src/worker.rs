@@ -139,6 +139,7 @@ impl Worker {
         listeners: Listeners,
     ) -> Handle {
         let name = proc.name.clone();
+        self.scaler.owner_starts(&proc.key);
         let (mut task, handle) = Task::new(proc, record, prepared, self.registry.when_removed());
         self.registry.enlist(handle.clone());
         task.probes = probe::serve(&handle, listeners);

@@ -63,7 +63,8 @@ const READ: [&str; 43] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 29] = [
+const KIPS_OWN: [&str; 30] = [
+    "before-checkpoint",
     "scale-max",
     "scale-min",
     "scale-method",

@@ -10,7 +10,8 @@
 //!   name: proc address, addresses outside, protocols, ports. What is refused them is in `refused4`
 //!   and `refused6`, which the kernel fills and [`super::refused`] reads.
 //! * `held4`, `held6`: addresses of procs to which new flows wait: their first packets are dropped
-//!   after the translation, before the kernel remembers the flow.
+//!   after the translation, before the kernel remembers the flow. Those of Kip itself
+//!   ([`OWN_MARK`]) are not.
 //! * `spread4`, `spread6`, `spread4at`, `spread6at`: (host address,) protocol, port and a number
 //!   that is drawn for each new flow, to the address and port of one of several procs; before the
 //!   maps above. The address may be a proc's own, for procs of its network.
@@ -39,6 +40,9 @@ const NEVER: [&str; 9] = [
     "ip6 daddr fd00:a9fe:a9fe::/64",
     "ip6 daddr fd00:42::/64",
 ];
+
+/// Packets of Kip's own to procs, for hooks and checks, have this mark: "kip".
+pub const OWN_MARK: u32 = 0x6b_6970;
 
 /// Which of an instance's two tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,7 +189,9 @@ fn chains(instance: Instance, which: Which) -> String {
 "
         )
     };
-    let held = "    ct state new ip daddr @held4 drop\n    ct state new ip6 daddr @held6 drop\n";
+    let held =
+        |by: &str| format!("    ct state new {by}ip daddr @held4 drop\n    ct state new {by}ip6 daddr @held6 drop\n");
+    let (arrived, sent) = (held(""), held(&format!("meta mark != {OWN_MARK:#x} ")));
     let limits = limits("4", "ip") + &limits("6", "ip6");
     format!(
         "\
@@ -227,10 +233,10 @@ fn chains(instance: Instance, which: Which) -> String {
   # After the translation and before the way is looked for: where a proc has ended there is none, and clients would be told.
   chain arrived {{
     type filter hook prerouting priority {translated}; policy accept;
-{held}  }}
+{arrived}  }}
   chain sent {{
     type filter hook output priority {translated}; policy accept;
-{held}  }}
+{sent}  }}
   chain forwarded {{
     type filter hook forward priority {filter}; policy accept;
     iifname != {procs} oifname != {procs} accept

@@ -8,6 +8,7 @@ use kip_engine::metrics::RefusalCause;
 use kip_engine::tickets::Ticket;
 use kip_sessions::exec::{self, ExecOutput};
 use kip_types::api::ExecRequest;
+use kip_types::life::Check;
 use std::collections::BTreeMap;
 
 /// Of what a command wrote, bytes of its end that are told if it fails.
@@ -24,8 +25,8 @@ pub(super) async fn run(
     run_awake(proc, command, env, Ticket(Arc::clone(tickets))).await
 }
 
-/// Runs a command by the shell inside, for `ms` milliseconds at most, in a proc that `ticket` keeps
-/// awake.
+/// Runs a hook inside, for `ms` milliseconds at most, in a proc that `ticket` keeps awake: a
+/// command by the shell, or `http:PORT/PATH`, which is a GET of the program's own.
 ///
 /// # Errors
 /// In words: it ended with another code than 0, took too long, or could not be run.
@@ -45,6 +46,13 @@ async fn run_awake(
     env: BTreeMap<String, String>,
     ticket: Ticket,
 ) -> Result<(), String> {
+    if let Ok(Check::Http(port, path)) = command.parse() {
+        // As headers: KIP_TIER is Kip-Tier.
+        let headers: Vec<(String, String)> = env.into_iter().map(|(name, value)| (header(&name), value)).collect();
+        let answered = request::get(proc, port, &path, &headers).await;
+        drop(ticket);
+        return answered.map_err(|why| format!("{command}: {why}"));
+    }
     let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
     let mut session = exec::exec(Arc::clone(proc), ExecRequest { command, env, ..ExecRequest::default() }, ticket)
         .await
@@ -67,6 +75,15 @@ async fn run_awake(
         }
     }
     Err("the command ended".to_owned())
+}
+
+/// The header that stands for a variable.
+fn header(name: &str) -> String {
+    let word = |word: &str| {
+        let (first, rest) = word.split_at(1.min(word.len()));
+        first.to_ascii_uppercase() + &rest.to_ascii_lowercase()
+    };
+    name.split('_').map(word).collect::<Vec<_>>().join("-")
 }
 
 async fn within(ms: u64, running: impl Future<Output = Result<(), String>>) -> Result<(), String> {
@@ -116,5 +133,14 @@ impl Task {
             }
             drop(one_of_them);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn variables_are_headers() {
+        assert_eq!(super::header("KIP_CLONE_OF"), "Kip-Clone-Of");
+        assert_eq!(super::header("X"), "X");
     }
 }

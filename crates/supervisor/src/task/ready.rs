@@ -7,18 +7,12 @@
 
 use super::*;
 use kip_engine::tickets::Ticket;
-use kip_net::addr::Addresses;
 use kip_types::life::{Check, Ready};
-use std::net::{IpAddr, SocketAddr};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
 
 /// Between two checks.
 const CHECK_AGAIN: Duration = Duration::from_millis(50);
 /// One check takes no longer.
 const CHECK_WITHIN: Duration = Duration::from_secs(10);
-/// The first line of an answer, bytes.
-const STATUS_LINE: usize = 12;
 
 /// Checks that are under way; dropped, they end.
 #[derive(Debug)]
@@ -86,55 +80,11 @@ async fn wait_until_ready(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicU
     }
 }
 
-/// By the proc's own link and no other way: when that is gone, its address is another host's,
-/// somewhere.
-async fn connect(proc: &Proc, port: u16) -> std::io::Result<TcpStream> {
-    let socket = TcpSocket::new_v4()?;
-    socket.bind_device(Some(proc.shared.instance.interface(proc.slot).as_bytes()))?;
-    let address = Addresses::of(proc.shared.instance, proc.slot).v4;
-    let own = proc.meter.own_connection();
-    let stream = socket.connect(SocketAddr::new(IpAddr::V4(address), port)).await?;
-    own.made();
-    Ok(stream)
-}
-
-/// The end of a connection is waited for no longer than this: a program does not have to take
-/// notice of it.
-const CLOSED_WITHIN: Duration = Duration::from_millis(200);
-/// Nor is more of an answer read, bytes.
-const LONGEST_ANSWER: u64 = 1 << 20;
-
-/// Until the program has closed the connection, too. One that falls asleep before would wake for
-/// its end.
-async fn until_closed(stream: TcpStream) {
-    let (mut rest, mut nowhere) = (stream.take(LONGEST_ANSWER), tokio::io::sink());
-    let _ = tokio::time::timeout(CLOSED_WITHIN, tokio::io::copy(&mut rest, &mut nowhere)).await;
-}
-
 /// One check: nothing if it is as it is to be.
 pub async fn check_once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
-    let address = Addresses::of(proc.shared.instance, proc.slot).v4;
     match check {
-        Check::Tcp(port) => {
-            let mut stream = connect(proc, *port).await.map_err(|e| e.to_string())?;
-            if stream.shutdown().await.is_ok() {
-                until_closed(stream).await;
-            }
-            Ok(())
-        }
-        Check::Http(port, path) => {
-            let mut stream = connect(proc, *port).await.map_err(|e| e.to_string())?;
-            let request = format!(
-                "GET {path} HTTP/1.1\r\nHost: {address}:{port}\r\nUser-Agent: kip\r\nConnection: close\r\n\r\n"
-            );
-            stream.write_all(request.as_bytes()).await.map_err(|e| e.to_string())?;
-            let mut line = [0; STATUS_LINE];
-            stream.read_exact(&mut line).await.map_err(|e| e.to_string())?;
-            let status = std::str::from_utf8(&line).ok().filter(|line| line.starts_with("HTTP/1."));
-            let status: u16 = status.and_then(|line| line[9..].parse().ok()).ok_or("the answer is not HTTP")?;
-            until_closed(stream).await;
-            if (200..400).contains(&status) { Ok(()) } else { Err(format!("status {status}")) }
-        }
+        Check::Tcp(port) => request::connects(proc, *port).await,
+        Check::Http(port, path) => request::get(proc, *port, path, &[]).await,
         Check::Exec(command) => hooks::run(proc, command, Default::default(), tickets).await,
     }
 }
