@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +182,30 @@ def test_volumes_of_replicas(kip: Kip) -> None:
         (["--volumes", "share", "--method", "warm"], "leave out --method warm"),
     ]:
         assert said in kip.refused("scale", "web", "--max", "2", *words), words
+
+
+# promise scaling: a proc that is replaced is answered for by the one or the other all the while,
+#   unless both would write to one volume; its replicas go, and the new one has its own
+@pytest.mark.parametrize("flags", [(), ("--volume", "shop:/data")], ids=["beside", "after"])
+def test_it_is_replaced(kip: Kip, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    port = free_port()
+
+    def table(word: str) -> Path:
+        volume = 'volume = ["shop:/data"]\nscale-volumes = "share"' if flags else ""
+        file = tmp_path / "kip.toml"
+        command = json.dumps(["/usr/bin/python3", "-c", SERVER.replace('word = "-"', f'word = "{word}"')])
+        file.write_text(f"[proc.web]\ncommand = {command}\nport = [\"{port}:8080\"]\nscale-min = 2\nscale-max = 2\n{volume}\n")
+        return file
+
+    kip.cli("apply", "-f", table("old"))
+    is_scaled_to(kip, 2)
+    # Where both would write to one volume the old ones end first, in the middle of what they do.
+    with nullcontext() if flags else load(port, 2, 1):
+        time.sleep(0.3)
+        kip.cli("apply", "--replace", "-f", table("new"))
+        is_scaled_to(kip, 2)
+    wait_for("the old ones are gone", lambda: len(names(kip)) == 2, 30)
+    assert {http_get(port, "/word").decode().split()[1] for _ in range(20)} == {"new"}
 
 
 # promise scaling: a replica whose program ends is replaced, and so is the proc itself

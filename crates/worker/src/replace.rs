@@ -263,6 +263,7 @@ impl Worker {
     /// Ends the old one in order. New connections wait from before that on.
     async fn make_room(&self, old: &Handle) -> Result<(), Refusal> {
         self.hold_connections(old, true).await;
+        self.end_replicas(old).await;
         let grace = grace_of(old);
         old.ask(|reply| TaskCommand::Stop { grace, network: NetworkFate::Kept, reply }).await?;
         self.machine.pressure.admit_new(&old.proc.name).await

@@ -35,9 +35,12 @@ impl Fleet for Worker {
         if self.stands_still() {
             return Vec::new();
         }
-        let (groups, replacing) = (self.scaled(), !self.replacing.lock().is_empty());
-        // A proc that is being replaced may be there for its replicas again.
-        let known = groups.into_iter().filter(|group| group.primary.is_some() || !replacing).collect::<Vec<_>>();
+        let replacing: BTreeSet<ProcName> = self.replacing.lock().keys().cloned().collect();
+        // What is being replaced is let alone: it may be there for its replicas again.
+        let is_settled = |group: &HandlesOfGroup| {
+            group.primary.as_ref().map_or(replacing.is_empty(), |primary| !replacing.contains(&*primary.proc.name))
+        };
+        let known = self.scaled().into_iter().filter(is_settled).collect::<Vec<_>>();
         blocking(move || known.into_iter().map(HandlesOfGroup::measured).collect()).await
     }
 
@@ -142,10 +145,9 @@ impl Fleet for Worker {
 
     async fn start(&self, id: u64) -> Result<(), String> {
         let handle = self.numbered(id)?;
-        let name = handle.proc.name.clone();
         let started = async {
-            self.machine.pressure.admit_new(&name).await?;
-            let _begun = self.begin_on(&handle, &name).await?;
+            self.machine.pressure.admit_new(&handle.proc.name).await?;
+            let _begun = self.begin_on(&handle, &handle.proc.name).await?;
             if self.stands_still() || self.scaler.is_ended(&handle.proc.key) {
                 return Err(Refusal::new(kip_types::api::Code::State, "its owner has ended it"));
             }
@@ -202,6 +204,21 @@ impl Worker {
     /// Procs are about to end or to be parked, all of them: none is made or started.
     fn stands_still(&self) -> bool {
         self.ending.load(Ordering::SeqCst) || self.machine.rests().is_some()
+    }
+
+    /// Ends those that serve behind a proc's name, for one that writes to the same files is about
+    /// to start.
+    pub(crate) async fn end_replicas(&self, of: &Handle) {
+        let replicas = replicas_by_key(&self.handles()).remove(&of.proc.key).unwrap_or_default();
+        let (machine, slot) = (Arc::clone(&self.machine), of.proc.slot);
+        blocking(move || machine.nat.forget(slot)).await;
+        for replica in replicas {
+            let (grace, network) = (grace_of(&replica), NetworkFate::Removed);
+            if let Err(refusal) = replica.ask(|reply| TaskCommand::Stop { grace, network, reply }).await {
+                tracing::info!(proc = %replica.proc.name, error = refusal.message, "a replica is not ended in order");
+            }
+            self.discard(&replica).await;
+        }
     }
 
     fn numbered(&self, number: u64) -> Result<Handle, String> {

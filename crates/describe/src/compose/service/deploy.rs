@@ -147,7 +147,12 @@ impl ComposeService {
 
     pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode, path: &str) {
         if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
-            context.lacks(place, Weight::Changes, path, "there is one proc for a service");
+            context.lacks(
+                place,
+                Weight::Changes,
+                path,
+                "there is one proc for a service; `scale-max` in `x-kip` adds others under load",
+            );
         }
     }
 }
