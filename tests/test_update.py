@@ -183,6 +183,7 @@ def test_a_stopped_proc(kip: Kip) -> None:
     kip.cli("update", "redis", "--mem", "64M", "--restart", "no")
     assert proc.state == "stopped"
     proc.start()
+    wait_for("it listens", lambda: listens(proc.port()), 30)
     ends_for_memory(proc, 64)
 
 
