@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 /// How long one that runs is watched.
 const WATCHED: Duration = Duration::from_millis(500);
-/// Bytes that a source reads again, a second, above which it thrashes.
-const THRASHES: u64 = 8 << 20;
+/// Bytes that a source reads again, a second, above which it thrashes: less than a disk without
+/// flash can read at random, and more than a source that has what it needs.
+const THRASHES: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
 /// What a clone of a proc begins from best. Watches one that runs for half a second, and wakes
@@ -39,8 +40,9 @@ pub async fn advice(source: &Handle, has_template: bool) -> CloneAdvice {
         }
         _ if has_template => (CloneMethod::Warm, "there is a template of its kind".to_owned()),
         _ if rereads > THRASHES => {
-            let mib = rereads >> 20;
-            (CloneMethod::Cold, format!("it thrashes: it reads {mib} MiB a second again that was pushed out of memory"))
+            let mib = rereads as f64 / f64::from(1 << 20);
+            let why = format!("it thrashes: it reads {mib:.1} MiB a second again that was pushed out of memory");
+            (CloneMethod::Cold, why)
         }
         _ => (CloneMethod::Hot, "there is no template of its kind, and it does not thrash".to_owned()),
     };
