@@ -43,7 +43,7 @@ pub fn clone_advice(advice: &CloneAdvice) -> String {
     let limit = limit_bytes.map(|limit| format!(" of {}", bytes(limit))).unwrap_or_default();
     let reads = match reread_bytes_per_s {
         Some(reads) => format!("{}/s read again that were pushed out", bytes(*reads)),
-        None => "asleep".to_owned(),
+        None => "not watched".to_owned(),
     };
     format!("{name} is best cloned {method}: {why}\nmemory {}{limit}, {reads}\n", bytes(*memory_bytes))
 }

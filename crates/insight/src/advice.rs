@@ -14,13 +14,13 @@ const WATCHED: Duration = Duration::from_millis(500);
 const THRASHES: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// What a clone of a proc begins from best. Watches one that runs for half a second, and wakes
-/// none.
+/// What a clone of a proc begins from best. Watches one that runs, and has no template, for
+/// half a second, and wakes none.
 pub async fn advice(source: &Handle, has_template: bool) -> CloneAdvice {
     let state = source.status.borrow().record.state.clone();
     let proc = &source.proc;
     let reread_bytes_per_s = match state {
-        State::Hot { .. } => {
+        State::Hot { .. } if !has_template => {
             let (before, began) = (proc.cgroup.refaults(), Instant::now());
             tokio::time::sleep(WATCHED).await;
             let pages = proc.cgroup.refaults().saturating_sub(before);
@@ -35,10 +35,10 @@ pub async fn advice(source: &Handle, has_template: bool) -> CloneAdvice {
     });
     let rereads = reread_bytes_per_s.unwrap_or(0);
     let (method, why) = match state {
+        _ if has_template => (CloneMethod::Warm, "there is a template of its kind".to_owned()),
         State::Stopped { .. } | State::Restarting { .. } => {
             (CloneMethod::Cold, "it does not run, and has no memory".to_owned())
         }
-        _ if has_template => (CloneMethod::Warm, "there is a template of its kind".to_owned()),
         _ if rereads > THRASHES => {
             let mib = rereads as f64 / f64::from(1 << 20);
             let why = format!("it thrashes: it reads {mib:.1} MiB a second again that was pushed out of memory");

@@ -41,6 +41,7 @@ pub struct Scaler {
 /// What a replica was made for, and what has come of it.
 #[derive(Debug, Clone)]
 struct Made {
+    at: Instant,
     why: String,
     /// Its id, its name and how it was made.
     outcome: Result<(u64, ProcName, String), String>,
@@ -78,6 +79,14 @@ struct Seen {
     /// Out of rotation and of no use since then.
     unused: Option<Instant>,
     woken: Option<Instant>,
+}
+
+impl Known {
+    /// Whether a connection to a member is accepted: it sleeps, or listens where it has to.
+    fn suits(&self, member: &Member) -> bool {
+        let listens = || self.ports.iter().all(|port| member.listens.contains(port));
+        member.state.serves() && (member.state != MemberState::Awake || listens())
+    }
 }
 
 /// Ends that follow each other.
@@ -139,6 +148,7 @@ impl Scaler {
 
     /// Looks at all groups. One whose last look has not ended is left out.
     async fn look(self: &Arc<Scaler>, fleet: &Arc<dyn Fleet>) {
+        let began = Instant::now();
         let groups = fleet.groups().await;
         let at_work = self.at_work.lock().clone();
         self.groups.lock().retain(|key, _| groups.iter().any(|group| group.key == *key) || at_work.contains(key));
@@ -156,7 +166,7 @@ impl Scaler {
             tokio::spawn(async move {
                 let key = group.key.clone();
                 let known = scaler.groups.lock().get(&key).cloned().unwrap_or_default();
-                let mut pass = Pass { scaler: Arc::clone(&scaler), fleet, group, known, now: Instant::now() };
+                let mut pass = Pass { scaler: Arc::clone(&scaler), fleet, group, known, began, now: Instant::now() };
                 let stays = pass.run().await;
                 let known = pass.known;
                 match stays {
@@ -175,6 +185,8 @@ struct Pass {
     fleet: Arc<dyn Fleet>,
     group: Group,
     known: Known,
+    /// What is known of the group is of this moment at least.
+    began: Instant,
     now: Instant,
 }
 
@@ -287,14 +299,11 @@ impl Pass {
         if primary.state == MemberState::Awake && was(primary) && !primary.listens.is_empty() {
             known.ports = primary.listens.iter().copied().collect();
         }
-        let listens = |member: &Member| {
-            member.state != MemberState::Awake || known.ports.iter().all(|port| member.listens.contains(port))
-        };
-        if rotation.iter().any(|member| listens(member)) {
-            rotation.retain(|member| listens(member));
+        if rotation.iter().any(|member| known.suits(member)) {
+            rotation.retain(|member| known.suits(member));
         }
         let is_out = rotation.iter().all(|member| member.id != primary.id);
-        if is_out && primary.state.serves() && (listens(primary) || rotation.is_empty()) {
+        if is_out && primary.state.serves() && (known.suits(primary) || rotation.is_empty()) {
             rotation.insert(0, primary);
         }
         known.rotation = rotation.into_iter().map(|member| member.id).collect();
@@ -366,7 +375,7 @@ impl Pass {
         };
         let going = self.scaler.removing.lock().clone();
         let is_aside = |member: &&Member| {
-            member.state.serves() && !self.known.rotation.contains(&member.id) && !going.contains(&member.id)
+            self.known.suits(member) && !self.known.rotation.contains(&member.id) && !going.contains(&member.id)
         };
         let mut aside: Vec<Member> = self.group.replicas.iter().filter(is_aside).cloned().collect();
         aside.sort_by_key(rank);
@@ -411,7 +420,7 @@ impl Pass {
         tokio::spawn(async move {
             let made = fleet.add(id, method, &ports).await;
             let outcome = made.map(|(new, how)| (new.id, new.name, how));
-            scaler.making.lock().insert(id, Some(Made { why, outcome }));
+            scaler.making.lock().insert(id, Some(Made { at: Instant::now(), why, outcome }));
         });
     }
 
@@ -420,11 +429,16 @@ impl Pass {
         let made = {
             let mut making = self.scaler.making.lock();
             let Some(Some(made)) = making.get(&primary.id).cloned() else { return };
-            // It has come since the look began.
-            if made.outcome.as_ref().is_ok_and(|(id, ..)| !self.group.replicas.iter().any(|r| r.id == *id)) {
+            let is_there = |id: &u64| self.group.replicas.iter().any(|replica| replica.id == *id);
+            let is_missing = made.outcome.as_ref().is_ok_and(|(id, ..)| !is_there(id));
+            // It may have come since the look began; else it has gone again already.
+            if is_missing && made.at >= self.began {
                 return;
             }
             making.remove(&primary.id);
+            if is_missing {
+                return;
+            }
             made
         };
         let why = made.why;
@@ -471,6 +485,10 @@ impl Pass {
     /// Removes those that are out of rotation and parked once no client has had to do with them for
     /// a calm time; those that are not parked, for they tick or never sleep, after a longer one.
     async fn remove_unused(&mut self, primary: &Member, scaling: &Scaling) {
+        // One that is being made is in no rotation yet.
+        if self.scaler.making.lock().contains_key(&primary.id) {
+            return;
+        }
         let is_out = |member: &&Member| member.state.serves() && !self.known.rotation.contains(&member.id);
         let out: Vec<Member> = self.group.replicas.iter().filter(is_out).cloned().collect();
         let calm = Duration::from_millis(scaling.calm_ms);

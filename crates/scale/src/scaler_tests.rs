@@ -224,3 +224,17 @@ async fn only_what_ends_by_itself_is_started_again() {
     scaler.owner_starts(&name("web"));
     assert_eq!(look(MemberState::Awake).await, 1);
 }
+
+// promise scaling: a replica that has gone before it was looked at is made again
+#[tokio::test]
+async fn one_that_is_gone_at_once_is_made_again() {
+    let (scaler, fleet) = (Arc::new(Scaler::default()), Arc::new(fake(from(2, 2), vec![])));
+    let shared: Arc<dyn Fleet> = fleet.clone();
+    for _ in 0..4 {
+        scaler.look(&shared).await;
+        settle(&scaler).await;
+        fleet.groups.lock()[0].replicas.clear();
+    }
+    let made = fleet.done.lock().iter().filter(|line| line.starts_with("Auto")).count();
+    assert!(made >= 2, "{:?}", fleet.done.lock());
+}

@@ -335,7 +335,7 @@ pub(super) fn is_there(connection: &mut Connection, table: &str) -> io::Result<b
 }
 
 /// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them,
-/// far more than one proc has, are one transaction: all or none.
+/// far more than one proc has that is not spread, are one transaction: all or none.
 pub(super) fn apply(connection: &mut Connection, table: &str, changes: &[Change]) -> io::Result<()> {
     changes.chunks(MOST).try_for_each(|changes| transaction(connection, table, changes))
 }

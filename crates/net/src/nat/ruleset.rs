@@ -19,7 +19,7 @@
 //!   address; without translating its source as well, the answer would never leave its namespace
 //!   and so never be translated back.
 
-use super::elements::{Element, Set};
+use super::elements::{Element, PARTS, Set};
 use super::{Published, allowed};
 use crate::addr::{Addresses, Instance};
 use std::fmt::Write;
@@ -146,7 +146,7 @@ fn chains(instance: Instance, which: Which) -> String {
     let never: String = NEVER.map(never).concat();
     let spread = |ip: &str, at: &str, set: &str| {
         let rule = |proto: &str| {
-            format!("    dnat {ip} to {at}meta l4proto . {proto} dport . numgen random mod 64 map @{set}\n")
+            format!("    dnat {ip} to {at}meta l4proto . {proto} dport . numgen random mod {PARTS} map @{set}\n")
         };
         rule("tcp") + &rule("udp")
     };

@@ -21,7 +21,7 @@ impl Nat {
     /// alone, is as if there had been no others. Costs about 1 ms.
     ///
     /// # Errors
-    /// The kernel's; then nothing has changed.
+    /// The kernel's; then some of the flows may go where they went.
     pub fn spread(&self, slot: Slot, over: &[Slot]) -> Result<(), NatError> {
         let mut state = self.state.lock();
         let spread = match state.published.get(&slot) {
@@ -94,4 +94,17 @@ pub(super) fn elements(instance: Instance, of: Slot, spread: &Spread) -> Vec<Ele
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nat::elements::Set;
+
+    #[test]
+    fn the_maps_have_as_many_parts_as_are_drawn() {
+        for set in [Set::Spread4, Set::Spread6, Set::Spread4At, Set::Spread6At] {
+            assert!(set.types().contains(&format!("numgen random mod {PARTS} ")), "{}", set.types());
+        }
+    }
 }

@@ -86,7 +86,7 @@ pub struct CloneAdvice {
     pub memory_bytes: u64,
     /// The most that it may hold, bytes; null for no limit.
     pub limit_bytes: Option<u64>,
-    /// What it reads again because it was pushed out of its memory, bytes a second; null for a
-    /// source that sleeps.
+    /// What it reads again because it was pushed out of its memory, bytes a second; null where
+    /// that was not watched, of a source that sleeps or has a template.
     pub reread_bytes_per_s: Option<u64>,
 }
