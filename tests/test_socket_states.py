@@ -5,7 +5,11 @@ Bytes that wait on either side arrive, each once and in order; so do the ends; a
 from __future__ import annotations
 
 import ipaddress
+import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -44,6 +48,25 @@ STATES: dict[str, tuple[str, str]] = {
     "reset": ("Q reset", "close"),
     "reset-unread": ("Q send, Q reset", "close"),
 }
+# Connections of clients that write all the while, and a program that reads at a signal only.
+WRITERS = 40
+READS_LATER = f"""
+import signal, socket
+orders = {{signal.SIGUSR1, signal.SIGUSR2}}
+signal.pthread_sigmask(signal.SIG_BLOCK, orders)
+listener = socket.create_server(("0.0.0.0", 8080), backlog={WRITERS})
+connections = [listener.accept()[0] for _ in range({WRITERS})]
+read = [0] * {WRITERS}
+while True:
+    to_the_end = signal.sigwait(orders) == signal.SIGUSR2
+    for number, connection in enumerate(connections):
+        try:
+            while some := connection.recv(1 << 16, 0 if to_the_end else socket.MSG_DONTWAIT):
+                read[number] += len(some)
+            connection.sendall(b"%d" % read[number])
+        except BlockingIOError:
+            pass
+"""
 # What a client has done with a connection that the program has not accepted yet.
 NOT_ACCEPTED = {"silent": [], "said": [f"send NAME {SOME}"], "ended": ["shut NAME"], "said-and-ended": [f"send NAME {SOME}", "shut NAME"]}
 
@@ -223,3 +246,39 @@ def test_a_connection_that_is_being_made(fresh_kip: Callable[..., Kip], engine: 
         for one, another in ((sleeper, peer), (peer, sleeper)):
             assert one.ask(f"send second {SOME}") == str(SOME) and another.ask(f"take second {SOME}") == "ok"
     assert proc.rebuilt() == (engine == "plan")
+
+
+# promise parking: clients that write while the program is parked do not keep it from sleep, and
+#   their bytes are there after it
+# held by: this,
+#   `crates/checkpoint/tests/helper.rs::criu_finds_no_bytes_in_the_queues_of_connections`
+def test_clients_that_write_all_the_while(kip: Kip) -> None:
+    """CRIU reads each connection's queues, and gives up where one is not as long as it was a moment before."""
+    proc = kip.run("read-later", ["/usr/bin/python3", "-c", READS_LATER], ports=[8080], flags=["--idle", "1h"])
+    clients = [socket.create_connection(("127.0.0.1", proc.port())) for _ in range(WRITERS)]
+    for client in clients:
+        client.setblocking(False)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sent = [0] * WRITERS
+
+    def write(over: threading.Event) -> None:
+        while not over.is_set():
+            for number, client in enumerate(clients):
+                with suppress(BlockingIOError):
+                    sent[number] += client.send(b"x")
+
+    for _ in range(3):
+        before, over = sum(sent), threading.Event()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(write, over)
+            try:
+                fall_asleep(proc)
+            finally:
+                over.set()
+        assert sum(sent) > before
+        kip.cli("kill", "-s", "USR1", proc.name)
+    kip.cli("kill", "-s", "USR2", proc.name)
+    for client in clients:
+        client.settimeout(60)
+        client.shutdown(socket.SHUT_WR)
+    assert [int(client.recv(20)) for client in clients] == sent

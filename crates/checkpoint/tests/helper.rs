@@ -6,23 +6,40 @@
 
 use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, HelperOrder, SHIM, Template};
 use kip_checkpoint::locate::{CriuCommand, OLDEST, Origin};
-use std::io;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// As CRIU with the argument `swrk 0`.
 const STAND_IN: &str = "import socket; socket.socket(fileno=0).recv(65536)";
+/// Writes to number 512 how many bytes are queued in the connections 513 and 514, by each of three
+/// requests of tcp(7).
+const MEASURES: &str = "
+import fcntl, os, socket, struct
+criu = socket.socket(fileno=0)
+try:
+    criu.recv(1, socket.MSG_DONTWAIT)
+except BlockingIOError:
+    pass
+queued = lambda fd, request: struct.unpack('i', fcntl.ioctl(fd, request, bytes(4)))[0]
+os.write(512, repr([queued(fd, request) for fd in (513, 514) for request in (0x541B, 0x5411, 0x894B)]).encode())
+";
 /// As restore.rs has it.
 const FIRST: i32 = 512;
 
 fn helper(scratch: &Path) -> Helper {
+    helper_with(scratch, STAND_IN)
+}
+
+fn helper_with(scratch: &Path, program: &str) -> Helper {
     let (shim, stage) = (scratch.join("shim.so"), scratch.join("stage"));
     std::fs::write(&shim, SHIM).unwrap();
     std::fs::create_dir_all(&stage).unwrap();
     let criu = CriuCommand {
         program: "/usr/bin/python3".into(),
-        args: vec!["-c".into(), STAND_IN.into()],
+        args: vec!["-c".into(), program.into()],
         env: Vec::new(),
         version: OLDEST,
         origin: Origin::Explicit,
@@ -85,4 +102,22 @@ fn a_descriptor_for_which_there_is_no_room_is_named() {
     let errno = io::Error::raw_os_error(source);
     let wanted = [rustix::io::Errno::MFILE, rustix::io::Errno::BADF].map(rustix::io::Errno::raw_os_error);
     assert!(errno.is_some_and(|errno| wanted.contains(&errno)), "{source}");
+}
+
+/// Packets come and go while CRIU looks; it fails if a queue is not as long as it was.
+#[test]
+fn criu_finds_no_bytes_in_the_queues_of_connections() {
+    let scratch = tempfile::tempdir().unwrap();
+    let helper = helper_with(scratch.path(), MEASURES);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (receiver, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    assert!(kip_sys::sock::unread_bytes(receiver.as_fd()).unwrap() > 0);
+    let (mut measured, into) = io::pipe().unwrap();
+    helper.prepare(&orders(&[into.into(), sender.into(), receiver.into()], FIRST)).unwrap();
+    let mut said = vec![0; 100];
+    let count = measured.read(&mut said).unwrap();
+    assert_eq!(String::from_utf8_lossy(&said[..count]), "[0, 0, 0, 0, 0, 0]");
 }
