@@ -116,9 +116,9 @@ def postgres() -> Setup:
 
 
 def jupyter() -> Setup:
-    words = "jupyter server --allow-root --no-browser --ip=0.0.0.0 --port=8000 --ServerApp.token= --ServerApp.password="
+    words = "jupyter-server --allow-root --no-browser --ip=0.0.0.0 --port=8000 --ServerApp.token= --ServerApp.password="
     server = servers.Server("jupyter", ["env", "HOME=/tmp", *words.split()], 8000)
-    return larger("jupyter", server, page("/api", b'{"version"'), "jupyter", "server", "--version")
+    return larger("jupyter", server, page("/api", b'{"version"'), "jupyter-server", "--version")
 
 
 def chromium() -> Setup:
