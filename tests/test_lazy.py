@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -488,3 +489,72 @@ def rss_anon(pid: int) -> int:
     """Bytes; 0 when it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
+
+
+# A parent that has written a part of a file's private mapping, and its children, of which one is
+# asked at a time: each reads all of it, writes a page and reads it once more.
+CHILDREN = 9
+INHERITED = f"""
+import hashlib, mmap, os, socket
+length, pages = 64 * 4096, range(4, 36)
+with open("/tmp/inherited", "wb+") as file:
+    file.write(b"".join(bytes([number]) * 4096 for number in range(64)))
+    file.flush()
+    memory = mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+for number in pages:
+    memory[number * 4096 : (number + 1) * 4096] = bytes([255 - number]) * 4096
+digest = lambda: hashlib.sha256(memory).hexdigest().encode()
+children = []
+for child in range({CHILDREN}):
+    ours, its = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        while its.recv(1):
+            before = digest()
+            memory[:4096] = bytes([100 + child]) * 4096
+            its.sendall(before + b" " + digest())
+        os._exit(0)
+    children.append(ours)
+listener = socket.create_server(("0.0.0.0", 8080))
+while True:
+    client = listener.accept()[0]
+    child = children[int(client.recv(10))]
+    child.sendall(b"?")
+    client.sendall(child.recv(200))
+    client.close()
+"""
+
+
+# promise waking: in a tree of eight processes or more what they had written to private mappings of
+#   files comes only when each is asked for it; its pages are right, written and not
+def test_inherited_pages_of_files_come_when_they_are_asked_for(kip: Kip) -> None:
+    """Read for each of fifty sessions of a database they took 60 ms of its wake."""
+    # The parent has the files it reads open, and 9 MiB more, so that its wakes are lazy.
+    program = "room = bytearray(b'x') * (9 << 20)\n" + INHERITED
+    proc = kip.run("inherits", ["/usr/bin/python3", "-c", program], ports=[8080], flags=["--idle", "1h"])
+    content = [bytes([number]) * PAGE for number in range(64)]
+    content[4:36] = [bytes([255 - number]) * PAGE for number in range(4, 36)]
+
+    def ask(child: int) -> list[str]:
+        with socket.create_connection(("127.0.0.1", proc.port()), timeout=60) as client:
+            client.sendall(b"%d" % child)
+            return client.makefile().read().split()
+
+    def resident(pid: int) -> int:
+        """Pages of a child that are its own."""
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(rollup.split("Anonymous:")[1].split()[0]) // 4
+
+    shown = {child: hashlib.sha256(b"".join(content)).hexdigest() for child in range(CHILDREN)}
+    for turn, asked in enumerate([0, 3, 3, 8]):
+        proc.sleep() if turn != 2 else proc.hibernate()
+        before, after = ask(asked)
+        assert before == shown[asked], turn
+        content[0] = bytes([100 + asked]) * PAGE
+        shown[asked] = after
+        assert after == hashlib.sha256(b"".join(content)).hexdigest()
+        assert turn == 2 or proc.rebuilt()
+        if turn == 0:
+            out = [resident(pid) for pid in proc.inspect()["pids"][2:]]
+            assert sum(pages < 32 for pages in out) >= CHILDREN - 1, out
+    assert {child: ask(child)[0] for child in range(CHILDREN)} == shown

@@ -164,7 +164,7 @@ pub struct Wish<'a> {
     pub terminals: &'a [Controlled],
     /// Where the memory lies.
     pub pages: &'a PageMap,
-    /// So many bytes of memory that can come later do so.
+    /// So many bytes of memory that can come later do so; 0: whatever can, also in small trees.
     pub lazy_from: u64,
     /// The path inside of kip-init, which becomes pid 1.
     pub init: &'a str,

@@ -80,7 +80,7 @@ pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Re
         // What is still in a store has a long way.
         Lazy::Auto if pages.files.iter().any(|file| file.remote.is_some()) => 1,
         Lazy::Auto => LAZY_FROM,
-        Lazy::On => 1,
+        Lazy::On => 0,
         Lazy::Off => u64::MAX,
     };
     let (clocks, unreported, init) = (&body.clocks, &body.unreported, kip_sandbox::init::PATH);

@@ -73,6 +73,18 @@ impl Crew {
         1 + helpers.1
     }
 
+    /// Does `work` with each of the items and its place among them, on as many threads as are free.
+    pub(crate) fn each<T: Sync>(&self, items: &[T], work: impl Fn(usize, &T) + Sync) {
+        let next = AtomicUsize::new(0);
+        self.share(items.len(), |_| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(item) = items.get(index) else { break };
+                work(index, item);
+            }
+        });
+    }
+
     /// Drops something when there is time.
     pub(crate) fn drop_later(&self, what: impl Send + 'static) {
         self.threads.spawn(move || drop(what));

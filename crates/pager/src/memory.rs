@@ -418,7 +418,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Restores every page that is paged out, in parts of `PART` pages between which other faults
+    /// Restores every page that is paged out, in parts of 256 pages between which other faults
     /// are served. `present` are pages that are there, by address.
     ///
     /// # Errors
@@ -435,7 +435,8 @@ impl Memory {
         const PART: usize = 256;
         /// What is fetched from a store has not come after this: the store is gone.
         const FETCHED_WITHIN: Duration = Duration::from_secs(30);
-        let mut buffer = Aligned::new(PART * PAGE);
+        let part = PART.min((range.end - range.start).div_ceil(PAGE64).try_into().unwrap_or(PART)).max(1);
+        let mut buffer = Aligned::new(part * PAGE);
         let mut at = range.start;
         let mut waited: Option<Instant> = None;
         loop {
@@ -443,7 +444,7 @@ impl Memory {
             if state.gone {
                 return Ok(());
             }
-            let next = next_missing(state.map.runs(), at, present, PART).filter(|(start, ..)| *start < range.end);
+            let next = next_missing(state.map.runs(), at, present, part).filter(|(start, ..)| *start < range.end);
             let Some((start, slot, pages)) = next else { return Ok(()) };
             let pages = pages.min(((range.end - start) / PAGE64) as usize);
             let bytes = &mut buffer[..pages * PAGE];

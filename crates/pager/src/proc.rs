@@ -21,7 +21,7 @@ use crate::memory::{Bell, Memory, MemoryState, SpaceId};
 use crate::parked::{AskFor, Parked};
 use crate::plant::plant;
 use crate::resuming::Resuming;
-use crate::serve::{Nursery, Server};
+use crate::serve::{Nursery, Server, processor};
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
@@ -50,11 +50,11 @@ use std::time::{Duration, Instant};
 /// Holds duplicates of userfaultfds, so that our death lets processes wait rather than lose their
 /// memory.
 pub trait Custodian: Send + Sync {
-    /// Holds a duplicate under a name.
+    /// Holds a duplicate of each under its name, of all or of none.
     ///
     /// # Errors
     /// Nothing is taken out of a process whose descriptor is not held.
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()>;
+    fn hold(&self, spaces: &[(SpaceId, BorrowedFd<'_>)]) -> io::Result<()>;
     /// Lets go of it.
     fn release(&self, space: SpaceId);
     /// Hears that a page of the proc is damaged where it lies, so that the proc cannot go on.
@@ -118,14 +118,26 @@ impl Family {
     }
 
     fn take_in(&self, uffd: OwnedFd, runs: Runs, pid: Option<u32>) -> io::Result<Arc<Memory>> {
-        let id = self.number << 32 | self.next.fetch_add(1, Ordering::Relaxed);
-        let map = SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs)?;
+        Ok(self.take_in_all(vec![(uffd, runs, pid)])?.remove(0))
+    }
+
+    /// Takes address spaces in, all of them or none: their userfaultfds, what is missing, and pids.
+    fn take_in_all(&self, all: Vec<(OwnedFd, Runs, Option<u32>)>) -> io::Result<Vec<Arc<Memory>>> {
+        let first = self.number << 32 | self.next.fetch_add(all.len() as u64, Ordering::Relaxed);
+        let mut made = Vec::new();
+        for (id, (uffd, runs, pid)) in (first..).zip(all) {
+            made.push((id, uffd, SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs, pid)?));
+        }
         // In one step for a thread that compares what is held with what is served.
         let mut spaces = self.spaces();
-        self.custodian.hold(id, uffd.as_fd())?;
-        let memory = Arc::new(Memory::new(id, uffd, map, self.source()));
-        spaces.insert(id, Member { memory: memory.clone(), pid });
-        Ok(memory)
+        self.custodian.hold(&made.iter().map(|(id, uffd, _)| (*id, uffd.as_fd())).collect::<Vec<_>>())?;
+        let served = made.into_iter().map(|(id, uffd, map)| {
+            let pid = map.pid();
+            let memory = Arc::new(Memory::new(id, uffd, map, self.source()));
+            spaces.insert(id, Member { memory: memory.clone(), pid });
+            memory
+        });
+        Ok(served.collect())
     }
 
     fn source(&self) -> Option<Arc<dyn PageSource>> {
@@ -246,8 +258,10 @@ impl PagedProc {
         // All maps are counted before any slot is given up.
         let mut maps = Vec::new();
         for (id, uffd) in held {
-            let pid = std::fs::read_to_string(family.path(id, "pid")).ok().and_then(|text| text.parse().ok());
-            maps.push((id, pid, uffd, SlotMap::open(&family.path(id, "map"), family.swap.clone())?));
+            let map = SlotMap::open(&family.path(id, "map"), family.swap.clone())?;
+            // Pagers of before had it in a file of its own.
+            let alone = || std::fs::read_to_string(family.path(id, "pid")).ok().and_then(|text| text.parse().ok());
+            maps.push((id, map.pid().or_else(alone), uffd, map));
         }
         for (id, pid, uffd, mut map) in maps {
             map.take_left(|map, number| family.take_in(forked(number)?, map.runs().clone(), None).map(drop))?;
@@ -400,7 +414,7 @@ impl PagedProc {
         if let Some(member) = self.family.spaces().get_mut(&memory.id) {
             member.pid = Some(pid);
         }
-        std::fs::write(self.family.path(memory.id, "pid"), pid.to_string())?;
+        memory.state().map.set_pid(pid)?;
         let known = Known { id: memory.id, histories: Histories::new(self.predictor), set: None };
         self.known.insert(pid, known);
         Ok(memory)
@@ -577,11 +591,4 @@ impl Drop for PagedProc {
 /// Whether all threads wait for something, a page or what a call waits for.
 fn is_quiescent(pid: u32) -> bool {
     threads(pid).unwrap_or_default().into_iter().all(|tid| !Status::read(tid).is_ok_and(|status| status.is_busy()))
-}
-
-/// The processor that a process last ran on: proc_pid_stat(5), field 39.
-fn processor(pid: u32) -> usize {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let rest = stat.rsplit(')').next().unwrap_or_default();
-    rest.split_ascii_whitespace().nth(39 - 3).and_then(|field| field.parse().ok()).unwrap_or(0)
 }

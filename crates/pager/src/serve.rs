@@ -195,3 +195,10 @@ fn serve(shared: &Shared, number: usize, memory: &Arc<Memory>, nursery: &Arc<dyn
         true
     })
 }
+
+/// The processor that a process last ran on: proc_pid_stat(5), field 39.
+pub(crate) fn processor(pid: u32) -> usize {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    rest.split_ascii_whitespace().nth(39 - 3).and_then(|field| field.parse().ok()).unwrap_or(0)
+}

@@ -5,9 +5,9 @@
 //! only when pages are about to be dropped, and when the program moves, gives up or forks what may
 //! be missing. Serving faults writes nothing.
 //!
-//! On disk a map is a file: a page of header, the page into which the kernel writes the events of
-//! the userfaultfd ([`kip_sys::uffd::EventPage`]), then a log of changes, each with a checksum. The
-//! order of writes makes SIGKILL safe at any moment:
+//! On disk a map is a file: a page of header (magic number, host pid or 0), the page into which the
+//! kernel writes the events of the userfaultfd ([`kip_sys::uffd::EventPage`]), then a log of
+//! changes, each with a checksum. The order of writes makes SIGKILL safe at any moment:
 //!
 //! * dropping: pages into slots, then the changes into the log, then the pages go. Before the last
 //!   step every page is still there, so that the map, however much of it was written, says nothing
@@ -35,6 +35,8 @@ use std::sync::Arc;
 const PAGE64: u64 = PAGE as u64;
 const MAGIC: u64 = 0x3130_7061_6d70_696b;
 const HEADER: u64 = (PAGE + EVENT_PAGE) as u64;
+/// Where the header has the pid.
+const PID: u64 = 8;
 const RECORD: usize = 40;
 
 /// Address ranges in slots that follow each other.
@@ -196,6 +198,8 @@ pub struct SlotMap {
     path: PathBuf,
     log: File,
     end: u64,
+    /// Host pid of the process, if it is known.
+    pid: Option<u32>,
     /// Where the kernel puts the events.
     pub(crate) events: EventPage,
     /// The number of the last event that is in the log.
@@ -220,23 +224,25 @@ pub(crate) fn unreadable(procs: &Path) -> Option<PathBuf> {
 }
 
 impl SlotMap {
-    /// A new map.
+    /// A new map, of a process with this host pid if that is known. A pager adopts it once its
+    /// userfaultfd is held, too: until then it may be half written.
     ///
     /// # Errors
     /// The file system's.
-    pub fn create(path: &Path, swap: Arc<Swap>, runs: Runs) -> io::Result<Self> {
-        let staged = path.with_extension("new");
-        let log = open(&staged, true)?;
+    pub fn create(path: &Path, swap: Arc<Swap>, runs: Runs, pid: Option<u32>) -> io::Result<Self> {
+        let log = open(path, true)?;
         log.set_len(HEADER)?;
-        log.write_all_at(&MAGIC.to_le_bytes(), 0)?;
+        let mut head = [0; 12];
+        head[..8].copy_from_slice(&MAGIC.to_le_bytes());
+        head[PID as usize..].copy_from_slice(&pid.unwrap_or(0).to_le_bytes());
+        log.write_all_at(&head, 0)?;
         let records: Vec<u8> = runs.iter().flat_map(|(range, slot)| Change::Set(range, slot).encode(0)).collect();
         log.write_all_at(&records, HEADER)?;
         let events = EventPage::of_file(log.as_fd(), PAGE64)?;
-        std::fs::rename(&staged, path)?;
         for (range, slot) in runs.iter() {
             swap.hold(slot..slot + ((range.end - range.start) / PAGE64) as u32);
         }
-        Ok(Self { runs, swap, path: path.into(), log, end: HEADER + records.len() as u64, events, last: 0 })
+        Ok(Self { runs, swap, path: path.into(), log, end: HEADER + records.len() as u64, pid, events, last: 0 })
     }
 
     /// The map of a pager that has died, without what is left in its event page
@@ -264,7 +270,24 @@ impl SlotMap {
             swap.hold(slot..slot + ((range.end - range.start) / PAGE64) as u32);
         }
         let events = EventPage::of_file(log.as_fd(), PAGE64)?;
-        Ok(Self { runs, swap, path: path.into(), log, end, events, last })
+        let pid = u32::from_le_bytes([8, 9, 10, 11].map(|at| bytes[at]));
+        let pid = Some(pid).filter(|pid| *pid != 0);
+        Ok(Self { runs, swap, path: path.into(), log, end, pid, events, last })
+    }
+
+    /// Host pid of the process, if it is known.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// Notes the process of a map that was made without one.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn set_pid(&mut self, pid: u32) -> io::Result<()> {
+        self.log.write_all_at(&pid.to_le_bytes(), PID)?;
+        self.pid = Some(pid);
+        Ok(())
     }
 
     /// What missing pages hold.
@@ -341,7 +364,10 @@ impl SlotMap {
         if records < 4 * runs + 256 || !self.events.left().is_empty() {
             return Ok(());
         }
-        let new = Self::create(&self.path, self.swap.clone(), self.runs.clone())?;
+        let staged = self.path.with_extension("new");
+        let mut new = Self::create(&staged, self.swap.clone(), self.runs.clone(), self.pid)?;
+        std::fs::rename(&staged, &self.path)?;
+        new.path.clone_from(&self.path);
         // The new map counts its own references, and its events from zero.
         *self = new;
         Ok(())

@@ -42,7 +42,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
         let path = dir.path().join("map");
-        let mut map = SlotMap::create(&path, swap.clone(), Runs::default()).unwrap();
+        let mut map = SlotMap::create(&path, swap.clone(), Runs::default(), None).unwrap();
         let mut expected = HashMap::new();
         for mut change in changes {
             if let Change::Set(range, slot) = &mut change {
@@ -71,7 +71,7 @@ proptest! {
 fn an_event_is_done_once() {
     let dir = tempfile::tempdir().unwrap();
     let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
-    let mut map = SlotMap::create(&dir.path().join("map"), swap.clone(), Runs::default()).unwrap();
+    let mut map = SlotMap::create(&dir.path().join("map"), swap.clone(), Runs::default(), None).unwrap();
     let slots = [swap.allocate(1), swap.allocate(1)];
     map.change(&[Change::Set(0..2 * PAGE64, slots[0])]).unwrap();
     let event = Change::Move { from: 0, to: 8 * PAGE64, length: 2 * PAGE64 };
@@ -86,7 +86,7 @@ fn a_compacted_log_says_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
     let path = dir.path().join("map");
-    let mut map = SlotMap::create(&path, swap.clone(), Runs::default()).unwrap();
+    let mut map = SlotMap::create(&path, swap.clone(), Runs::default(), None).unwrap();
     for _ in 0..400 {
         map.change(&[Change::Set(0..PAGE64, swap.allocate(1))]).unwrap();
     }

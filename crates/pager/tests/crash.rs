@@ -23,8 +23,9 @@ use std::time::Duration;
 struct Far;
 
 impl Custodian for Far {
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        fdpass::send(io::stdin().as_fd(), &space.to_le_bytes(), &[uffd])
+    fn hold(&self, spaces: &[(SpaceId, BorrowedFd<'_>)]) -> io::Result<()> {
+        let send = |(space, uffd): &(SpaceId, _)| fdpass::send(io::stdin().as_fd(), &space.to_le_bytes(), &[*uffd]);
+        spaces.iter().try_for_each(send)
     }
     fn release(&self, _: SpaceId) {}
 }

@@ -114,7 +114,10 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
             }
         }
         let memory = rig.proc.memory(torture.pid).unwrap();
-        assert!(memory.state().since.installed > 1000, "{}", memory.state().since.installed);
+        let since = &memory.state().since;
+        // The other threads go on: where one of them unmaps something meanwhile, the kernel refuses
+        // the rest of the set, which comes by faults.
+        assert!(since.set_pages > 1000 && since.installed > 100, "{} of {}", since.installed, since.set_pages);
     }
     torture.good("io");
 }

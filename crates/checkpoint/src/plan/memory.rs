@@ -15,9 +15,16 @@ use std::collections::BTreeMap;
 
 const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
+const PROT_EXEC: u64 = 4;
+const MAP_PRIVATE: u64 = 2;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_LOCKED: u64 = 0x2000;
 const MAP_HUGETLB: u64 = 0x4_0000;
+/// A private mapping of a file is divided into so many pieces at most, written and not: each is a
+/// mapping more.
+const MOST_PIECES: usize = 64;
+/// To make one takes about as long as to read so many pages.
+const PAGES_A_PIECE: u64 = 2;
 /// Shorter runs are left to faults, bytes.
 const LEAST_POPULATED: u64 = 4 * PAGE as u64;
 /// Where [`Mapping::kind`] says so, `ours` is the number of a shared memory.
@@ -30,7 +37,7 @@ const KIND_GUARD: u64 = 2;
 pub(super) type VdsoShape = Vec<(u64, u64)>;
 
 /// One mapping.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Mapping {
     start: u64,
     end: u64,
@@ -273,6 +280,61 @@ impl Memory {
             return unsupported("pages where the restorer needs room");
         }
         Ok(memory)
+    }
+
+    /// Has what is written of private file mappings come back as private memory, which may come
+    /// later, as the pager does with them before a process hibernates: the file's name is gone
+    /// from there. Of what its parent had written before a fork each process has such pages, a
+    /// megabyte or two.
+    pub(super) fn free_of_files(&mut self) {
+        let mut divided = Vec::with_capacity(self.mappings.len());
+        for m in std::mem::take(&mut self.mappings) {
+            let pieces = self.pieces(&m);
+            let written: u64 = pieces.iter().filter(|piece| piece.2).map(|(start, end, _)| end - start).sum();
+            let pays = written / PAGE as u64 >= PAGES_A_PIECE * (pieces.len() as u64).saturating_sub(1);
+            if pieces.is_empty() || pieces.len() > MOST_PIECES || !pays {
+                divided.push(m);
+                continue;
+            }
+            for (start, end, written) in pieces {
+                divided.push(if written {
+                    let flags = m.flags | MAP_ANONYMOUS;
+                    Mapping { start, end, flags, file: None, offset: 0, can_wait: true, ..m }
+                } else {
+                    Mapping { start, end, offset: m.offset + (start - m.start), ..m }
+                });
+            }
+        }
+        self.mappings = divided;
+    }
+
+    /// A private mapping of a file by what is written of it and what is not: start, end. None of
+    /// any other.
+    fn pieces(&self, m: &Mapping) -> Vec<(u64, u64, bool)> {
+        let fits = m.file.is_some()
+            && m.flags & (MAP_PRIVATE | MAP_LOCKED) == MAP_PRIVATE
+            && m.protection & (PROT_READ | PROT_EXEC) == PROT_READ;
+        let mut pieces: Vec<(u64, u64, bool)> = Vec::new();
+        if !fits {
+            return pieces;
+        }
+        let first = self.runs.partition_point(|(_, run)| run.end() <= m.start);
+        let mut at = m.start;
+        for (_, run) in self.runs[first..].iter().take_while(|(_, run)| run.start < m.end) {
+            let (start, end) = (run.start.max(m.start), run.end().min(m.end));
+            if start > at {
+                pieces.push((at, start, false));
+            }
+            match pieces.last_mut() {
+                Some(last) if last.2 && last.1 == start => last.1 = end,
+                _ => pieces.push((start, end, true)),
+            }
+            at = end;
+        }
+        if at > m.start && at < m.end {
+            pieces.push((at, m.end, false));
+        }
+        pieces
     }
 
     /// Bytes of pages that may come later.

@@ -36,6 +36,8 @@ const MEMORY: [u32; 11] = [
 ];
 /// Words of `struct task`, and where its threads are.
 const TASK_WORDS: usize = 69;
+/// From so many processes on [`Memory::free_of_files`] pays.
+const FREE_OF_FILES_FROM: usize = 8;
 const TASK_THREADS: usize = 21;
 /// Where its state and status are, and `TASK_STOPPED`.
 const STATE: usize = 7;
@@ -215,9 +217,15 @@ pub(super) fn write(
     let controlled = controlled(images, files, tree, wish.terminals)?;
     let memories = || found.iter().flatten().filter_map(|(_, memory)| memory.as_ref());
     let mut device = None;
-    if memories().map(Memory::can_wait).sum::<u64>() >= wish.lazy_from {
+    if memories().map(Memory::can_wait).sum::<u64>() >= wish.lazy_from.max(1) {
         device = Some(files.device());
-        found.iter_mut().flatten().filter_map(|(_, memory)| memory.as_mut()).for_each(Memory::leave_out);
+        let is_large = found.len() >= FREE_OF_FILES_FROM || wish.lazy_from == 0;
+        for memory in found.iter_mut().flatten().filter_map(|(_, memory)| memory.as_mut()) {
+            if is_large {
+                memory.free_of_files();
+            }
+            memory.leave_out();
+        }
     }
     let memories = found.iter().flatten().filter_map(|(_, memory)| memory.as_ref());
     let eager = if device.is_some() { memories.flat_map(Memory::eager).collect() } else { Vec::new() };

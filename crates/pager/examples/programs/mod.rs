@@ -18,8 +18,10 @@ pub const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 pub struct Holder(Mutex<HashMap<SpaceId, OwnedFd>>);
 
 impl Custodian for Holder {
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        self.0.lock().expect("held by no panic").insert(space, uffd.try_clone_to_owned()?);
+    fn hold(&self, spaces: &[(SpaceId, BorrowedFd<'_>)]) -> io::Result<()> {
+        for (space, uffd) in spaces {
+            self.0.lock().expect("held by no panic").insert(*space, uffd.try_clone_to_owned()?);
+        }
         Ok(())
     }
     fn release(&self, space: SpaceId) {

@@ -9,7 +9,7 @@ use crate::deflate;
 use crate::mend::mend;
 use crate::parked::{self, Parked};
 use crate::resuming::Resuming;
-use crate::serve::Server;
+use crate::serve::{Server, processor};
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
 use crate::source::PageSource as _;
@@ -25,7 +25,6 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A process that was rebuilt without a part of its memory.
 #[derive(Debug)]
@@ -90,14 +89,10 @@ fn watch(processes: &[RebuiltProcess], known: &BTreeMap<u32, ProcessPages>, park
         mend(host, &runs, |slot, page| parked.read(slot, page))?;
         Ok(runs)
     };
-    let (next, watched) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    crew().share(processes.len(), |_| {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(process) = processes.get(index) else { break };
-            let runs = one(process);
-            watched.lock().insert(index, runs);
-        }
+    let watched = Mutex::new(BTreeMap::new());
+    crew().each(processes, |index, process| {
+        let runs = one(process);
+        watched.lock().insert(index, runs);
     });
     watched.into_inner().into_values().collect()
 }
@@ -132,23 +127,31 @@ impl PagedProc {
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
         let watched = watch(&processes, &known, &parked)?;
+        let (mut spaces, mut rebuilt) = (Vec::new(), Vec::new());
         for (RebuiltProcess { host, inside, uffd, waits, .. }, runs) in processes.into_iter().zip(watched) {
-            let process = known.remove(&inside).unwrap_or_default();
+            rebuilt.push((host, inside, waits));
+            spaces.push((uffd, runs, Some(host)));
+        }
+        let memories = proc.family.take_in_all(spaces)?;
+        for (memory, (host, inside, _)) in memories.iter().zip(&rebuilt) {
+            let process = known.remove(inside).unwrap_or_default();
+            let mut state = memory.state();
+            let runs = state.map.runs();
             let slot = |page| runs.get(page).map(|(slot, _)| slot);
-            let stored = match (set_slots.remove(&inside), parked.sets()) {
+            let stored = match (set_slots.remove(inside), parked.sets()) {
                 (Some(first), _) => StoredSet::parked(&process.sets, slot, parked.clone(), first),
                 (None, None) => StoredSet::coming(&process.sets, kind, slot, parked.clone()),
                 (None, Some(_)) => None,
             };
-            let memory = proc.family.take_in(uffd, runs, Some(host))?;
-            std::fs::write(proc.family.path(memory.id, "pid"), host.to_string())?;
-            let histories = Histories::resumed(predictor, &process.sets);
-            proc.known.insert(host, Known { id: memory.id, histories, set: None });
-            proc.server.add(&memory, proc.family.clone())?;
-            proc.server.move_to(memory.id, super::processor(host))?;
-            let mut state = memory.state();
             state.armed = stored.filter(|_| prefetch);
             kind.clone_into(&mut state.since.kind);
+            let histories = Histories::resumed(predictor, &process.sets);
+            proc.known.insert(*host, Known { id: memory.id, histories, set: None });
+        }
+        let failed = Mutex::new(Ok(()));
+        crew().each(&memories, |index, memory| {
+            let (host, _, waits) = rebuilt[index];
+            let mut state = memory.state();
             // What has to come from a store is waited for by no thread that serves faults.
             if waits && is_here && state.armed.is_some() {
                 state.resuming = Some(Resuming::of(host));
@@ -157,8 +160,14 @@ impl PagedProc {
                 state.read_ahead = true;
             }
             drop(state);
-            arguments::fetch_soon(host, &memory);
-        }
+            let served = proc.server.add(memory, proc.family.clone());
+            let served = served.and_then(|()| proc.server.move_to(memory.id, processor(host)));
+            if served.is_err() {
+                *failed.lock() = served;
+            }
+            arguments::fetch_soon(host, memory);
+        });
+        failed.into_inner()?;
         Ok(proc)
     }
 

@@ -35,8 +35,8 @@ impl InKeeper {
 }
 
 impl Custodian for InKeeper {
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        let put = || self.keeper.put(&self.key(space), &[uffd]);
+    fn hold(&self, spaces: &[(SpaceId, BorrowedFd<'_>)]) -> io::Result<()> {
+        let put = || self.keeper.put_many(spaces.iter().map(|(space, uffd)| (self.key(*space), *uffd)));
         let result = put().or_else(|first| match self.keeper.respawn() {
             Ok(_) => put(),
             Err(_) => Err(first),
@@ -78,10 +78,10 @@ impl Service {
             let guard = slot.lock();
             let Some(entry) = guard.as_ref() else { continue };
             let custodian = self.custodian(&name, entry.number);
-            for memory in entry.proc.memories() {
-                let held = custodian.hold(memory.id, memory.uffd.as_fd());
-                held.map_err(|source| OrderError::NotHeldTwice { name: name.clone(), source })?;
-            }
+            let memories = entry.proc.memories();
+            let spaces: Vec<_> = memories.iter().map(|memory| (memory.id, memory.uffd.as_fd())).collect();
+            let held = custodian.hold(&spaces);
+            held.map_err(|source| OrderError::NotHeldTwice { name: name.clone(), source })?;
         }
         self.drop_ended()
     }

@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 pub struct Holder(pub Mutex<HashMap<SpaceId, OwnedFd>>, pub Mutex<Vec<String>>);
 
 impl Custodian for Holder {
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        self.0.lock().insert(space, uffd.try_clone_to_owned()?);
+    fn hold(&self, spaces: &[(SpaceId, BorrowedFd<'_>)]) -> io::Result<()> {
+        for (space, uffd) in spaces {
+            self.0.lock().insert(*space, uffd.try_clone_to_owned()?);
+        }
         Ok(())
     }
     fn release(&self, space: SpaceId) {
