@@ -4,7 +4,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`locate`], [`helper`], [`helper_pool`], [`dump`], [`restore`] | CRIU: where it is, its helpers, the two requests |
-//! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`pages`], [`hold`] | what Kip changes in images |
+//! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`links`], [`pages`], [`hold`] | what Kip changes in images |
 //! | [`attributes`] | what images have no place for |
 //! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
 //! | [`remake`] | what was held for a plan and is lost, made anew from the images |
@@ -22,6 +22,7 @@ mod hold;
 mod ids;
 pub mod inotify;
 mod limits;
+mod links;
 pub mod locate;
 mod objects;
 mod owners;
@@ -43,6 +44,7 @@ mod volumes;
 pub use hold::{Held, hold_threads, is_held};
 pub use ids::move_id_block;
 pub use limits::set_limits;
+pub use links::use_other_names;
 pub use owners::{Owned, SignalReceiver, take_owners};
 pub use pages::{is_for_criu, make_whole, page_map};
 pub use procfs::mend_proc_paths;

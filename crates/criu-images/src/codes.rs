@@ -41,6 +41,8 @@ pub mod seccomp {
 
 /// `remap_type` of CRIU's images: how CRIU keeps a file that its path does not lead to any more.
 pub mod remap {
+    /// The file has another name, and a hard link that CRIU made in the same directory.
+    pub const LINKED: u64 = 0;
     /// The contents of a deleted file are in an image.
     pub const GHOST: u64 = 1;
     /// The file is one of a process that has ended, in proc(5).

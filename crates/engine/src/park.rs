@@ -33,11 +33,10 @@ use crate::system_v;
 use crate::terminals;
 use crate::tmpfs;
 use crate::volumes;
-use kip_checkpoint::attributes;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
 use kip_checkpoint::policy::mount_key;
 use kip_checkpoint::remake::ObjectNote;
-use kip_checkpoint::{is_below, mend_proc_paths, page_map, plan, sockets, take_owners};
+use kip_checkpoint::{attributes, is_below, mend_proc_paths, page_map, plan, sockets, take_owners, use_other_names};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Boot, Frozen, Now, Pending};
 use kip_criu_images::fields::mm_entry;
@@ -187,7 +186,6 @@ pub fn park(
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
-    let open = Terminals { there: has_terminals, open: terminals.clone() };
     let mut seen = Seen {
         tmpfs,
         ran,
@@ -200,7 +198,7 @@ pub fn park(
         once,
         mounts,
         place,
-        terminals: open,
+        terminals: Terminals { there: has_terminals, open: terminals.clone() },
         init,
         lifted,
     };
@@ -292,6 +290,8 @@ fn finalize(
         Some(target.to_string_lossy().into_owned())
     };
     mend_proc_paths(&mut images, &link)?;
+    let in_volumes: Vec<_> = seen.volumes.iter().map(|volume| volume.point.as_str()).collect();
+    use_other_names(&mut images, init, &in_volumes)?;
     let owned = take_owners(&mut images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(&mut images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
