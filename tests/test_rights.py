@@ -11,6 +11,7 @@ import pytest
 from harness import logged, servers
 from harness.clients import Lines, http_get
 from harness.kip import Kip, Proc
+from harness.programs import SOURCES
 
 # A server that says which capabilities its process has, and tries to write at the path that a
 # client names.
@@ -160,3 +161,26 @@ def test_what_is_never_given(kip: Kip, tmp_path: Path) -> None:
     spec = kip.json("inspect", "filed")["spec"]
     assert (spec["read_only"], spec["cap_add"], spec["cap_drop"]) == (True, ["SYS_PTRACE"], ["ALL"])
     assert kip.names() == ["filed"]
+
+
+# promise waking: a process that has called chroot(2) has its root directory after a sleep, and its
+#   children have; by plan and by CRIU
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_another_root_directory(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    flags = ["-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro", "--idle", "1h"]
+    proc = kip.run("elsewhere", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=flags)
+    line = Lines(proc.port())
+    made = (
+        "os.makedirs('/tmp/jail/in'); outside = os.open('/', os.O_RDONLY); r, w = os.pipe(); back, there = os.pipe(); os.chroot('/tmp/jail'); "
+        "os.chdir('/in'); other = lambda: [os.write(there, ','.join(os.listdir('/')).encode()) for _ in iter(lambda: os.read(r, 1), b'')]; "
+        "os.fork() or other()"
+    )
+    assert line.ask(made) == "None"
+    for number in range(3):
+        expected = ["in", *(f"file{before}" for before in range(number))]
+        asked = line.ask("(os.getcwd(), sorted(os.listdir('/')), os.write(w, b'x'), sorted(os.read(back, 99).decode().split(',')), 'usr' in os.listdir(outside))")
+        assert asked == str(("/in", sorted(expected), 1, sorted(expected), True))
+        proc.sleep()
+        assert line.ask(f"open('/file{number}', 'w').close()") == "None"
+        assert proc.rebuilt() == (engine == "plan")

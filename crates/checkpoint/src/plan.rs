@@ -43,7 +43,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLANB");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLANC");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 

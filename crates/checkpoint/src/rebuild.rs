@@ -39,7 +39,7 @@ const SLOWEST: u64 = 50_000_000;
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
-const STEPS: [&str; 30] = [
+const STEPS: [&str; 31] = [
     "start",
     "receive",
     "read the plan",
@@ -70,6 +70,7 @@ const STEPS: [&str; 30] = [
     "give a session its terminal",
     "make System V IPC",
     "make a ring of asynchronous I/O",
+    "take its root directory",
 ];
 
 /// The tree could not be rebuilt.

@@ -9,7 +9,7 @@ typedef unsigned int u32;
 enum { SYS_read = 0, SYS_close = 3, SYS_lseek = 8, SYS_mmap = 9, SYS_mprotect = 10, SYS_munmap = 11,
        SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_mremap = 25, SYS_madvise = 28, SYS_dup3 = 292,
        SYS_setitimer = 38, SYS_sendmsg = 46, SYS_recvmsg = 47, SYS_execve = 59, SYS_exit_group = 231, SYS_kill = 62,
-       SYS_fcntl = 72, SYS_flock = 73, SYS_fchdir = 81, SYS_umask = 95, SYS_setpgid = 109, SYS_setsid = 112,
+       SYS_fcntl = 72, SYS_flock = 73, SYS_fchdir = 81, SYS_chroot = 161, SYS_umask = 95, SYS_setpgid = 109, SYS_setsid = 112,
        SYS_setgroups = 116, SYS_setresuid = 117, SYS_setresgid = 119, SYS_setfsuid = 122, SYS_setfsgid = 123,
        SYS_capset = 126, SYS_sigaltstack = 131, SYS_personality = 135, SYS_setpriority = 141, SYS_sched_setscheduler = 144,
        SYS_mlock = 149, SYS_prctl = 157, SYS_futex = 202, SYS_set_tid_address = 218, SYS_timer_create = 222,

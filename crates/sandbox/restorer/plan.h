@@ -94,9 +94,10 @@ struct task {
     struct span rings;    /* struct ring */
     struct span settings; /* struct setting, of the process itself */
     word device;          /* /dev/userfaultfd, if some of its memory comes later; else ~0 */
+    word root;            /* of one that has called chroot(2); else ~0 */
 };
 
-_Static_assert(sizeof(struct task) == 69 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 70 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;
@@ -192,6 +193,6 @@ struct said {
 /* Steps, for messages. */
 enum { AT_START = 1, AT_RECEIVE, AT_PLAN, AT_OPEN, AT_SIZE, AT_SHARED, AT_FORK, AT_GROUP, AT_DESCRIPTOR, AT_DIRECTORY, AT_MAP,
        AT_PAGES, AT_PROTECT, AT_VDSO, AT_MM, AT_SIGNAL, AT_LIMIT, AT_TIMER, AT_THREAD, AT_SETTING, AT_CREDENTIALS, AT_FILTER,
-       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD, AT_TERMINAL, AT_SYSTEM_V, AT_RING };
+       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD, AT_TERMINAL, AT_SYSTEM_V, AT_RING, AT_ROOT };
 
 #endif

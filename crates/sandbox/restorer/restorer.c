@@ -245,6 +245,10 @@ static void place_descriptors(struct task *task)
     for (word i = 0; i < task->descriptors.count; i++, descriptor++)
         must(call3(SYS_dup3, ours(descriptor->ours), descriptor->number, descriptor->flags & 1 ? O_CLOEXEC : 0), AT_DESCRIPTOR,
              descriptor->number);
+    if (~task->root) {
+        must(call1(SYS_fchdir, ours(task->root)), AT_ROOT, 0);
+        must(call1(SYS_chroot, "."), AT_ROOT, 1);
+    }
     must(call1(SYS_fchdir, ours(task->directory)), AT_DIRECTORY, 0);
     call1(SYS_umask, task->umask);
 }

@@ -35,7 +35,7 @@ const MEMORY: [u32; 11] = [
     mm_entry::MM_ENV_END,
 ];
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 69;
+const TASK_WORDS: usize = 70;
 /// From so many processes on [`Memory::free_of_files`] pays.
 const FREE_OF_FILES_FROM: usize = 8;
 const TASK_THREADS: usize = 21;
@@ -252,7 +252,7 @@ pub(super) fn write(
         let common = Common { files, filters: &filters, shared: &shared, locks: &locks, unreported: wish.unreported };
         let mut item = task.write(writer, &common, references, memory.as_ref(), base)?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
-        item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
+        item.extend([lazy, references.root].map(|it| it.map_or(u64::MAX, |it| files.number(it))));
         debug_assert_eq!(item.len(), TASK_WORDS);
         items.push(item);
         if let Some(memory) = memory {
@@ -328,6 +328,8 @@ struct References {
     /// (number, file, flags).
     descriptors: Vec<(u64, Ref, u64)>,
     directory: Ref,
+    /// Of one that has called chroot(2).
+    root: Option<Ref>,
     executable: Option<Ref>,
     /// What is opened when the processes are there.
     of_processes: Vec<OfProcess>,
@@ -345,9 +347,6 @@ impl References {
         spare: &mut u64,
         watched: &mut BTreeSet<(u64, u64)>,
     ) -> Result<References, PlanError> {
-        if files.path_of(task.fs.number(fs_entry::ROOT_ID))? != "/" {
-            return unsupported("a process with another root directory, chroot(2)");
-        }
         let mut descriptors = Vec::new();
         let (mut of_processes, mut signalfds, mut reopened) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
         for d in &task.descriptors {
@@ -397,7 +396,9 @@ impl References {
             None => None,
         };
         let directory = files.open_path(task.fs.number(fs_entry::CWD_ID), false)?;
-        Ok(References { descriptors, directory, executable, of_processes, watches })
+        let root = task.fs.number(fs_entry::ROOT_ID);
+        let root = if files.path_of(root)? == "/" { None } else { Some(files.open_path(root, false)?) };
+        Ok(References { descriptors, directory, root, executable, of_processes, watches })
     }
 
     /// Inodes of the INET sockets among the descriptors.
