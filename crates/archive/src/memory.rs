@@ -62,8 +62,8 @@ pub struct Areas {
     /// else of a process is taken for a mapping of a file, where such a page is the file's. Shared
     /// memory is always as if it were listed.
     pub anonymous: Ranges,
-    /// Whose pages cannot wait for a fault: private mappings of files that were written, areas of
-    /// rseq(2), locked memory.
+    /// Whose pages cannot wait for a fault: private mappings of files that were written
+    /// (of fewer than eight processes), areas of rseq(2), locked memory.
     pub eager: Ranges,
 }
 

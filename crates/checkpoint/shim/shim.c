@@ -92,7 +92,6 @@ __attribute__((constructor)) static void start(void)
 {
 	real_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
 	real_ptrace = (long (*)(enum __ptrace_request, pid_t, void *, void *))dlsym(RTLD_NEXT, "ptrace");
-	real_ioctl = (int (*)(int, unsigned long, void *))dlsym(RTLD_NEXT, "ioctl");
 	if (!getenv("KIP_RUN"))
 		return;
 	/* A daemon that dies must not take a helper in the middle of a dump with it. */
@@ -319,6 +318,9 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(list, request);
 	argument = va_arg(list, void *);
 	va_end(list);
+	/* Libraries that begin before this one may ask already. */
+	if (!real_ioctl)
+		real_ioctl = (int (*)(int, unsigned long, void *))dlsym(RTLD_NEXT, "ioctl");
 	done = real_ioctl(fd, request, argument);
 	if (!done && !restoring && (request == SIOCINQ || request == SIOCOUTQ || request == SIOCOUTQNSD))
 		*(int *)argument = 0;

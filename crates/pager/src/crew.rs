@@ -46,7 +46,9 @@ pub(crate) fn crew() -> &'static Crew {
 
 impl Crew {
     fn reserve(&self, most: usize) -> Reserved<'_> {
-        // The thread that asks works too, on a processor.
+        // The thread that asks works too, on a processor. One of ours does the rest of its work
+        // alone: while it waited for others it would be given other work, which may take long.
+        let most = if rayon::current_thread_index().is_some() { 1 } else { most };
         let wanted = most.min(self.threads.current_num_threads()).saturating_sub(1);
         let mut got = 0;
         let take = |free: usize| {

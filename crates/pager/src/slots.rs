@@ -231,14 +231,15 @@ impl SlotMap {
     /// The file system's.
     pub fn create(path: &Path, swap: Arc<Swap>, runs: Runs, pid: Option<u32>) -> io::Result<Self> {
         let log = open(path, true)?;
-        log.set_len(HEADER)?;
         let mut head = [0; 12];
         head[..8].copy_from_slice(&MAGIC.to_le_bytes());
         head[PID as usize..].copy_from_slice(&pid.unwrap_or(0).to_le_bytes());
-        log.write_all_at(&head, 0)?;
         let records: Vec<u8> = runs.iter().flat_map(|(range, slot)| Change::Set(range, slot).encode(0)).collect();
-        log.write_all_at(&records, HEADER)?;
-        let events = EventPage::of_file(log.as_fd(), PAGE64)?;
+        // The head first: without it a longer file would be one of another form.
+        let written = log.write_all_at(&head, 0).and_then(|()| log.set_len(HEADER));
+        let written = written.and_then(|()| log.write_all_at(&records, HEADER));
+        let events = written.and_then(|()| EventPage::of_file(log.as_fd(), PAGE64));
+        let events = events.inspect_err(|_| drop(std::fs::remove_file(path)))?;
         for (range, slot) in runs.iter() {
             swap.hold(slot..slot + ((range.end - range.start) / PAGE64) as u32);
         }

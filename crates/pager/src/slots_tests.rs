@@ -91,9 +91,33 @@ fn a_compacted_log_says_the_same() {
         map.change(&[Change::Set(0..PAGE64, swap.allocate(1))]).unwrap();
     }
     let before = map.runs().clone();
+    map.set_pid(77).unwrap();
     map.compact().unwrap();
     assert!(path.metadata().unwrap().len() < HEADER + 10 * RECORD as u64);
     assert_eq!((map.runs(), swap.used()), (&before, 1));
+    assert_eq!(SlotMap::open(&path, swap.clone()).unwrap().pid(), Some(77));
+}
+
+#[test]
+fn a_map_knows_its_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
+    for (name, pid) in [("known", Some(5)), ("unknown", None)] {
+        drop(SlotMap::create(&dir.path().join(name), swap.clone(), Runs::default(), pid).unwrap());
+        assert_eq!(SlotMap::open(&dir.path().join(name), swap.clone()).unwrap().pid(), pid);
+    }
+    let mut map = SlotMap::open(&dir.path().join("unknown"), swap.clone()).unwrap();
+    map.set_pid(6).unwrap();
+    drop(map);
+    assert_eq!(SlotMap::open(&dir.path().join("unknown"), swap).unwrap().pid(), Some(6));
+}
+
+#[test]
+fn a_map_whose_pager_was_killed_before_it_wrote_the_head_is_none_of_another_form() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("web/pager")).unwrap();
+    std::fs::write(dir.path().join("web/pager/space-1.map"), []).unwrap();
+    assert_eq!(unreadable(dir.path()), None);
 }
 
 #[test]

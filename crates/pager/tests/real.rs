@@ -71,7 +71,14 @@ fn held_processes_come_back_complete() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(rss(torture.pid) <= asleep, "it is held");
     rig.proc.wake(&[torture.pid], "");
-    assert!(rss(torture.pid) > 10 << 20);
+    // How much of it is installed, and not held back, depends on what came by faults the last time.
+    let memory = rig.proc.memory(torture.pid).unwrap();
+    let (set, installed) = {
+        let state = memory.state();
+        (state.since.set_pages, state.since.installed)
+    };
+    assert!(set > 1000 && installed > 100, "{installed} of {set}");
+    assert!(rss(torture.pid) > asleep + (installed as u64 / 2) * 4096);
     stopped.go();
     assert_eq!(torture.receive(), "ok");
     torture.good("io");
@@ -115,8 +122,7 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
         }
         let memory = rig.proc.memory(torture.pid).unwrap();
         let since = &memory.state().since;
-        // The other threads go on: where one of them unmaps something meanwhile, the kernel refuses
-        // the rest of the set, which comes by faults.
+        // How much of it is installed, and not held back, depends on what came by faults before.
         assert!(since.set_pages > 1000 && since.installed > 100, "{} of {}", since.installed, since.set_pages);
     }
     torture.good("io");

@@ -36,9 +36,9 @@ const MEMORY: [u32; 11] = [
 ];
 /// Words of `struct task`, and where its threads are.
 const TASK_WORDS: usize = 70;
+const TASK_THREADS: usize = 21;
 /// From so many processes on [`Memory::free_of_files`] pays.
 const FREE_OF_FILES_FROM: usize = 8;
-const TASK_THREADS: usize = 21;
 /// Where its state and status are, and `TASK_STOPPED`.
 const STATE: usize = 7;
 const TASK_STOPPED: u64 = 3;

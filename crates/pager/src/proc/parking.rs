@@ -6,6 +6,7 @@ use super::{Custodian, Known, PARKED, PagedProc};
 use crate::arguments;
 use crate::crew::crew;
 use crate::deflate;
+use crate::memory::Memory;
 use crate::mend::mend;
 use crate::parked::{self, Parked};
 use crate::resuming::Resuming;
@@ -149,7 +150,7 @@ impl PagedProc {
             proc.known.insert(*host, Known { id: memory.id, histories, set: None });
         }
         let failed = Mutex::new(Ok(()));
-        crew().each(&memories, |index, memory| {
+        let prepare = |index: usize, memory: &Arc<Memory>| {
             let (host, _, waits) = rebuilt[index];
             let mut state = memory.state();
             // What has to come from a store is waited for by no thread that serves faults.
@@ -166,7 +167,12 @@ impl PagedProc {
                 *failed.lock() = served;
             }
             arguments::fetch_soon(host, memory);
-        });
+        };
+        // Sets that have to come from a store are waited for, and not by threads that others need.
+        match is_here {
+            true => crew().each(&memories, prepare),
+            false => memories.iter().enumerate().for_each(|(index, memory)| prepare(index, memory)),
+        }
         failed.into_inner()?;
         Ok(proc)
     }
