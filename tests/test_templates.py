@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,11 +88,8 @@ def test_the_second_begins_from_the_first(kip: Kip, tmp_path: Path) -> None:
     first, template = leaves(kip, "first")
     seen = words(first)
     assert seen[1:] == ["once", "first", "cold", "-"]
-    began = time.monotonic()
     second = run(kip, "second")
-    took = time.monotonic() - began
-    assert words(second) == seen == words(first), "drawn once"
-    assert took < 1, f"it did not start: {took}"
+    assert words(second) == seen == words(first), "drawn once: it did not start"
     assert second.exec("hostname").stdout == "second\n" and second.port() != first.port()
     assert told(kip, "second", "cloned") == [f"from template {template}"] and told(kip, "second", "started") == []
     # Files are its own.
