@@ -5,9 +5,11 @@
 //! CRIU makes a hard link to each, `link_remap.N` in the same directory, and its restore removes
 //! that. Here such a file gets the name that it has, so that both engines open it by that.
 
+use crate::procfs::rename;
+use crate::volumes::is_below;
 use kip_criu_images::codes::remap;
 use kip_criu_images::fields::{file_entry, reg_file_entry, remap_file_path_entry};
-use kip_criu_images::{CheckpointImageError, FieldValue, Images};
+use kip_criu_images::{CheckpointImageError, Images};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags, ResolveFlags, Stat, statat, unlinkat};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -42,9 +44,7 @@ pub fn use_other_names(images: &mut Images, init: u32, volumes: &[&str]) -> Resu
     let mut renamed = BTreeMap::new();
     for (id, link) in &linked {
         let Some((directory, link)) = names.get(link).and_then(|path| path.rsplit_once('/')) else { continue };
-        let below =
-            |point: &&str| directory.strip_prefix(*point).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        if volumes.iter().any(below) {
+        if volumes.iter().any(|point| is_below(directory, point)) {
             continue;
         }
         let found =
@@ -58,13 +58,7 @@ pub fn use_other_names(images: &mut Images, init: u32, volumes: &[&str]) -> Resu
     }
     for file in files.entries.iter_mut() {
         let Some(name) = renamed.get(&file.number(file_entry::ID)) else { continue };
-        let rename = |reg: &mut kip_criu_images::Message| {
-            for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == reg_file_entry::NAME) {
-                *value = FieldValue::Bytes(name.clone().into_bytes());
-            }
-            Ok(())
-        };
-        file.edit_messages(file_entry::REG, rename).map_err(&damaged)?;
+        rename(file, name).map_err(&damaged)?;
     }
     let gone: Vec<u64> = renamed.keys().map(|id| linked[id]).collect();
     files.entries.retain(|file| !gone.contains(&file.number(file_entry::ID)));

@@ -4,7 +4,7 @@
 
 use kip_criu_images::fields::{file_entry, fs_entry, reg_file_entry};
 use kip_criu_images::processes::places;
-use kip_criu_images::{CheckpointImageError, FieldValue, Images};
+use kip_criu_images::{CheckpointImageError, FieldValue, Images, Malformed, Message};
 use std::collections::BTreeMap;
 
 /// Puts paths right; `link` says where a link of a process (by its number inside) below its
@@ -39,20 +39,23 @@ pub fn mend_proc_paths(
     for (place, id, name) in suspects {
         let target = links.get(&id).and_then(|(pid, at)| link(*pid, at));
         let Some(right) = target.filter(|target| process_of(&name) == Some(target.as_str())) else { continue };
-        files.entries[place]
-            .edit_messages(file_entry::REG, |reg| {
-                for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == reg_file_entry::NAME) {
-                    *value = FieldValue::Bytes(right.clone().into_bytes());
-                }
-                Ok(())
-            })
-            .map_err(&damaged)?;
+        rename(&mut files.entries[place], &right).map_err(&damaged)?;
         changed = true;
     }
     if changed {
         images.put(&files);
     }
     Ok(())
+}
+
+/// Gives a regular file of the images another name.
+pub(crate) fn rename(file: &mut Message, name: &str) -> Result<(), Malformed> {
+    file.edit_messages(file_entry::REG, |reg| {
+        for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == reg_file_entry::NAME) {
+            *value = FieldValue::Bytes(name.into());
+        }
+        Ok(())
+    })
 }
 
 /// `/proc/PID` of a path below it, or that is it.

@@ -308,8 +308,8 @@ impl Memory {
         self.mappings = divided;
     }
 
-    /// A private mapping of a file by what is written of it and what is not: start, end. None of
-    /// any other.
+    /// A private mapping of a file in pieces: start, end, whether it is written. None of any other
+    /// mapping, or of one of which nothing is written.
     fn pieces(&self, m: &Mapping) -> Vec<(u64, u64, bool)> {
         let fits = m.file.is_some()
             && m.flags & (MAP_PRIVATE | MAP_LOCKED) == MAP_PRIVATE
