@@ -37,7 +37,7 @@ AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
     "waiting": r"a connection to a listening unix socket that waits to be accepted",
 }
-NATIVE = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
+NATIVE = {"pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "daemon", "group", "adopted", "memory_mapping", "corked", *ONLY_HERE}
 
 
 def run(kip: Kip, tmp_path: Path, kind: str) -> Proc:
@@ -83,7 +83,8 @@ def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
 #   filters of the program's own, descriptors of /proc, daemons, groups and sessions whose leader
 #   has ended, below other processes that take orphans too, programs and mappings that are memory
 #   files; natively and by CRIU, from every tier that they go to
-# held by: this, `tests/test_comeback.py::test_after_a_reboot`
+# held by: this, `tests/test_comeback.py::test_after_a_reboot`,
+#   `kip_checkpoint::plan::filters::tests::what_cannot_be_set_again_is_refused`
 # promise waking: what neither way brings back is not put away, what only this machine can wake is
 #   not archived; `kip why` says what it is
 # held by: this,
@@ -167,7 +168,7 @@ def test_criu_hangs(brittle: Kip, criu: BrittleCriu, tmp_path: Path) -> None:
     """A restore that says nothing any more is ended, and nothing of it is left; what waits for it is answered."""
     kip = brittle
     kip.expected += [logged.SNAPSHOT_UNUSABLE, logged.NO_HELPER]
-    proc = run(kip, tmp_path, "seccomp")
+    proc = run(kip, tmp_path, "proc")
     proc.sleep()
     for pid in criu.helpers():
         os.kill(pid, signal.SIGSTOP)

@@ -14,6 +14,7 @@
 mod deleted;
 mod family;
 mod files;
+mod filters;
 mod layout;
 mod memfd;
 pub(crate) mod memory;
@@ -43,7 +44,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLANC");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAND");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 
@@ -78,6 +79,18 @@ pub struct PlannedThread {
     pub id: u32,
     /// What it goes on with.
     pub registers: Registers,
+    /// Filters of its program's own, in the order in which they are set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filters: Vec<OwnFilter>,
+}
+
+/// A system call filter that a thread is made to set once nothing else is left to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnFilter {
+    /// Address of its `struct sock_fprog` in the plan, where that lies in the process.
+    pub program: u64,
+    /// As seccomp(2) takes them.
+    pub flags: u64,
 }
 
 /// A process that will report itself.
@@ -253,7 +266,7 @@ mod tests {
         let task = PlannedTask {
             pid: 2,
             vdso: 0x7000,
-            threads: vec![PlannedThread { id: 2, registers }],
+            threads: vec![PlannedThread { id: 2, registers, filters: vec![OwnFilter { program: 8, flags: 1 }] }],
             can_come: 3,
             stopped: true,
             sockets: BTreeSet::from([9]),

@@ -315,14 +315,14 @@ impl<'a> Rebuild<'a> {
         static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
         let offset =
             OFFSET.get_or_init(syscall_offset).ok_or_else(|| RebuildError::Trace(io::ErrorKind::Unsupported.into()))?;
-        let init = Thread { tid: init, registers: None };
+        let init = Thread { tid: init, registers: None, filters: &[] };
         let mut processes = vec![WaitingProcess { threads: vec![init], unmap: (0, 0), syscall_at: 0 }];
         for (index, task) in &self.plan.tasks {
             let mut threads = Vec::new();
             for thread in &task.threads {
                 let missing = RebuildError::Missing { pid: thread.id };
                 let tid = *self.found.get(&(*index, thread.id)).ok_or(missing)?;
-                threads.push(Thread { tid, registers: Some(&thread.registers) });
+                threads.push(Thread { tid, registers: Some(&thread.registers), filters: &thread.filters });
             }
             if task.stopped {
                 self.until_stopped(threads[0].tid)?;

@@ -6,15 +6,15 @@
 //!
 //! 1. every thread of every process is seized and interrupted, then all are waited for: from here
 //!    nothing runs;
-//! 2. per process, its first thread is made to call munmap(2) over the restorer's mappings, through
-//!    a `syscall` instruction in its vdso, the one piece of code that is certainly there and not
-//!    being unmapped;
+//! 2. per process, each thread is made to set the filters of its program's own, seccomp(2), and the
+//!    first one to call munmap(2) over the restorer's mappings, through a `syscall` instruction in
+//!    its vdso, the one piece of code that is certainly there and not being unmapped;
 //! 3. every thread gets its floating-point registers, its general registers and its signal mask.
 //!
 //! [`FrozenTree::go`] then lets them run. Owns no memory image, no descriptors and no decision
-//! when; reads a process's memory only for the instruction on which a thread stands. The call of
-//! step 2 passes the seccomp filters that the restorer has already put on: a program whose own
-//! filter refuses munmap cannot be restored this way, and [`stop`] says so.
+//! when; reads a process's memory only for the instruction on which a thread stands. The calls of
+//! step 2 pass the sandbox's filter, which the restorer has already set; those of a program do not
+//! hear of them, since filters are suspended until [`FrozenTree::outlive`] where a program has any.
 //!
 //! ```text
 //! waiting in the restorer --stop()--> Stopped --go()--> running
@@ -29,6 +29,7 @@
 //! crash lets all of them run. No other thread of the daemon may wait(2) for these processes
 //! meanwhile.
 
+use crate::plan::OwnFilter;
 use crate::registers::Registers;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal};
 use kip_sys::restart;
@@ -48,6 +49,8 @@ pub struct Thread<'a> {
     pub tid: u32,
     /// What it is to have; none for one that keeps what it has, pid 1.
     pub registers: Option<&'a Registers>,
+    /// The filters that it is made to set.
+    pub filters: &'a [OwnFilter],
 }
 
 /// A process whose threads all wait in the restorer.
@@ -97,8 +100,10 @@ pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<FrozenTree> {
     if processes.iter().any(|p| p.threads.is_empty()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a process without threads"));
     }
+    let filters = processes.iter().flat_map(|p| &p.threads).any(|thread| !thread.filters.is_empty());
+    let seize = if filters { trace::seize_unfiltered } else { trace::seize };
     for tid in stopped.threads() {
-        trace::seize(tid).map_err(at(tid, "seize"))?;
+        seize(tid).map_err(at(tid, "seize"))?;
         trace::interrupt(tid).map_err(at(tid, "interrupt"))?;
     }
     // Those first of whose end others are told only after it: pid 1 and the leaders are last.
@@ -106,6 +111,9 @@ pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<FrozenTree> {
         until_still(tid)?;
     }
     for process in processes {
+        for thread in &process.threads {
+            set_filters(thread, process.syscall_at)?;
+        }
         unmap(process)?;
         for thread in &process.threads {
             set(thread)?;
@@ -197,58 +205,85 @@ fn until_still(tid: u32) -> io::Result<()> {
     }
 }
 
-/// Lets a thread run to where it enters or leaves a call.
-fn until_call(tid: u32) -> io::Result<()> {
+/// Lets a thread run to where it enters or leaves the call `what`.
+fn until_call(tid: u32, what: &str) -> io::Result<()> {
     let mut signal = 0;
     loop {
-        trace::to_call(tid, signal).map_err(at(tid, "munmap"))?;
-        signal = match trace::wait_stopped(tid).map_err(at(tid, "munmap"))? {
+        trace::to_call(tid, signal).map_err(at(tid, what))?;
+        signal = match trace::wait_stopped(tid).map_err(at(tid, what))? {
             Stop::Call => return Ok(()),
             Stop::Event => 0,
             Stop::Signal(stop) if stop == Signal::STOP.as_raw() => stop,
-            other => return Err(strange(tid, "munmap", other)),
+            other => return Err(strange(tid, what, other)),
         };
     }
 }
 
 /// Indices into the general registers.
 const RAX: usize = 10;
+const RDX: usize = 12;
 const RSI: usize = 13;
 const RDI: usize = 14;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
 
-/// Makes the first thread call munmap(2), and checks that it did.
+/// A system call, by name and number, and its arguments.
+struct Call {
+    what: &'static str,
+    number: u64,
+    arguments: [u64; 3],
+}
+
+/// Has the thread make a call through the instruction at `syscall_at`, and checks that it did.
 ///
 /// It runs to the call's entry and to its end rather than for one single step: a step ends with a
 /// forced SIGTRAP, and because the restorer blocks every signal, the kernel would first set the
 /// program's own SIGTRAP handler to the default.
-fn unmap(process: &WaitingProcess<'_>) -> io::Result<()> {
-    const MUNMAP: u64 = 11;
-    let (start, length) = process.unmap;
-    if length == 0 {
-        return Ok(());
-    }
-    let tid = process.threads[0].tid;
-    let mut registers = trace::get_general(tid).map_err(at(tid, "read registers"))?;
-    registers[RIP] = process.syscall_at;
-    registers[RAX] = MUNMAP;
-    registers[RDI] = start;
-    registers[RSI] = length;
+fn call(tid: u32, syscall_at: u64, call: &Call) -> io::Result<()> {
+    let Call { what, number, arguments: [first, second, third] } = *call;
+    let mut registers = trace::get_general(tid).map_err(at(tid, what))?;
+    registers[RIP] = syscall_at;
+    registers[RAX] = number;
+    registers[RDI] = first;
+    registers[RSI] = second;
+    registers[RDX] = third;
     // The futex that it waited in shall not begin again.
     registers[ORIG_RAX] = u64::MAX;
-    trace::set_general(tid, &registers).map_err(at(tid, "set registers for munmap"))?;
-    until_call(tid)?;
-    until_call(tid)?;
-    let after = trace::get_general(tid).map_err(at(tid, "read registers"))?;
-    if after[RIP] != process.syscall_at + 2 || after[ORIG_RAX] != MUNMAP {
-        let was = format!("there is no syscall instruction at {:#x}", process.syscall_at);
-        return Err(at(tid, "munmap")(io::Error::other(was)));
+    trace::set_general(tid, &registers).map_err(at(tid, what))?;
+    until_call(tid, what)?;
+    until_call(tid, what)?;
+    let after = trace::get_general(tid).map_err(at(tid, what))?;
+    if after[RIP] != syscall_at + 2 || after[ORIG_RAX] != number {
+        let was = format!("there is no syscall instruction at {syscall_at:#x}");
+        return Err(at(tid, what)(io::Error::other(was)));
     }
     match after[RAX] as i64 {
         0 => Ok(()),
-        error => Err(at(tid, "munmap")(io::Error::from_raw_os_error(-error as i32))),
+        error if error < 0 => Err(at(tid, what)(io::Error::from_raw_os_error(-error as i32))),
+        other => Err(at(tid, what)(io::Error::other(format!("it returned {other}")))),
     }
+}
+
+/// Makes the first thread give the restorer's mappings up.
+fn unmap(process: &WaitingProcess<'_>) -> io::Result<()> {
+    const MUNMAP: u64 = 11;
+    match process.unmap {
+        (_, 0) => Ok(()),
+        (start, length) => {
+            let munmap = Call { what: "munmap", number: MUNMAP, arguments: [start, length, 0] };
+            call(process.threads[0].tid, process.syscall_at, &munmap)
+        }
+    }
+}
+
+fn set_filters(thread: &Thread<'_>, syscall_at: u64) -> io::Result<()> {
+    const SECCOMP: u64 = 317;
+    const SET_MODE_FILTER: u64 = 1;
+    for filter in thread.filters {
+        let arguments = [SET_MODE_FILTER, filter.flags, filter.program];
+        call(thread.tid, syscall_at, &Call { what: "seccomp", number: SECCOMP, arguments })?;
+    }
+    Ok(())
 }
 
 fn set(thread: &Thread<'_>) -> io::Result<()> {

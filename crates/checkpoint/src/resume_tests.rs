@@ -122,7 +122,7 @@ impl Subject {
             .tids
             .iter()
             .zip(registers)
-            .map(|(tid, registers)| Thread { tid: *tid, registers: Some(registers) })
+            .map(|(tid, registers)| Thread { tid: *tid, registers: Some(registers), filters: &[] })
             .collect();
         WaitingProcess { threads, unmap, syscall_at: self.syscall_at() }
     }

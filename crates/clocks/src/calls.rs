@@ -11,12 +11,15 @@ use crate::due::{Due, Left, Source, push_due};
 use crate::frozen::Frozen;
 use crate::noted::{AbsoluteWaits, Clocks, Form, Patch, SocketPatch};
 use crate::now::{Now, SECOND};
-use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
+use kip_criu_images::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, R15, SI, SP};
 use kip_criu_images::fields::{core_entry, thread_info_x86};
 use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 use kip_sys::ends::{self, End};
+use kip_sys::process::write_memory;
+use kip_sys::trace;
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsFd;
 
 /// How a system call takes its time-out.
@@ -412,7 +415,7 @@ pub fn end_of(patch: &Patch, clocks: &Clocks) -> End {
 
 /// What the wake writes for a patch at `now`: what is left, never less than the least that is not
 /// "do not wait".
-pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
+fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
     let left = patch.left_ns - (now.monotonic_ns - clocks.frozen_ns);
     let unit = match patch.form {
         Form::Record => return ends::encode(left, end_of(patch, clocks), patch.address).to_vec(),
@@ -426,7 +429,33 @@ pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
     [left / SECOND, left % SECOND / unit].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Sets the registers with time-outs in milliseconds to what is left at `now`.
+/// What is left of a time-out in milliseconds at `now`, rounded up: early is never allowed.
+fn millis_left(patch: &Patch, clocks: &Clocks, now: Now) -> u64 {
+    let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
+    left.div_ceil(1_000_000)
+}
+
+/// Fills in what is left of a time-out at `now`, or that nothing is once its wait has `ended`, for
+/// a thread that stands still; one whose time-out is in a register must be traced by the caller.
+///
+/// # Errors
+/// ESRCH when the thread has died or is not ours; EFAULT for memory that is not there any more.
+pub fn fill(tid: u32, patch: &Patch, clocks: &Clocks, now: Now, ended: bool) -> io::Result<()> {
+    match patch.form {
+        Form::Record | Form::Millis if ended => Ok(()),
+        Form::Millis => {
+            let mut registers = trace::get_general(tid)?;
+            // The fields of the images are in the kernel's order.
+            registers[(patch.address as u32 - R15) as usize] = millis_left(patch, clocks, now);
+            trace::set_general(tid, &registers)
+        }
+        // What the kernel tells the program is left.
+        Form::Timespec | Form::Timeval if ended => write_memory(tid, patch.address, &[0; 16]),
+        _ => write_memory(tid, patch.address, &patch_bytes(patch, clocks, now)),
+    }
+}
+
+/// Sets the registers with time-outs in milliseconds in the images to what is left at `now`.
 ///
 /// # Errors
 /// An image is missing or damaged.
@@ -434,12 +463,10 @@ pub fn advance_millis(images: &mut Images, clocks: &Clocks, now: Now) -> Result<
     for patch in clocks.patches.iter().filter(|patch| patch.form == Form::Millis) {
         let mut image = images.image(&format!("core-{}.img", patch.thread))?;
         let damaged = image.damaged();
-        let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
         for core in &mut image.entries {
             core.edit_messages::<Malformed>(core_entry::THREAD_INFO, |info| {
                 info.edit_messages::<Malformed>(thread_info_x86::GPREGS, |regs| {
-                    // Rounded up: early is never allowed.
-                    regs.set_varint(patch.address as u32, left.div_ceil(1_000_000));
+                    regs.set_varint(patch.address as u32, millis_left(patch, clocks, now));
                     Ok(())
                 })
             })
@@ -453,7 +480,6 @@ pub fn advance_millis(images: &mut Images, clocks: &Clocks, now: Now) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
 
     const NOTHING: Frozen<'_> = Frozen {
         read: &|_, _, _| false,

@@ -29,7 +29,7 @@ pub mod tree;
 mod unread;
 mod with_time_outs;
 
-pub use calls::{Waiting, WaitingThreads, advance_millis, end_of, is_over, live_due, patch_bytes};
+pub use calls::{Waiting, WaitingThreads, advance_millis, end_of, fill, is_over, live_due};
 pub use due::{Due, Source};
 pub use finalize::finalize;
 pub use frozen::{ClockError, Frozen, Pending};

@@ -380,7 +380,7 @@ fn held_processes<'a>(tree: &Tree, held: &'a Held) -> Vec<WaitingProcess<'a>> {
     let inside: BTreeMap<u32, u32> = tree.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
     let process = |pid: &u32| {
         let tids = threads(*pid).unwrap_or_default().into_iter();
-        let thread = |tid| Some(Thread { tid, registers: Some(held.get(inside.get(&tid)?)?) });
+        let thread = |tid| Some(Thread { tid, registers: Some(held.get(inside.get(&tid)?)?), filters: &[] });
         let threads: Vec<_> = tids.filter_map(thread).collect();
         (!threads.is_empty()).then_some(WaitingProcess { threads, unmap: (0, 0), syscall_at: 0 })
     };

@@ -65,6 +65,16 @@ pub fn seize(tid: u32) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, 0, options as usize)
 }
 
+/// The same, and no seccomp(2) filter of the thread is asked about any call, until [`outlive`] or
+/// [`detach`]: PTRACE_O_SUSPEND_SECCOMP, Linux 4.3.
+///
+/// # Errors
+/// As of [`seize`]; EPERM also without CAP_SYS_ADMIN or when we have a filter ourselves.
+pub fn seize_unfiltered(tid: u32) -> io::Result<()> {
+    let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP;
+    request(libc::PTRACE_SEIZE, tid, 0, options as usize)
+}
+
 /// From now on the end of the calling thread lets a stopped thread run on instead of killing its
 /// process: ptrace(2) PTRACE_SETOPTIONS without PTRACE_O_EXITKILL, Linux 3.8.
 ///

@@ -6,6 +6,8 @@ pub const AREA: u64 = 0x4a00_0000_0000;
 pub const AREA_END: u64 = 0x4a10_0000_0000;
 /// Mapped in every process that is being rebuilt: MAIN_STACK in restorer.c.
 pub const RESTORER_STACK: u64 = AREA + 0x100_0000;
+/// Where the plan lies in every process that is being rebuilt: PLAN in plan.h.
+pub(super) const PLAN_AT: u64 = AREA + 0x1000_0000;
 /// Most bytes of a plan: from PLAN to VDSO in plan.h.
 pub(super) const PLAN_MOST: u64 = 0x1000_0000;
 /// Where pid 1 makes shared memory: SHARED in restorer.c.

@@ -1,18 +1,16 @@
 //! What a process and its threads have besides memory and descriptors: signals, limits, timers,
-//! credentials, filters, locks.
+//! credentials, locks.
 
 use super::layout::{Span, Writer};
-use super::tasks::one;
 use super::{PlanError, unsupported};
 use kip_clocks::{Clocks, Now};
-use kip_criu_images::codes::seccomp;
 use kip_criu_images::fields::{
     core_entry, creds_entry, file_lock_entry, itimer_entry, posix_timer_entry, rlimit_entry, rseq_entry, sa_entry,
-    seccomp_entry, seccomp_filter, siginfo_entry, signal_queue_entry, task_core_entry, task_rlimits_entry,
-    task_timers_entry, thread_core_entry, thread_info_x86, thread_sas_entry,
+    siginfo_entry, signal_queue_entry, task_core_entry, task_rlimits_entry, task_timers_entry, thread_core_entry,
+    thread_info_x86, thread_sas_entry,
 };
 use kip_criu_images::{Images, Message};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Bytes of a siginfo_t.
 const INFO_BYTES: usize = 128;
@@ -198,50 +196,6 @@ fn credentials(writer: &mut Writer, creds: &Message) -> Result<u64, PlanError> {
         creds.number(creds_entry::NO_NEW_PRIVS),
     ]);
     Ok(writer.words(&words))
-}
-
-/// System call filters: each names the one that was there before it.
-#[derive(Debug)]
-pub(super) struct Filters(Vec<Message>);
-
-impl Filters {
-    pub(super) fn read(images: &Images) -> Result<Filters, PlanError> {
-        if images.bytes("seccomp.img").is_none() {
-            return Ok(Filters(Vec::new()));
-        }
-        Ok(Filters(one(images, "seccomp.img")?.messages(seccomp_entry::SECCOMP_FILTERS)?))
-    }
-}
-
-/// The filter that all threads have. CRIU says so by TSYNC at the leader's and leaves the others'
-/// out. One alone is the sandbox's own, under which the restorer can finish; what further filters
-/// forbid is not known.
-pub(super) fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
-    let mut all = BTreeSet::new();
-    let mut of_all = false;
-    for (_, core) in threads {
-        let thread = core.message(core_entry::THREAD_CORE)?.unwrap_or_default();
-        let last = thread.varint(thread_core_entry::SECCOMP_FILTER);
-        match (thread.number(thread_core_entry::SECCOMP_MODE), last.and_then(|last| filters.0.get(last as usize))) {
-            (seccomp::DISABLED, _) if of_all => {}
-            (seccomp::DISABLED, _) => drop(all.insert(None)),
-            (seccomp::FILTER, Some(filter)) if filter.varint(seccomp_filter::PREV).is_none() => {
-                let flags = filter.number(seccomp_filter::FLAGS);
-                of_all |= flags & seccomp::TSYNC != 0;
-                let code = filter.bytes(seccomp_filter::FILTER).unwrap_or_default();
-                all.insert(Some((code, flags & !seccomp::TSYNC)));
-            }
-            _ => return unsupported("system call filters of the program's own"),
-        }
-    }
-    match (all.len(), all.first()) {
-        (1, Some(None)) => Ok(Span::default()),
-        (1, Some(Some((code, flags)))) => {
-            let at = writer.bytes(code);
-            Ok(writer.list(&[vec![at, code.len() as u64 / 8, *flags]]))
-        }
-        _ => unsupported("threads with different system call filters"),
-    }
 }
 
 /// File locks by the process that sets them.

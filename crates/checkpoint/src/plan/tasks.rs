@@ -2,10 +2,11 @@
 
 use super::family::{self, Entry, Joins, Maker, Member};
 use super::files::{Files, Ref, base_above};
+use super::filters::{Filters, OwnFilters, ProcessFilters};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedItem, SharedMemory, VdsoShape, write_pages};
 use super::of_processes::{OfProcess, own_oom_score, own_settings, usual_oom_score};
-use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
+use super::settings::{Base, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Received, Wish, system_v, unsupported};
 use crate::registers;
 use crate::terminals::{self, Controlled};
@@ -182,7 +183,7 @@ pub(super) fn write(
     tree: &[Task],
     wish: &Wish<'_>,
 ) -> Result<Written, PlanError> {
-    let filters = Filters::read(images)?;
+    let all_filters = Filters::read(images)?;
     let namespace = system_v::read(images)?;
     let mut shared = SharedMemory::of(&namespace, files)?;
     for d in tree.iter().flat_map(|task| &task.descriptors) {
@@ -249,14 +250,15 @@ pub(super) fn write(
             continue;
         };
         let base = Base::of(task.pid, wish.clocks, now);
-        let common = Common { files, filters: &filters, shared: &shared, locks: &locks, unreported: wish.unreported };
-        let mut item = task.write(writer, &common, references, memory.as_ref(), base)?;
+        let common = Common { files, shared: &shared, locks: &locks, unreported: wish.unreported };
+        let ProcessFilters { sandbox, own } = all_filters.of_process(writer, &task.threads)?;
+        let mut item = task.write(writer, &common, references, memory.as_ref(), base, sandbox)?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.extend([lazy, references.root].map(|it| it.map_or(u64::MAX, |it| files.number(it))));
         debug_assert_eq!(item.len(), TASK_WORDS);
         items.push(item);
         if let Some(memory) = memory {
-            planned.insert(index as u64, task.planned(memory, references.sockets(files))?);
+            planned.insert(index as u64, task.planned(memory, references.sockets(files), own)?);
         }
     }
     let tasks = writer.list(&items);
@@ -417,7 +419,6 @@ impl References {
 /// What the tasks of a plan have in common.
 struct Common<'a> {
     files: &'a Files<'a>,
-    filters: &'a Filters,
     shared: &'a SharedMemory,
     /// Locks of files, by process.
     locks: &'a BTreeMap<u32, Vec<Vec<u64>>>,
@@ -444,13 +445,13 @@ impl Task {
         Ok(found)
     }
 
-    fn planned(&self, memory: &Memory, sockets: BTreeSet<u32>) -> Result<PlannedTask, PlanError> {
+    fn planned(&self, memory: &Memory, sockets: BTreeSet<u32>, mut own: OwnFilters) -> Result<PlannedTask, PlanError> {
         let mut threads = Vec::new();
         for (id, core) in &self.threads {
             let Some(registers) = registers::read(core)? else {
                 return unsupported("registers that this machine does not have");
             };
-            threads.push(PlannedThread { id: *id, registers });
+            threads.push(PlannedThread { id: *id, registers, filters: own.remove(id).unwrap_or_default() });
         }
         Ok(PlannedTask {
             pid: self.pid,
@@ -470,8 +471,9 @@ impl Task {
         references: &References,
         memory: Option<&Memory>,
         base: Base,
+        filters: Span,
     ) -> Result<Vec<u64>, PlanError> {
-        let Common { files, filters, shared, locks, unreported } = *common;
+        let Common { files, shared, locks, unreported } = *common;
         let tc = self.tc()?;
         self.check(&tc)?;
         let descriptors: Vec<Vec<u64>> =
@@ -490,7 +492,6 @@ impl Task {
             thread_items.push(thread(writer, *id, core, &tc)?);
         }
         let threads = writer.list(&thread_items);
-        let filters = filter_of(writer, filters, &self.threads)?;
         let locks = writer.list(locks.get(&self.pid).map_or(&[], Vec::as_slice));
         let watches = writer.list(&references.watches);
         let of_processes: Vec<_> = references.of_processes.iter().map(|one| one.write(writer)).collect();

@@ -96,19 +96,15 @@ pub(super) fn set(
             complain("the signal of a timer could not be sent", whose, &e);
         }
     }
-    for patch in clocks.patches.iter().filter(|patch| patch.form != Form::Millis) {
+    // CRIU's images have the others already.
+    for patch in clocks.patches.iter().filter(|patch| traced || patch.form != Form::Millis) {
         // Anew for each: what comes between makes the wait longer.
         let now = Now::read();
-        let bytes = kip_clocks::patch_bytes(patch, waits, now);
-        let over = kip_clocks::is_over(patch, waits, now);
+        let over = traced && kip_clocks::is_over(patch, waits, now);
         let fill = |tid| {
             // A thread of a stopped process is not ours.
-            if over && traced && matches!(timed::end_wait(tid), Ok(true)) {
-                // What the kernel tells the program is left.
-                let left = [0; 16];
-                return if patch.form == Form::Record { Ok(()) } else { write_memory(tid, patch.address, &left) };
-            }
-            write_memory(tid, patch.address, &bytes)
+            let ended = over && matches!(timed::end_wait(tid), Ok(true));
+            kip_clocks::fill(tid, patch, waits, now, ended)
         };
         if let Err(e) = host(patch.thread).and_then(fill) {
             complain("a time-out could not be filled in", patch.thread, &e);
