@@ -51,6 +51,7 @@ mod set;
 mod slots;
 mod source;
 mod space;
+mod spares;
 mod stored;
 mod swap;
 mod ticking;

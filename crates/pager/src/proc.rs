@@ -26,6 +26,7 @@ use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
+use crate::spares::Spares;
 pub use crate::stored::Sets;
 use crate::stored::StoredSet;
 use crate::swap::{PAGE, Swap};
@@ -98,6 +99,7 @@ struct Family {
     swap: Arc<Swap>,
     parked: Option<Arc<Parked>>,
     custodian: Arc<dyn Custodian>,
+    spares: Arc<Spares>,
     next: AtomicU64,
     spaces: Mutex<BTreeMap<SpaceId, Member>>,
 }
@@ -126,7 +128,7 @@ impl Family {
         let first = self.number << 32 | self.next.fetch_add(all.len() as u64, Ordering::Relaxed);
         let mut made = Vec::new();
         for (id, (uffd, runs, pid)) in (first..).zip(all) {
-            made.push((id, uffd, SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs, pid)?));
+            made.push((id, uffd, SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs, pid, &self.spares)?));
         }
         // In one step for a thread that compares what is held with what is served.
         let mut spaces = self.spaces();
@@ -224,6 +226,7 @@ impl PagedProc {
             swap,
             parked,
             custodian,
+            spares: server.spares().clone(),
             next: AtomicU64::new(1),
             spaces: Mutex::default(),
         });
@@ -258,7 +261,7 @@ impl PagedProc {
         // All maps are counted before any slot is given up.
         let mut maps = Vec::new();
         for (id, uffd) in held {
-            let map = SlotMap::open(&family.path(id, "map"), family.swap.clone())?;
+            let map = SlotMap::open(&family.path(id, "map"), family.swap.clone(), &family.spares)?;
             // Pagers of before had it in a file of its own.
             let alone = || std::fs::read_to_string(family.path(id, "pid")).ok().and_then(|text| text.parse().ok());
             maps.push((id, map.pid().or_else(alone), uffd, map));
@@ -555,9 +558,11 @@ impl PagedProc {
         for id in gone {
             self.server.remove(id);
             self.family.custodian.release(id);
-            spaces.remove(&id);
+            if let Some(member) = spaces.remove(&id) {
+                member.memory.state().map.give_up();
+            }
             self.known.retain(|_, known| known.id != id);
-            for kind in ["map", "set", "pid"] {
+            for kind in ["set", "pid"] {
                 // A set has a name for a moment only.
                 let _ = std::fs::remove_file(self.family.path(id, kind));
             }
@@ -567,6 +572,11 @@ impl PagedProc {
     /// All spaces served.
     pub fn memories(&self) -> Vec<Arc<Memory>> {
         self.family.spaces().values().map(|member| member.memory.clone()).collect()
+    }
+
+    /// Drops it: nothing of it is needed any more.
+    pub fn give_up(self) {
+        self.memories().iter().for_each(|memory| memory.state().map.give_up());
     }
 
     /// The names of all spaces served, with their processes where they are known.

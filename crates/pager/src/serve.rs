@@ -7,6 +7,7 @@
 //! to another server.
 
 use crate::memory::{Memory, MemoryState, SpaceId};
+use crate::spares::Spares;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -54,6 +55,7 @@ impl Shared {
 
 /// Serves many address spaces.
 pub struct Server {
+    spares: Arc<Spares>,
     shared: Arc<Shared>,
     end: OwnedFd,
     threads: Vec<JoinHandle<()>>,
@@ -65,6 +67,14 @@ impl Server {
     /// # Errors
     /// The kernel's.
     pub fn start() -> io::Result<Self> {
+        Self::with_spares(Spares::default())
+    }
+
+    /// The same, with files for the slot maps of what is served.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn with_spares(spares: Spares) -> io::Result<Self> {
         let count = std::thread::available_parallelism()?.get();
         // Before any thread is bound to a processor.
         crate::crew::crew();
@@ -82,7 +92,12 @@ impl Server {
             let name = format!("faults-{number}");
             threads.push(std::thread::Builder::new().name(name).spawn(move || run(&shared, number))?);
         }
-        Ok(Self { shared, end, threads })
+        Ok(Self { spares: Arc::new(spares), shared, end, threads })
+    }
+
+    /// Files for slot maps.
+    pub(crate) fn spares(&self) -> &Arc<Spares> {
+        &self.spares
     }
 
     /// Serves a space from now on. Ids are to be unique among all procs served here.

@@ -20,6 +20,7 @@ use crate::protocol::{
 };
 use crate::serve::Server;
 use crate::set::Predictor;
+use crate::spares::Spares;
 use crate::swap::{PAGE, Swap};
 use crate::ticking::packets;
 use custody::{InKeeper, held_prefix};
@@ -49,6 +50,8 @@ const QUIESCENT_WITHIN: Duration = Duration::from_millis(500);
 const CACHED_FOR: Duration = Duration::from_secs(75);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.
 const STACK: usize = 256 << 10;
+/// Spare files of slot maps, in the data directory.
+const SPARES: &str = "run/maps";
 /// What working sets may take in memory unless the daemon says otherwise, bytes.
 pub const DEFAULT_BUDGET: usize = 256 << 20;
 
@@ -158,7 +161,7 @@ impl Service {
         let (cached, caching) = mpsc::channel();
         let service = Arc::new(Service {
             keeper: Arc::new(keeper),
-            server: Arc::new(Server::start()?),
+            server: Arc::new(Server::with_spares(Spares::in_directory(&dir.join(SPARES))?)?),
             procs: Mutex::default(),
             broken: Mutex::default(),
             followers: Mutex::default(),
@@ -507,8 +510,8 @@ impl Service {
         let Some(mut entry) = entry else { return };
         entry.let_go();
         self.sets_are_used(&mut entry);
-        let directory = entry.directory.clone();
-        drop(entry);
+        let Entry { proc, directory, .. } = entry;
+        proc.give_up();
         self.procs.lock().remove(name);
         if let Err(e) = clear(&directory) {
             tracing::warn!(proc = name, error = %e, "what a proc had on disk is left");

@@ -21,6 +21,7 @@
 //! Nothing is synced: the processes whose memory this is do not outlive the machine. A torn record
 //! at the end of the log is cut off.
 
+use crate::spares::{Spare, Spares};
 use crate::swap::{PAGE, Swap};
 use kip_sys::uffd::{EVENT_PAGE, EventPage, Left};
 use std::collections::BTreeMap;
@@ -195,7 +196,6 @@ impl Change {
 pub struct SlotMap {
     runs: Runs,
     swap: Arc<Swap>,
-    path: PathBuf,
     log: File,
     end: u64,
     /// Host pid of the process, if it is known.
@@ -204,6 +204,8 @@ pub struct SlotMap {
     pub(crate) events: EventPage,
     /// The number of the last event that is in the log.
     last: u64,
+    /// Dropped after all that uses the file.
+    file: Spare,
 }
 
 fn open(path: &Path, new: bool) -> io::Result<File> {
@@ -229,8 +231,14 @@ impl SlotMap {
     ///
     /// # Errors
     /// The file system's.
-    pub fn create(path: &Path, swap: Arc<Swap>, runs: Runs, pid: Option<u32>) -> io::Result<Self> {
-        let log = open(path, true)?;
+    pub fn create(
+        path: &Path,
+        swap: Arc<Swap>,
+        runs: Runs,
+        pid: Option<u32>,
+        spares: &Arc<Spares>,
+    ) -> io::Result<Self> {
+        let log = open(path, !spares.take(path))?;
         let mut head = [0; 12];
         head[..8].copy_from_slice(&MAGIC.to_le_bytes());
         head[PID as usize..].copy_from_slice(&pid.unwrap_or(0).to_le_bytes());
@@ -243,7 +251,8 @@ impl SlotMap {
         for (range, slot) in runs.iter() {
             swap.hold(slot..slot + ((range.end - range.start) / PAGE64) as u32);
         }
-        Ok(Self { runs, swap, path: path.into(), log, end: HEADER + records.len() as u64, pid, events, last: 0 })
+        let (end, file) = (HEADER + records.len() as u64, Spare::new(path, Arc::clone(spares)));
+        Ok(Self { runs, swap, log, end, pid, events, last: 0, file })
     }
 
     /// The map of a pager that has died, without what is left in its event page
@@ -251,7 +260,7 @@ impl SlotMap {
     ///
     /// # Errors
     /// The file system's; `InvalidData` for a file that is none.
-    pub fn open(path: &Path, swap: Arc<Swap>) -> io::Result<Self> {
+    pub fn open(path: &Path, swap: Arc<Swap>, spares: &Arc<Spares>) -> io::Result<Self> {
         let log = open(path, false)?;
         let mut bytes = vec![0; log.metadata()?.len() as usize];
         log.read_exact_at(&mut bytes, 0)?;
@@ -273,7 +282,8 @@ impl SlotMap {
         let events = EventPage::of_file(log.as_fd(), PAGE64)?;
         let pid = u32::from_le_bytes([8, 9, 10, 11].map(|at| bytes[at]));
         let pid = Some(pid).filter(|pid| *pid != 0);
-        Ok(Self { runs, swap, path: path.into(), log, end, pid, events, last })
+        let file = Spare::new(path, Arc::clone(spares));
+        Ok(Self { runs, swap, log, end, pid, events, last, file })
     }
 
     /// Host pid of the process, if it is known.
@@ -303,7 +313,12 @@ impl SlotMap {
 
     /// Its file.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
+    }
+
+    /// Its file is needed no more once this is dropped.
+    pub fn give_up(&mut self) {
+        self.file.give_up();
     }
 
     /// The number of an event of the last read.
@@ -365,10 +380,10 @@ impl SlotMap {
         if records < 4 * runs + 256 || !self.events.left().is_empty() {
             return Ok(());
         }
-        let staged = self.path.with_extension("new");
-        let mut new = Self::create(&staged, self.swap.clone(), self.runs.clone(), self.pid)?;
-        std::fs::rename(&staged, &self.path)?;
-        new.path.clone_from(&self.path);
+        let staged = self.path().with_extension("new");
+        let mut new = Self::create(&staged, self.swap.clone(), self.runs.clone(), self.pid, self.file.spares())?;
+        std::fs::rename(&staged, self.path())?;
+        new.file.path.clone_from(&self.file.path);
         // The new map counts its own references, and its events from zero.
         *self = new;
         Ok(())

@@ -42,7 +42,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
         let path = dir.path().join("map");
-        let mut map = SlotMap::create(&path, swap.clone(), Runs::default(), None).unwrap();
+        let mut map = SlotMap::create(&path, swap.clone(), Runs::default(), None, &Arc::default()).unwrap();
         let mut expected = HashMap::new();
         for mut change in changes {
             if let Change::Set(range, slot) = &mut change {
@@ -60,7 +60,7 @@ proptest! {
         map.log.write_all_at(&record[..torn], map.end).unwrap();
         std::mem::forget(map);
         let again = Arc::new(Swap::open(&dir.path().join("swap")).unwrap());
-        let map = SlotMap::open(&path, again.clone()).unwrap();
+        let map = SlotMap::open(&path, again.clone(), &Arc::default()).unwrap();
         prop_assert_eq!(flat(map.runs()), expected.clone());
         drop(map);
         prop_assert_eq!(again.used(), 0);
@@ -71,7 +71,8 @@ proptest! {
 fn an_event_is_done_once() {
     let dir = tempfile::tempdir().unwrap();
     let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
-    let mut map = SlotMap::create(&dir.path().join("map"), swap.clone(), Runs::default(), None).unwrap();
+    let mut map =
+        SlotMap::create(&dir.path().join("map"), swap.clone(), Runs::default(), None, &Arc::default()).unwrap();
     let slots = [swap.allocate(1), swap.allocate(1)];
     map.change(&[Change::Set(0..2 * PAGE64, slots[0])]).unwrap();
     let event = Change::Move { from: 0, to: 8 * PAGE64, length: 2 * PAGE64 };
@@ -86,7 +87,7 @@ fn a_compacted_log_says_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
     let path = dir.path().join("map");
-    let mut map = SlotMap::create(&path, swap.clone(), Runs::default(), None).unwrap();
+    let mut map = SlotMap::create(&path, swap.clone(), Runs::default(), None, &Arc::default()).unwrap();
     for _ in 0..400 {
         map.change(&[Change::Set(0..PAGE64, swap.allocate(1))]).unwrap();
     }
@@ -95,7 +96,7 @@ fn a_compacted_log_says_the_same() {
     map.compact().unwrap();
     assert!(path.metadata().unwrap().len() < HEADER + 10 * RECORD as u64);
     assert_eq!((map.runs(), swap.used()), (&before, 1));
-    assert_eq!(SlotMap::open(&path, swap.clone()).unwrap().pid(), Some(77));
+    assert_eq!(SlotMap::open(&path, swap.clone(), &Arc::default()).unwrap().pid(), Some(77));
 }
 
 #[test]
@@ -103,13 +104,13 @@ fn a_map_knows_its_process() {
     let dir = tempfile::tempdir().unwrap();
     let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
     for (name, pid) in [("known", Some(5)), ("unknown", None)] {
-        drop(SlotMap::create(&dir.path().join(name), swap.clone(), Runs::default(), pid).unwrap());
-        assert_eq!(SlotMap::open(&dir.path().join(name), swap.clone()).unwrap().pid(), pid);
+        drop(SlotMap::create(&dir.path().join(name), swap.clone(), Runs::default(), pid, &Arc::default()).unwrap());
+        assert_eq!(SlotMap::open(&dir.path().join(name), swap.clone(), &Arc::default()).unwrap().pid(), pid);
     }
-    let mut map = SlotMap::open(&dir.path().join("unknown"), swap.clone()).unwrap();
+    let mut map = SlotMap::open(&dir.path().join("unknown"), swap.clone(), &Arc::default()).unwrap();
     map.set_pid(6).unwrap();
     drop(map);
-    assert_eq!(SlotMap::open(&dir.path().join("unknown"), swap).unwrap().pid(), Some(6));
+    assert_eq!(SlotMap::open(&dir.path().join("unknown"), swap, &Arc::default()).unwrap().pid(), Some(6));
 }
 
 #[test]
