@@ -32,9 +32,17 @@ const RESTORER_FLAGS: &[&str] = &["-fpie", "-fvisibility=hidden", "-Wl,--build-i
 fn main() {
     println!("cargo::rerun-if-env-changed=CC");
     compile("init/init.c", INIT_FLAGS, "kip-init");
-    for part in
-        ["children.h", "kernel.h", "plan.h", "rings.h", "settings.h", "shared_memory.h", "system_v.h", "terminals.h"]
-    {
+    for part in [
+        "children.h",
+        "kernel.h",
+        "memory.h",
+        "plan.h",
+        "rings.h",
+        "settings.h",
+        "shared_memory.h",
+        "system_v.h",
+        "terminals.h",
+    ] {
         println!("cargo::rerun-if-changed=restorer/{part}");
     }
     compile("restorer/restorer.c", RESTORER_FLAGS, "kip-restore");

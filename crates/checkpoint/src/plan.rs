@@ -15,6 +15,7 @@ mod deleted;
 mod family;
 mod files;
 mod filters;
+mod inherit;
 mod layout;
 mod memfd;
 pub(crate) mod memory;
@@ -44,7 +45,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAND");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLANE");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 

@@ -13,13 +13,15 @@ static void drop_child_signals(void)
         ;
 }
 
-/* Those that are made before setsid(2), or the others. */
-static void fork_children(word index, word early)
+/* Those before setsid(2); those that have none of their maker's mappings; those that have some. */
+enum { FORK_EARLY, FORK_OTHERS, FORK_HEIRS };
+
+static void fork_children(word index, int which)
 {
     struct task *tasks = at(plan()->tasks.at), *task = tasks;
     int ended = 0;
     for (word i = 0; i < plan()->tasks.count; i++, task++) {
-        if (task->maker != index || task->early != early)
+        if (task->maker != index || which != (task->early ? FORK_EARLY : task->inherits ? FORK_HEIRS : FORK_OTHERS))
             continue;
         int pid = (int)task->pid;
         /* The signal at its end is that of its maker, if that is not its parent. */
@@ -32,7 +34,7 @@ static void fork_children(word index, word early)
         ended = 1;
     }
     task = tasks;
-    for (word i = 0; !early && i < plan()->tasks.count; i++, task++) {
+    for (word i = 0; which == FORK_HEIRS && i < plan()->tasks.count; i++, task++) {
         if (task->state != TASK_DEAD || (task->sibling ? tasks[task->maker].maker : task->maker) != index)
             continue;
         must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED | WNOWAIT, 0), AT_FORK, task->pid);

@@ -95,18 +95,21 @@ struct task {
     struct span settings; /* struct setting, of the process itself */
     word device;          /* /dev/userfaultfd, if some of its memory comes later; else ~0 */
     word root;            /* of one that has called chroot(2); else ~0 */
+    word inherits;        /* mappings from its maker, which forks it after those of other kinds */
 };
 
-_Static_assert(sizeof(struct task) == 70 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 71 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;
 };
 
 enum { MAPPING_PLAIN = 0, MAPPING_SHARED = 1, MAPPING_GUARD = 2 /* in mappings that come before it */ };
+enum { MADE_ALONE = 0, MADE_BEFORE = 1 /* it forks those that inherit */, MADE_BY_MAKER = 2 };
 struct mapping {
     word start, end, protection, flags, ours, offset, kind, advice; /* kind SHARED: ours is the index of struct shared */
     word written; /* has pages to fill in */
+    word made;    /* by what */
 };
 
 /* A run of pages that follow each other in memory; runs of one list follow each other in the file. */

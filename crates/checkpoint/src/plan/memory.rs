@@ -1,6 +1,7 @@
 //! Mappings and their contents.
 
 use super::files::{Files, Ref};
+use super::inherit::MappingWords;
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::memory_files::OpenMemory;
 use super::{PlanError, unsupported};
@@ -438,24 +439,23 @@ impl Memory {
         writer.list(&self.rings.iter().map(one).collect::<Vec<_>>())
     }
 
-    pub(super) fn write(&self, writer: &mut Writer, files: &Files<'_>, shared: &SharedMemory) -> (Span, Span, Span) {
-        let mappings: Vec<Vec<u64>> = self
-            .mappings
-            .iter()
-            .map(|m| {
-                let ours = m.file.map(|f| files.number(f)).or(m.shared.map(|id| shared.place(id))).unwrap_or(u64::MAX);
-                let kind = if m.shared.is_some() { KIND_SHARED } else { 0 };
-                let (offset, written) = (m.offset, u64::from(self.is_filled(m)));
-                vec![m.start, m.end, m.protection, m.flags, ours, offset, kind, m.advice, written]
-            })
-            .chain(self.guards.iter().map(|(start, end)| vec![*start, *end, 0, 0, u64::MAX, 0, KIND_GUARD, 0, 0]))
-            .collect();
-        let vdso: Vec<Vec<u64>> = self
-            .vdso_shape
-            .iter()
-            .map(|(offset, size)| vec![*offset, *size, self.vdso.wrapping_add(*offset)])
-            .collect();
-        (writer.list(&mappings), write_pages(writer, files, &self.lists()), writer.list(&vdso))
+    /// Its mappings, without what makes them.
+    pub(super) fn mappings(&self, files: &Files<'_>, shared: &SharedMemory) -> Vec<MappingWords> {
+        let guard = |(start, end): &(u64, u64)| vec![*start, *end, 0, 0, u64::MAX, 0, KIND_GUARD, 0, 0, 0];
+        let plain = |m: &Mapping| {
+            let ours = m.file.map(|f| files.number(f)).or(m.shared.map(|id| shared.place(id))).unwrap_or(u64::MAX);
+            let kind = if m.shared.is_some() { KIND_SHARED } else { 0 };
+            let (offset, written) = (m.offset, u64::from(self.is_filled(m)));
+            vec![m.start, m.end, m.protection, m.flags, ours, offset, kind, m.advice, written, 0]
+        };
+        self.mappings.iter().map(plain).chain(self.guards.iter().map(guard)).collect()
+    }
+
+    /// Lists of `struct pages` and of the pieces of its vdso.
+    pub(super) fn write(&self, writer: &mut Writer, files: &Files<'_>) -> (Span, Span) {
+        let piece = |&(offset, size): &(u64, u64)| vec![offset, size, self.vdso.wrapping_add(offset)];
+        let vdso: Vec<Vec<u64>> = self.vdso_shape.iter().map(piece).collect();
+        (write_pages(writer, files, &self.lists()), writer.list(&vdso))
     }
 }
 

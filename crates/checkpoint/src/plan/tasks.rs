@@ -7,7 +7,7 @@ use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedItem, SharedMemory, VdsoShape, write_pages};
 use super::of_processes::{OfProcess, own_oom_score, own_settings, usual_oom_score};
 use super::settings::{Base, intervals, limits, locks, pending, posix_timers, signals, thread};
-use super::{PlanError, PlannedTask, PlannedThread, Received, Wish, system_v, unsupported};
+use super::{PlanError, PlannedTask, PlannedThread, Received, Wish, inherit, system_v, unsupported};
 use crate::registers;
 use crate::terminals::{self, Controlled};
 use kip_clocks::Now;
@@ -36,7 +36,7 @@ const MEMORY: [u32; 11] = [
     mm_entry::MM_ENV_END,
 ];
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 70;
+const TASK_WORDS: usize = 71;
 const TASK_THREADS: usize = 21;
 /// From so many processes on [`Memory::free_of_files`] pays.
 const FREE_OF_FILES_FROM: usize = 8;
@@ -199,15 +199,13 @@ pub(super) fn write(
             found.push(None);
             continue;
         }
-        let is_init = task.member.maker.is_none();
         let references = References::gather(task, files, &mut spare, &mut watched)?;
         let numbers =
             references.descriptors.iter().map(|d| d.0).chain(references.of_processes.iter().map(|one| one.number));
         highest = numbers.max().unwrap_or(0).max(highest);
-        let memory = match is_init {
-            true => None,
-            false => Some(Memory::read(wish.pages, task.pid, &task.mm, &task.rseq()?, files, &mut shared)?),
-        };
+        // Pid 1 is kip-init, of which none is kept.
+        let read = |_| Memory::read(wish.pages, task.pid, &task.mm, &task.rseq()?, files, &mut shared);
+        let memory = task.member.maker.map(read).transpose()?;
         if let Some(memory) = &memory
             && *shape.get_or_insert_with(|| memory.vdso_shape.clone()) != memory.vdso_shape
         {
@@ -242,6 +240,9 @@ pub(super) fn write(
     let shared_list = writer.list(&shared_items);
     let locks = locks(images)?;
     let now = Now::read();
+    let of = |found: &Option<(References, Option<Memory>)>| Some(found.as_ref()?.1.as_ref()?.mappings(files, &shared));
+    let mut mappings: Vec<_> = found.iter().map(|found| of(found).unwrap_or_default()).collect();
+    let inherits = inherit::mark(&tree.iter().map(|task| task.member.maker).collect::<Vec<_>>(), &mut mappings);
     let mut planned = BTreeMap::new();
     let mut items = Vec::new();
     for (index, (task, found)) in tree.iter().zip(&found).enumerate() {
@@ -250,11 +251,13 @@ pub(super) fn write(
             continue;
         };
         let base = Base::of(task.pid, wish.clocks, now);
-        let common = Common { files, shared: &shared, locks: &locks, unreported: wish.unreported };
+        let common = Common { files, locks: &locks, unreported: wish.unreported };
         let ProcessFilters { sandbox, own } = all_filters.of_process(writer, &task.threads)?;
-        let mut item = task.write(writer, &common, references, memory.as_ref(), base, sandbox)?;
+        let before = Before { base, filters: sandbox, mappings: writer.list(&mappings[index]) };
+        let mut item = task.write(writer, &common, references, memory.as_ref(), before)?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.extend([lazy, references.root].map(|it| it.map_or(u64::MAX, |it| files.number(it))));
+        item.push(u64::from(inherits[index]));
         debug_assert_eq!(item.len(), TASK_WORDS);
         items.push(item);
         if let Some(memory) = memory {
@@ -393,10 +396,8 @@ impl References {
                 }
             }
         }
-        let executable = match task.member.maker {
-            Some(_) => Some(files.executable(task.mm.number(mm_entry::EXE_FILE_ID))?),
-            None => None,
-        };
+        let executable =
+            task.member.maker.map(|_| files.executable(task.mm.number(mm_entry::EXE_FILE_ID))).transpose()?;
         let directory = files.open_path(task.fs.number(fs_entry::CWD_ID), false)?;
         let root = task.fs.number(fs_entry::ROOT_ID);
         let root = if files.path_of(root)? == "/" { None } else { Some(files.open_path(root, false)?) };
@@ -419,11 +420,17 @@ impl References {
 /// What the tasks of a plan have in common.
 struct Common<'a> {
     files: &'a Files<'a>,
-    shared: &'a SharedMemory,
     /// Locks of files, by process.
     locks: &'a BTreeMap<u32, Vec<Vec<u64>>>,
     /// Stopped processes whose parent has not been told.
     unreported: &'a [u32],
+}
+
+/// What is written of a task before the rest.
+struct Before {
+    base: Base,
+    filters: Span,
+    mappings: Span,
 }
 
 impl Task {
@@ -470,16 +477,15 @@ impl Task {
         common: &Common<'_>,
         references: &References,
         memory: Option<&Memory>,
-        base: Base,
-        filters: Span,
+        Before { base, filters, mappings }: Before,
     ) -> Result<Vec<u64>, PlanError> {
-        let Common { files, shared, locks, unreported } = *common;
+        let Common { files, locks, unreported } = *common;
         let tc = self.tc()?;
         self.check(&tc)?;
         let descriptors: Vec<Vec<u64>> =
             references.descriptors.iter().map(|(number, of, flags)| vec![*number, files.number(*of), *flags]).collect();
         let descriptors = writer.list(&descriptors);
-        let (mappings, pages, vdso) = memory.map(|m| m.write(writer, files, shared)).unwrap_or_default();
+        let (pages, vdso) = memory.map(|m| m.write(writer, files)).unwrap_or_default();
         let signals = writer.list(&signals(&tc)?);
         let limits = writer.list(&limits(&tc)?);
         let timers = tc.message(task_core_entry::TIMERS)?.unwrap_or_default();
