@@ -23,6 +23,7 @@ use kip_sys::uffd::{self, Catch};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -59,13 +60,18 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, ProcessPages>) -> HashMa
 fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, parked: &Parked) -> io::Result<Runs> {
     let mut runs = Runs::default();
     let mut watched = 0;
+    // Neighbours in one call.
+    let mut to_watch: Vec<Range<u64>> = Vec::new();
     for mapping in space::mappings(pid)?.into_iter().filter(|m| m.kind == SpaceKind::Anonymous) {
         let first = all.partition_point(|run| run.end() <= mapping.range.start);
         let mut met = all[first..].iter().take_while(|run| run.start < mapping.range.end).peekable();
         if met.peek().is_none() {
             continue;
         }
-        uffd::register(uffd, mapping.range.clone(), Catch::Both)?;
+        match to_watch.last_mut() {
+            Some(last) if last.end == mapping.range.start => last.end = mapping.range.end,
+            _ => to_watch.push(mapping.range.clone()),
+        }
         for run in met {
             let (start, end) = (run.start.max(mapping.range.start), run.end().min(mapping.range.end));
             let slot = parked.slot(run) + ((start - run.start) / PAGE as u64) as u32;
@@ -73,6 +79,7 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, par
             watched += (end - start) / PAGE as u64;
         }
     }
+    to_watch.into_iter().try_for_each(|range| uffd::register(uffd, range, Catch::Both))?;
     if watched != can_come {
         let what = format!("{can_come} pages of process {pid} are to come later, and {watched} can");
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
@@ -162,7 +169,9 @@ impl PagedProc {
             }
             drop(state);
             let served = proc.server.add(memory, proc.family.clone());
-            let served = served.and_then(|()| proc.server.move_to(memory.id, processor(host)));
+            // Where one that waits will run is not known yet.
+            let near = || if waits { Ok(()) } else { proc.server.move_to(memory.id, processor(host)) };
+            let served = served.and_then(|()| near());
             if served.is_err() {
                 *failed.lock() = served;
             }
