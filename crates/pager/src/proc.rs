@@ -585,12 +585,6 @@ impl PagedProc {
     }
 }
 
-impl std::fmt::Debug for PagedProc {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Proc").field("directory", &self.family.directory).finish_non_exhaustive()
-    }
-}
-
 impl Drop for PagedProc {
     fn drop(&mut self) {
         let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();

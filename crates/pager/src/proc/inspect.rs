@@ -30,6 +30,12 @@ pub enum Peeked<'a> {
     },
 }
 
+impl std::fmt::Debug for PagedProc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proc").field("directory", &self.family.directory).finish_non_exhaustive()
+    }
+}
+
 impl PagedProc {
     /// The files that pages may lie in, as in the proc's directory, and the number of the swap
     /// file.
