@@ -10,8 +10,8 @@ use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_snapshot::SnapshotError;
-use kip_sys::within;
-use kip_types::Generation;
+use kip_sys::{random, within};
+use kip_types::{Generation, generation_id};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,6 +64,7 @@ impl ProcCopy {
         }
         for upper in ["upper", "disk/upper"] {
             self.rename(&self.to.join(upper));
+            draw_ids(&self.to.join(upper));
         }
         // A removal takes the directory's name away first.
         match self.from.is_dir() {
@@ -94,6 +95,16 @@ impl ProcCopy {
             }
         }
     }
+}
+
+/// What of a clone's files says which machine it is, and that it is a clone, says so of this one.
+fn draw_ids(upper: &Path) {
+    let machine = |_: &str| generation_id::machine_id(random::drawn());
+    let changed = within::rewrite(upper, "root/etc/machine-id", machine);
+    let next = |text: &str| generation_id::next(text, random::drawn());
+    let changed = changed.and(within::rewrite(upper, &format!("root/{}", generation_id::PATH), next));
+    // Where an image or the program has others there, they are its own affair.
+    changed.unwrap_or_else(|error| tracing::debug!(path = %upper.display(), %error, "ids of a clone are its source's"));
 }
 
 /// A line of /etc/hostname, or of /etc/hosts that names the proc itself, with another name.

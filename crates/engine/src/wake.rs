@@ -11,8 +11,7 @@ mod reopen;
 mod timers;
 
 use crate::cause::WakeCause;
-use crate::descriptors::pipe_key;
-use crate::descriptors::reopen;
+use crate::descriptors::{pipe_key, reopen};
 use crate::fd_store::key;
 use crate::host::Proc;
 use crate::owners;
@@ -21,22 +20,18 @@ use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs::{self, TmpfsLost};
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
-use kip_checkpoint::attributes;
-use kip_checkpoint::inotify;
 use kip_checkpoint::policy::mount_key;
-use kip_checkpoint::random;
 use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume::{self, Thread, WaitingProcess};
 use kip_checkpoint::sockets::inherit_key;
-use kip_checkpoint::{Held, hold_threads, is_for_criu, make_whole, move_id_block};
+use kip_checkpoint::{Held, attributes, hold_threads, inotify, is_for_criu, make_whole, move_id_block, random};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Clocks, Missed, Now, Signals};
 use kip_criu_images::processes::stopped_threads;
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_net::custody;
 use kip_offload::DemandError;
-use kip_records::body::Body;
-use kip_records::body::ImagesHome;
+use kip_records::body::{Body, ImagesHome};
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
@@ -45,9 +40,9 @@ use kip_sys::fault;
 use kip_sys::process::Signal;
 use kip_sys::shortened::Shortened;
 use kip_sys::status::threads;
-use kip_sys::timens;
+use kip_sys::{timens, within};
 use kip_types::api::StepView;
-use kip_types::{Generation, Limits};
+use kip_types::{Generation, Limits, generation_id};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -552,15 +547,22 @@ fn release(
     let with_packet = other.then(|| clocks.with_packet());
     let shortened = timers::set(proc, clocks, with_packet.as_ref().unwrap_or(clocks), missed, traced);
     owners::give(proc, body);
-    let patches = kip_snapshot::cloned_patches(&proc.dir, generation).unwrap_or_default();
-    let tree = || Tree::read(&proc.cgroup.pids().unwrap_or_default());
+    let pids = || proc.cgroup.pids().unwrap_or_default();
+    let patches = kip_snapshot::cloned_patches(&proc.dir, generation);
+    if patches.is_some()
+        && let Some(pid) = pids().last()
+    {
+        // What watches it hears of it first. A program may have another file there, or none.
+        let _ = within::write_again(*pid, generation_id::PATH);
+    }
+    let (patches, tree) = (patches.unwrap_or_default(), || Tree::read(&pids()));
     if !patches.is_empty()
         && let Err(error) = random::apply(&tree(), &patches)
     {
         tracing::warn!(proc = %proc.name, %error, "random numbers of a clone may be those of its source");
     }
     if !body.attributes.is_empty() {
-        attributes::give(&Tree::read(&proc.cgroup.pids().unwrap_or_default()), &body.attributes);
+        attributes::give(&tree(), &body.attributes);
     }
     let held: Vec<_> = body
         .sockets

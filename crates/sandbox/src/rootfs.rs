@@ -27,6 +27,8 @@
 use crate::launcher::{LaunchError, Launcher};
 pub use crate::mounts::Mounts;
 use crate::protocol::{Lower, Step};
+use kip_sys::random;
+use kip_types::generation_id;
 use rustix::fs::{CWD, getxattr};
 use rustix::io::Errno;
 use rustix::mount::{FsPickFlags, OpenTreeFlags, fsconfig_reconfigure, fspick, open_tree};
@@ -240,6 +242,7 @@ impl RootfsSpec {
             self.own(&fresh)?;
             if name == "root" {
                 self.write_names(&fresh)?;
+                self.write_generation_id(&fresh)?;
             }
             fs::rename(&fresh, &upper).map_err(failed("name", &upper))?;
         }
@@ -259,11 +262,42 @@ impl RootfsSpec {
         let hosts = format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n{further}");
         let own = self.resolv_conf.clone().map(|text| ("resolv.conf", text));
         for (file, text) in [("hosts", hosts), ("hostname", format!("{name}\n"))].into_iter().chain(own) {
-            let path = etc.join(file);
-            fs::write(&path, text).map_err(failed("write", &path))?;
-            self.own(&path)?;
+            self.write_file(&etc.join(file), &text)?;
+        }
+        // An image may have one, for a reason of its own.
+        if self.below("etc/machine-id").is_none_or(|found| found.len() < 32) {
+            self.write_file(&etc.join("machine-id"), &generation_id::machine_id(random::drawn()))?;
         }
         Ok(())
+    }
+
+    fn write_file(&self, path: &Path, text: &str) -> Result<(), RootfsError> {
+        fs::write(path, text).map_err(failed("write", path))?;
+        self.own(path)
+    }
+
+    /// What the layers below have there.
+    fn below(&self, path: &str) -> Option<fs::Metadata> {
+        let layers = self.layer.iter().chain(self.image.iter().flatten()).chain([&self.base]);
+        layers.filter_map(|layer| fs::symlink_metadata(layer.join(path)).ok()).next()
+    }
+
+    /// Only where /run is a directory, or nothing: a program's files have a shape of their own.
+    fn write_generation_id(&self, upper: &Path) -> Result<(), RootfsError> {
+        let run = self.below("run");
+        if run.as_ref().is_some_and(|run| !run.is_dir()) {
+            return Ok(());
+        }
+        let path = upper.join(generation_id::PATH);
+        for directory in [upper.join("run"), upper.join("run/kip")] {
+            fs::create_dir(&directory).map_err(failed("create", &directory))?;
+            self.own(&directory)?;
+        }
+        if let Some(run) = run {
+            let directory = upper.join("run");
+            fs::set_permissions(&directory, run.permissions()).map_err(failed("change", &directory))?;
+        }
+        self.write_file(&path, &generation_id::first(random::drawn()))
     }
 }
 

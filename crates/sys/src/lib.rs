@@ -23,6 +23,7 @@ pub mod perf;
 pub mod process;
 pub mod publish;
 pub mod ran;
+pub mod random;
 pub mod restart;
 pub mod rseq;
 pub mod shortened;

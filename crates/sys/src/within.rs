@@ -38,21 +38,26 @@ pub fn open(root: impl AsFd, path: impl AsRef<Path>, flags: OFlags, resolve: Res
 /// Of a text that is changed, bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// Changes the text of a file below `root`, in place, so that it stays the file that it is. Links
-/// on the way are not followed: what lies below `root` is a program's, and may lead anywhere.
+/// A file below `root`, to be read and written. Links on the way are not followed: what lies below
+/// `root` is a program's, and may lead anywhere.
+fn regular(root: &Path, path: &str) -> io::Result<File> {
+    let root = File::open(root)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(open(&root, path, flags, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?);
+    match file.metadata()? {
+        found if !found.is_file() => Err(io::Error::other("it is no file")),
+        // A hole costs its owner nothing.
+        found if found.len() > LONGEST => Err(io::Error::other("it is too large")),
+        _ => Ok(file),
+    }
+}
+
+/// Changes the text of a file below `root`, in place, so that it stays the file that it is.
 ///
 /// # Errors
 /// Those of openat2(2), ELOOP for a link among them; it is no file, no text, or above 1 MiB.
 pub fn rewrite(root: &Path, path: &str, change: impl FnOnce(&str) -> String) -> io::Result<()> {
-    let root = File::open(root)?;
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = File::from(open(&root, path, flags, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?);
-    match file.metadata()? {
-        found if !found.is_file() => return Err(io::Error::other("it is no file")),
-        // A hole costs its owner nothing.
-        found if found.len() > LONGEST => return Err(io::Error::other("it is too large")),
-        _ => {}
-    }
+    let mut file = regular(root, path)?;
     let mut text = String::new();
     std::io::Read::take(&mut file, LONGEST).read_to_string(&mut text)?;
     let new = change(&text);
@@ -62,6 +67,19 @@ pub fn rewrite(root: &Path, path: &str, change: impl FnOnce(&str) -> String) -> 
         file.write_all(new.as_bytes())?;
     }
     Ok(())
+}
+
+/// Writes a file in the root of a process once more as it is, for programs that watch it,
+/// inotify(7).
+///
+/// # Errors
+/// As of [`rewrite`]; NotFound when the process has ended.
+pub fn write_again(pid: u32, path: &str) -> io::Result<()> {
+    let mut file = regular(Path::new(&format!("/proc/{pid}/root")), path)?;
+    let mut bytes = Vec::new();
+    std::io::Read::take(&mut file, LONGEST).read_to_end(&mut bytes)?;
+    file.rewind()?;
+    file.write_all(&bytes)
 }
 
 #[cfg(test)]

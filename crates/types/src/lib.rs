@@ -7,6 +7,7 @@
 pub mod api;
 pub mod backup;
 mod chain;
+pub mod generation_id;
 pub mod image;
 pub mod keys;
 pub mod life;
