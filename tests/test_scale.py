@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from harness import images
 from harness.clients import Http, free_port, http_get
 from harness.kip import Failed, Kip, Proc
 from harness.wait import wait_for
+from test_apply import actions
 
 # Answers with its host name; `/work/MS` takes so much time of a processor, `/set/WORD` keeps a word
 # in memory and `/word` gives it back, `/enough` fails once that word is `more`.
@@ -150,6 +152,21 @@ def test_at_least_so_many_are_awake(kip: Kip) -> None:
     is_scaled_to(kip, 2)
     kip.cli("rm", "--force", "web")
     wait_for("all are gone", lambda: names(kip) == set())
+
+
+def test_replicas_of_a_compose_file(kip: Kip, tmp_path: Path) -> None:
+    kip.cli("image", "load", f"oci:{images.layout(tmp_path / 'web', one=images.web())}:one", "--name", "web:1")
+    file = tmp_path / "compose.yaml"
+    file.write_text("name: shop\nservices:\n  web:\n    image: web:1\n    ports: ['8080']\n    deploy: {replicas: 3}\n")
+    assert kip.cli("apply", "-f", file).stderr == ""
+    wait_for("all are there", lambda: sum(one["in_rotation"] for one in scale(kip, name="shop-web")["replicas"]) == 3, 60)
+    assert http_get(Proc(kip, "shop-web").port(8080)) == b"first\n"
+    assert actions(kip, "apply", "-f", file) == {"shop-web": "same"}
+    file.write_text(file.read_text().replace("replicas: 3", "replicas: 1"))
+    kip.cli("apply", "-f", file)
+    wait_for("one is left", lambda: names(kip) == {"shop-web"}, 30)
+    kip.remove_all()
+    kip.cli("image", "gc", "--all")
 
 
 # promise scaling: replicas of a proc that was removed do not serve for another one of its name

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::values::Pull;
+use kip_types::scale::CloneMethod;
 use kip_types::spec::Image;
+use kip_types::volume::ClonedVolumes;
 
 fn parse(text: &str) -> Result<Document, Faults> {
     let lookup = |key: &str| match key {
@@ -186,7 +188,8 @@ fn what_kip_lacks_is_named_and_weighed() {
         ),
         ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
         ("tty: true", "Harmless /srv/shop/compose.yaml:4:5: services.web.tty: a proc with a terminal"),
-        ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
+        ("deploy: {replicas: 0}", "Changes /srv/shop/compose.yaml:4:24: services.web.deploy.replicas is not supported"),
+        ("deploy: {mode: global}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.mode is not supported"),
         (
             "extra_hosts: ['host.docker.internal:host-gateway']",
             "Changes /srv/shop/compose.yaml:4:19: services.web.extra_hosts: host-gateway is",
@@ -299,6 +302,50 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
 
 // promise files: an unknown profile is refused, with the name of the one that was meant
 #[test]
+fn each_key_of_kip_is_taken_as_people_write_it() {
+    let written = [
+        ("before-checkpoint", "sync"),
+        ("scale-max", "8"),
+        ("scale-min", "1"),
+        ("scale-method", "warm"),
+        ("scale-volumes", "share"),
+        ("scale-probe", "'http:80/enough'"),
+        ("scale-calm", "5m"),
+        ("checkpoint-every", "10m"),
+        ("checkpoint-keep", "6"),
+        ("template", "auto"),
+        ("template-after", "warm"),
+        ("before-sleep", "sync"),
+        ("after-clone", "rekey"),
+        ("after-wake", "hello"),
+        ("hook-timeout", "10"),
+        ("probe", "'9000=http:80/'"),
+        ("idle", "5"),
+        ("park-after", "30"),
+        ("archive-after", "1h"),
+        ("tick", "0"),
+        ("clock", "suspend"),
+        ("hibernate", "held"),
+        ("prefetch", "off"),
+        ("lazy", "on"),
+        ("file-pages", "keep"),
+        ("fallback", "previous"),
+        ("never-sleep", "true"),
+        ("idle-dry-run", "true"),
+        ("allow-setuid", "true"),
+        ("egress", "[none]"),
+    ];
+    for key in service::own::KIPS_OWN {
+        let (_, value) = written.iter().find(|(name, _)| *name == key).unwrap_or_else(|| panic!("no value for {key}"));
+        let needs = if key.starts_with("scale-") && key != "scale-max" { "scale-max: 4, " } else { "" };
+        let text = format!("services: {{a: {{image: x, ports: [80], x-kip: {{{needs}{key}: {value}}}}}}}\n");
+        if let Err(faults) = parse(&text) {
+            panic!("{key}: {value}: {faults:?}");
+        }
+    }
+}
+
+#[test]
 fn an_unknown_profile_is_told() {
     let text = "services:\n  a:\n    image: x\n  b:\n    image: x\n    profiles: [debug]\n";
     let notes = |profile: &str| {
@@ -327,6 +374,28 @@ fn how_often_it_is_started_again() {
     );
     assert_eq!(policy("restart: always, deploy: {restart_policy: {condition: none}}"), "no");
     assert_eq!(policy("deploy: {restart_policy: {}}, restart: 'no'"), "always");
+}
+
+// promise files: `deploy.replicas` and `scale` of a Compose file are so many replicas that are
+//   there all the time, each of which begins with a start and shares the volumes; `x-kip` goes
+//   before
+// held by: this, `tests/test_scale.py::test_replicas_of_a_compose_file`
+#[test]
+fn so_many_replicas_are_there() {
+    let scaled = |service: &str| {
+        let document = parse(&format!("services: {{a: {{image: x, {service}}}}}\nvolumes: {{v: }}\n")).unwrap();
+        let scale = document.procs[0].request.spec.scale.as_ref()?;
+        Some((scale.min, scale.max, scale.method, scale.volumes))
+    };
+    let cold = CloneMethod::Cold;
+    assert_eq!(scaled("deploy: {replicas: 3}"), Some((3, 3, cold, None)));
+    assert_eq!(scaled("scale: 2, volumes: ['v:/v']"), Some((2, 2, cold, Some(ClonedVolumes::Share))));
+    assert_eq!(scaled("deploy: {replicas: 1}"), None);
+    let own = "x-kip: {scale-max: 8, scale-min: 0, scale-method: warm}";
+    assert_eq!(scaled(&format!("deploy: {{replicas: 3}}, {own}")), Some((0, 8, CloneMethod::Warm, None)));
+    assert_eq!(scaled("deploy: {replicas: 3}, x-kip: {scale-max: 2}"), Some((2, 2, cold, None)));
+    let told = faults("services: {a: {image: x, scale: 33}}\n");
+    assert_eq!(told, ["/srv/shop/compose.yaml:1:33: services.a.scale: at most 32"]);
 }
 
 #[test]

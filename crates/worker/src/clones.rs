@@ -85,7 +85,7 @@ impl Worker {
         };
         let from = match (&tag, request.method) {
             (Some(tag), _) => Some(self.checkpoint_of(&source, tag).await?),
-            (None, CloneMethod::Warm) => Some(self.template_for(&source).await?),
+            (None, CloneMethod::Warm) => Some(self.template_for(&source, true).await?),
             (None, CloneMethod::Hot | CloneMethod::Cold | CloneMethod::Auto) => None,
         };
         let spec = match (&from, &tag) {

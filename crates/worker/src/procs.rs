@@ -172,7 +172,7 @@ impl ProcService for Worker {
 
     async fn clone_advice(&self, name: ProcName) -> Result<CloneAdvice, Refusal> {
         let source = self.handle(&name)?;
-        Ok(kip_insight::advice(&source, self.template_for(&source).await.is_ok()).await)
+        Ok(kip_insight::advice(&source, self.template_for(&source, false).await.is_ok()).await)
     }
 
     async fn signal(&self, name: ProcName, request: SignalRequest) -> Result<(), Refusal> {

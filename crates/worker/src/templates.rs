@@ -198,14 +198,16 @@ impl Worker {
         Ok(Some(view))
     }
 
-    /// The template of a proc's kind.
-    pub(crate) async fn template_for(&self, source: &Handle) -> Result<Checkpoint, Refusal> {
+    /// The template of a proc's kind; that it is used is noted, if it `is_used`.
+    pub(crate) async fn template_for(&self, source: &Handle, is_used: bool) -> Result<Checkpoint, Refusal> {
         let (worker, source) = (self.clone(), source.clone());
         blocking(move || {
             let (spec, secrets) = (source.proc.spec(), worker.secrets_of(&source)?);
             let id = worker.kind_of(&spec, &worker.machine.base_of(&spec), &secrets).id();
             let found = worker.read_template(&id)?;
-            let found = found.inspect(|_| worker.template_store().note_use(&id));
+            if is_used && found.is_some() {
+                worker.template_store().note_use(&id);
+            }
             found.ok_or_else(|| {
                 let name = &spec.name;
                 let message =

@@ -1,6 +1,7 @@
 //! One service.
 
 mod deploy;
+pub(in crate::compose) mod own;
 
 use super::context::{Context, size, time};
 use super::lacking::{LACKING, lacking};
@@ -13,7 +14,6 @@ use crate::{Described, environ};
 use kip_types::life::Restart;
 use kip_types::name::ProcName;
 use kip_types::spec::{Capability, Egress, LEAST_LOG_BYTES, LOG_BYTES, MOST_LOG_FILES, bad_hostname, parse_signal};
-use serde::Deserialize;
 use std::cell::RefCell;
 
 /// Keys that are read, or that ask for what is so anyway.
@@ -61,39 +61,6 @@ const READ: [&str; 43] = [
     "container_name",
     "links",
     "networks",
-];
-/// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 30] = [
-    "before-checkpoint",
-    "scale-max",
-    "scale-min",
-    "scale-method",
-    "scale-volumes",
-    "scale-probe",
-    "scale-calm",
-    "checkpoint-every",
-    "checkpoint-keep",
-    "template",
-    "template-after",
-    "before-sleep",
-    "after-clone",
-    "after-wake",
-    "hook-timeout",
-    "probe",
-    "idle",
-    "park-after",
-    "archive-after",
-    "tick",
-    "clock",
-    "hibernate",
-    "prefetch",
-    "lazy",
-    "file-pages",
-    "fallback",
-    "never-sleep",
-    "idle-dry-run",
-    "allow-setuid",
-    "egress",
 ];
 
 /// A service as far as it is understood by itself.
@@ -171,6 +138,10 @@ impl ComposeService {
         }
         if let Some(policy) = node.get("deploy").and_then(|deploy| deploy.get("restart_policy")) {
             service.restart_policy(context, policy, &format!("services.{name}.deploy.restart_policy"));
+        }
+        let deploy = node.get("deploy").and_then(|deploy| Some((deploy.get("replicas")?, "deploy.replicas")));
+        if let Some((copies, key)) = node.get("scale").map(|scale| (scale, "scale")).or(deploy) {
+            service.copies(context, copies, &format!("services.{name}.{key}"));
         }
         if let Some(expose) = node.get("expose") {
             ports::exposed(context, expose, &format!("services.{name}.expose"), &mut service.table.port);
@@ -363,7 +334,8 @@ impl ComposeService {
                 let labels = context.pairs(node, path).into_iter();
                 self.table.label.extend(labels.map(|(key, value)| (key, Variable(value.unwrap_or_default()))));
             }
-            "scale" => self.copies(context, place, node, path),
+            // After `x-kip`, see `read`.
+            "scale" => {}
             "network_mode" => match context.text(node, path).as_deref() {
                 None | Some("bridge" | "default") => {}
                 Some(_) => context.lacks(place, Weight::Changes, path, "a proc has a network of its own"),
@@ -452,30 +424,6 @@ impl ComposeService {
         }
     }
 
-    /// The times and ways of sleeping, with the keys of a `kip.toml`.
-    fn kips_own(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
-        for (key, place, value) in node.entries() {
-            if !KIPS_OWN.contains(&key.as_str()) {
-                let known = meant(key, KIPS_OWN.into_iter());
-                context.fault(place, format!("{path} has no key {key}: {known}"));
-                continue;
-            }
-            let json = match (key.as_str(), json(value)) {
-                (_, serde_json::Value::Null) => continue,
-                // As in a `kip.toml`, it is a list; one is written as one.
-                ("probe", one @ serde_json::Value::String(_)) => serde_json::Value::Array(vec![one]),
-                (_, json) => json,
-            };
-            // Onto what is there already, so that each key is told by itself.
-            let mut all = serde_json::to_value(&self.table).expect("a table is JSON");
-            all[key] = json;
-            match ProcTable::deserialize(all) {
-                Ok(table) => self.table = table,
-                Err(e) => context.fault(&value.place, format!("{path}.{key}: {e}")),
-            }
-        }
-    }
-
     /// The proc, with the names of the others. `awaited`: another service waits until it is ready;
     /// `links`: names that others give it.
     pub fn described(
@@ -558,17 +506,6 @@ fn log_files(context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode,
         context.lacks(place, Weight::Harmless, path, &why);
     }
     u32::try_from(has).ok()
-}
-
-/// A value of `x-kip`. Numbers stay text, which the keys of a `kip.toml` take as well.
-fn json(node: &YamlNode) -> serde_json::Value {
-    match &node.value {
-        Value::Null => serde_json::Value::Null,
-        Value::Text { text, quoted: false } if matches!(text.as_str(), "true" | "false") => (text == "true").into(),
-        Value::Text { text, .. } => text.as_str().into(),
-        Value::List(list) => list.iter().map(json).collect(),
-        Value::Map(map) => map.iter().map(|(key, _, value)| (key.clone(), json(value))).collect(),
-    }
 }
 
 /// A key that is there and asks for nothing.

@@ -2,10 +2,12 @@
 
 use super::super::context::{Context, time};
 use super::ComposeService;
-use crate::place::{SourcePosition, Weight, meant};
+use crate::place::{Weight, meant};
 use crate::yaml::{Value, YamlNode};
 use kip_types::life::Restart;
+use kip_types::scale::{CloneMethod, MOST_REPLICAS};
 use kip_types::spec::{Ulimit, parse_limit};
+use kip_types::volume::ClonedVolumes;
 
 /// Keys of `deploy`.
 const DEPLOY: [&str; 9] = [
@@ -87,9 +89,10 @@ impl ComposeService {
                         }
                     }
                 }
-                "replicas" => self.copies(context, place, value, &path),
+                // After `x-kip`, see `read`.
+                "replicas" => {}
                 "mode" if context.text(value, &path).as_deref() == Some("replicated") => {}
-                "mode" => context.lacks(place, Weight::Changes, &path, "there is one proc for a service"),
+                "mode" => context.lacks(place, Weight::Changes, &path, "there is one machine"),
                 // After `restart`, see `read`.
                 "restart_policy" => {}
                 "labels" => context.lacks(place, Weight::Harmless, &path, "they are left out"),
@@ -145,14 +148,22 @@ impl ComposeService {
         self.table.restart = Some(policy).filter(|policy| !policy.is_no());
     }
 
-    pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &SourcePosition, node: &YamlNode, path: &str) {
-        if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
-            context.lacks(
-                place,
-                Weight::Changes,
-                path,
-                "there is one proc for a service; `scale-max` in `x-kip` adds others under load",
-            );
+    /// So many procs are there, as with Compose: each begins with a start, and shares the volumes.
+    /// What `x-kip` says of them goes before.
+    pub(super) fn copies(&mut self, context: &mut Context<'_>, node: &YamlNode, path: &str) {
+        let Some(copies) = context.parsed(node, path, str::parse::<u32>) else { return };
+        match copies {
+            0 => context.lacks(&node.place, Weight::Changes, path, "there is one; leave the service out by a profile"),
+            1 => {}
+            2..=MOST_REPLICAS => {
+                let most = *self.table.scale_max.get_or_insert(copies);
+                self.table.scale_min.get_or_insert(copies.min(most));
+                self.table.scale_method.get_or_insert(CloneMethod::Cold);
+                if !self.table.volume.is_empty() {
+                    self.table.scale_volumes.get_or_insert(ClonedVolumes::Share);
+                }
+            }
+            _ => context.fault(&node.place, format!("{path}: at most {MOST_REPLICAS}")),
         }
     }
 }
