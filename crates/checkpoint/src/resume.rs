@@ -114,11 +114,9 @@ pub fn stop(processes: &[WaitingProcess<'_>]) -> io::Result<FrozenTree> {
         for thread in &process.threads {
             set_filters(thread, process.syscall_at)?;
         }
-        unmap(process)?;
-        for thread in &process.threads {
-            set(thread)?;
-        }
     }
+    unmap(processes)?;
+    processes.iter().flat_map(|process| &process.threads).try_for_each(set)?;
     Ok(stopped)
 }
 
@@ -205,17 +203,16 @@ fn until_still(tid: u32) -> io::Result<()> {
     }
 }
 
-/// Lets a thread run to where it enters or leaves the call `what`.
+/// Waits until a thread that [`trace::to_call`] let run has entered or left the call `what`.
 fn until_call(tid: u32, what: &str) -> io::Result<()> {
-    let mut signal = 0;
     loop {
-        trace::to_call(tid, signal).map_err(at(tid, what))?;
-        signal = match trace::wait_stopped(tid).map_err(at(tid, what))? {
+        let signal = match trace::wait_stopped(tid).map_err(at(tid, what))? {
             Stop::Call => return Ok(()),
             Stop::Event => 0,
             Stop::Signal(stop) if stop == Signal::STOP.as_raw() => stop,
             other => return Err(strange(tid, what, other)),
         };
+        trace::to_call(tid, signal).map_err(at(tid, what))?;
     }
 }
 
@@ -227,63 +224,80 @@ const RDI: usize = 14;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
 
-/// A system call, by name and number, and its arguments.
+/// A system call that a thread is made to make, through the instruction at `syscall_at`.
 struct Call {
+    tid: u32,
+    syscall_at: u64,
     what: &'static str,
     number: u64,
     arguments: [u64; 3],
 }
 
-/// Has the thread make a call through the instruction at `syscall_at`, and checks that it did.
-///
-/// It runs to the call's entry and to its end rather than for one single step: a step ends with a
-/// forced SIGTRAP, and because the restorer blocks every signal, the kernel would first set the
-/// program's own SIGTRAP handler to the default.
-fn call(tid: u32, syscall_at: u64, call: &Call) -> io::Result<()> {
-    let Call { what, number, arguments: [first, second, third] } = *call;
-    let mut registers = trace::get_general(tid).map_err(at(tid, what))?;
-    registers[RIP] = syscall_at;
-    registers[RAX] = number;
-    registers[RDI] = first;
-    registers[RSI] = second;
-    registers[RDX] = third;
-    // The futex that it waited in shall not begin again.
-    registers[ORIG_RAX] = u64::MAX;
-    trace::set_general(tid, &registers).map_err(at(tid, what))?;
-    until_call(tid, what)?;
-    until_call(tid, what)?;
-    let after = trace::get_general(tid).map_err(at(tid, what))?;
-    if after[RIP] != syscall_at + 2 || after[ORIG_RAX] != number {
-        let was = format!("there is no syscall instruction at {syscall_at:#x}");
-        return Err(at(tid, what)(io::Error::other(was)));
+impl Call {
+    fn begin(&self) -> io::Result<()> {
+        let mut registers = trace::get_general(self.tid)?;
+        registers[RIP] = self.syscall_at;
+        registers[RAX] = self.number;
+        [registers[RDI], registers[RSI], registers[RDX]] = self.arguments;
+        // The futex that it waited in shall not begin again.
+        registers[ORIG_RAX] = u64::MAX;
+        trace::set_general(self.tid, &registers)?;
+        trace::to_call(self.tid, 0)
     }
-    match after[RAX] as i64 {
-        0 => Ok(()),
-        error if error < 0 => Err(at(tid, what)(io::Error::from_raw_os_error(-error as i32))),
-        other => Err(at(tid, what)(io::Error::other(format!("it returned {other}")))),
-    }
-}
 
-/// Makes the first thread give the restorer's mappings up.
-fn unmap(process: &WaitingProcess<'_>) -> io::Result<()> {
-    const MUNMAP: u64 = 11;
-    match process.unmap {
-        (_, 0) => Ok(()),
-        (start, length) => {
-            let munmap = Call { what: "munmap", number: MUNMAP, arguments: [start, length, 0] };
-            call(process.threads[0].tid, process.syscall_at, &munmap)
+    fn check(&self) -> io::Result<()> {
+        let after = trace::get_general(self.tid)?;
+        if after[RIP] != self.syscall_at + 2 || after[ORIG_RAX] != self.number {
+            return Err(io::Error::other(format!("there is no syscall instruction at {:#x}", self.syscall_at)));
+        }
+        match after[RAX] as i64 {
+            0 => Ok(()),
+            error if error < 0 => Err(io::Error::from_raw_os_error(-error as i32)),
+            other => Err(io::Error::other(format!("it returned {other}"))),
         }
     }
 }
 
-fn set_filters(thread: &Thread<'_>, syscall_at: u64) -> io::Result<()> {
-    const SECCOMP: u64 = 317;
-    const SET_MODE_FILTER: u64 = 1;
-    for filter in thread.filters {
-        let arguments = [SET_MODE_FILTER, filter.flags, filter.program];
-        call(thread.tid, syscall_at, &Call { what: "seccomp", number: SECCOMP, arguments })?;
+/// Has threads make a call each, and checks that they did. They make them at the same time, for to
+/// switch to one and back takes longer than a call.
+///
+/// Each runs to the call's entry and to its end rather than for one single step: a step ends with a
+/// forced SIGTRAP, and because the restorer blocks every signal, the kernel would first set the
+/// program's own SIGTRAP handler to the default.
+fn make(calls: &[Call]) -> io::Result<()> {
+    for call in calls {
+        call.begin().map_err(at(call.tid, call.what))?;
+    }
+    for call in calls {
+        until_call(call.tid, call.what)?;
+        trace::to_call(call.tid, 0).map_err(at(call.tid, call.what))?;
+    }
+    for call in calls {
+        until_call(call.tid, call.what)?;
+        call.check().map_err(at(call.tid, call.what))?;
     }
     Ok(())
+}
+
+/// Makes the first thread of each process give the restorer's mappings up.
+fn unmap(processes: &[WaitingProcess<'_>]) -> io::Result<()> {
+    let with_mappings = processes.iter().filter(|process| process.unmap.1 > 0);
+    let munmap = |process: &WaitingProcess<'_>| Call {
+        tid: process.threads[0].tid,
+        syscall_at: process.syscall_at,
+        what: "munmap",
+        number: 11,
+        arguments: [process.unmap.0, process.unmap.1, 0],
+    };
+    make(&with_mappings.map(munmap).collect::<Vec<_>>())
+}
+
+fn set_filters(thread: &Thread<'_>, syscall_at: u64) -> io::Result<()> {
+    const SET_MODE_FILTER: u64 = 1;
+    thread.filters.iter().try_for_each(|filter| {
+        let arguments = [SET_MODE_FILTER, filter.flags, filter.program];
+        make(&[Call { tid: thread.tid, syscall_at, what: "seccomp", number: 317, arguments }])
+    })
 }
 
 fn set(thread: &Thread<'_>) -> io::Result<()> {

@@ -7,7 +7,7 @@
 mod stage;
 mod tree;
 
-pub use stage::{ProcCopy, copy_volume, sync};
+pub use stage::{Becomes, ProcCopy, copy_volume, sync};
 
 use kip_snapshot::SnapshotError;
 use std::io;

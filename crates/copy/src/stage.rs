@@ -38,6 +38,19 @@ pub struct ProcCopy {
     pub generation: Option<Generation>,
     /// Host names of each.
     pub names: (String, String),
+    /// What the copy is to be.
+    pub becomes: Becomes,
+}
+
+/// What a copy of a proc's directory becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Becomes {
+    /// Nothing that runs: it is kept, and copied from there.
+    Kept,
+    /// The same proc, as it was.
+    TheSame,
+    /// Another proc.
+    Another,
 }
 
 impl ProcCopy {
@@ -64,7 +77,7 @@ impl ProcCopy {
         }
         for upper in ["upper", "disk/upper"] {
             self.rename(&self.to.join(upper));
-            draw_ids(&self.to.join(upper));
+            self.draw_ids(&self.to.join(upper));
         }
         // A removal takes the directory's name away first.
         match self.from.is_dir() {
@@ -95,16 +108,27 @@ impl ProcCopy {
             }
         }
     }
-}
 
-/// What of a clone's files says which machine it is, and that it is a clone, says so of this one.
-fn draw_ids(upper: &Path) {
-    let machine = |_: &str| generation_id::machine_id(random::drawn());
-    let changed = within::rewrite(upper, "root/etc/machine-id", machine);
-    let next = |text: &str| generation_id::next(text, random::drawn());
-    let changed = changed.and(within::rewrite(upper, &format!("root/{}", generation_id::PATH), next));
-    // Where an image or the program has others there, they are its own affair.
-    changed.unwrap_or_else(|error| tracing::debug!(path = %upper.display(), %error, "ids of a clone are its source's"));
+    /// What of the copy's files says which machine it is, and that it is a copy, says so of this
+    /// one. What a program has put there in another form is its own.
+    fn draw_ids(&self, upper: &Path) {
+        let machine = |text: &str| match generation_id::is_machine_id(text) {
+            true => generation_id::machine_id(random::drawn()),
+            false => text.to_owned(),
+        };
+        let next = |text: &str| generation_id::next(text, random::drawn()).unwrap_or_else(|| text.to_owned());
+        let draw = |path: &str, change: &dyn Fn(&str) -> String| {
+            if let Err(error) = within::rewrite(upper, path, change) {
+                tracing::debug!(path = %upper.join(path).display(), %error, "an id is not drawn anew");
+            }
+        };
+        if self.becomes == Becomes::Another {
+            draw("root/etc/machine-id", &machine);
+        }
+        if self.becomes != Becomes::Kept {
+            draw(&format!("root/{}", generation_id::PATH), &next);
+        }
+    }
 }
 
 /// A line of /etc/hostname, or of /etc/hosts that names the proc itself, with another name.

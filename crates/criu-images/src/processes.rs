@@ -48,6 +48,20 @@ pub fn has_own_filters(images: &Images) -> Result<bool, CheckpointImageError> {
     Ok(own)
 }
 
+/// The filters of a thread as they are set, the oldest first, from the one that the thread's image
+/// names: what CRIU calls the previous one of a filter is the one that it sets after that. None if
+/// one is missing, or they lead in a circle.
+pub fn filter_chain(filters: &[Message], first: u64) -> Option<Vec<&Message>> {
+    let mut chain: Vec<&Message> = Vec::new();
+    let mut next = Some(first);
+    while let Some(index) = next {
+        let filter = filters.get(usize::try_from(index).ok()?).filter(|_| chain.len() < filters.len())?;
+        next = filter.varint(seccomp_filter::PREV);
+        chain.push(filter);
+    }
+    Some(chain)
+}
+
 /// A table of open files: the files' ids by their descriptors.
 #[derive(Debug)]
 pub struct FileTable {

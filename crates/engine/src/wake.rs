@@ -547,15 +547,15 @@ fn release(
     let with_packet = other.then(|| clocks.with_packet());
     let shortened = timers::set(proc, clocks, with_packet.as_ref().unwrap_or(clocks), missed, traced);
     owners::give(proc, body);
-    let pids = || proc.cgroup.pids().unwrap_or_default();
+    let tree = || Tree::read(&proc.cgroup.pids().unwrap_or_default());
     let patches = kip_snapshot::cloned_patches(&proc.dir, generation);
     if patches.is_some()
-        && let Some(pid) = pids().last()
+        && let Some(init) = tree().threads.get(&1)
     {
         // What watches it hears of it first. A program may have another file there, or none.
-        let _ = within::write_again(*pid, generation_id::PATH);
+        let _ = within::write_again(*init, generation_id::PATH);
     }
-    let (patches, tree) = (patches.unwrap_or_default(), || Tree::read(&pids()));
+    let patches = patches.unwrap_or_default();
     if !patches.is_empty()
         && let Err(error) = random::apply(&tree(), &patches)
     {

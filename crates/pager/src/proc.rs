@@ -555,18 +555,20 @@ impl PagedProc {
     pub fn sweep(&mut self) {
         let mut spaces = self.family.spaces();
         let gone: Vec<SpaceId> = spaces.iter().filter(|(_, m)| m.memory.is_gone()).map(|(id, _)| *id).collect();
+        let mut given_up = Vec::new();
         for id in gone {
             self.server.remove(id);
             self.family.custodian.release(id);
-            if let Some(member) = spaces.remove(&id) {
-                member.memory.state().map.give_up();
-            }
+            given_up.extend(spaces.remove(&id));
             self.known.retain(|_, known| known.id != id);
             for kind in ["set", "pid"] {
                 // A set has a name for a moment only.
                 let _ = std::fs::remove_file(self.family.path(id, kind));
             }
         }
+        // A thread that takes a child in has the state of its parent, and waits for the spaces.
+        drop(spaces);
+        given_up.iter().for_each(|member| member.memory.state().map.give_up());
     }
 
     /// All spaces served.

@@ -159,9 +159,13 @@ impl Service {
         let (news, heard) = mpsc::channel();
         let (missing, wanted) = mpsc::channel();
         let (cached, caching) = mpsc::channel();
+        let spares = Spares::in_directory(&dir.join(SPARES)).unwrap_or_else(|error| {
+            tracing::warn!(%error, "files of slot maps are made anew for each wake");
+            Spares::default()
+        });
         let service = Arc::new(Service {
             keeper: Arc::new(keeper),
-            server: Arc::new(Server::with_spares(Spares::in_directory(&dir.join(SPARES))?)?),
+            server: Arc::new(Server::with_spares(spares)?),
             procs: Mutex::default(),
             broken: Mutex::default(),
             followers: Mutex::default(),

@@ -316,9 +316,9 @@ impl SlotMap {
         &self.file.path
     }
 
-    /// Its file is needed no more once this is dropped.
+    /// Its file is needed no more, and has no name of this proc's from now on.
     pub fn give_up(&mut self) {
-        self.file.give_up();
+        self.file.give_up(&self.log);
     }
 
     /// The number of an event of the last read.
@@ -377,7 +377,7 @@ impl SlotMap {
     /// The file system's; the old log is as good as before then.
     pub fn compact(&mut self) -> io::Result<()> {
         let (records, runs) = ((self.end - HEADER) / RECORD as u64, self.runs.0.len() as u64);
-        if records < 4 * runs + 256 || !self.events.left().is_empty() {
+        if records < 4 * runs + 256 || !self.events.left().is_empty() || self.file.is_given_up() {
             return Ok(());
         }
         let staged = self.path().with_extension("new");

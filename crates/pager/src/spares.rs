@@ -7,8 +7,9 @@
 //! file that it cannot take or give is made or removed as if there were no spares.
 
 use parking_lot::Mutex;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,7 +36,7 @@ impl Spares {
     /// # Errors
     /// The file system's.
     pub fn in_directory(directory: &Path) -> io::Result<Spares> {
-        fs::create_dir_all(directory)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let is_there = |number: &usize| directory.join(number.to_string()).exists();
         let (spare, free) = (0..MOST).partition(is_there);
         Ok(Spares { directory: directory.into(), names: Mutex::new(Names { free, spare }) })
@@ -53,43 +54,68 @@ impl Spares {
         taken
     }
 
-    /// Empties a file that has no user any more, and keeps it.
-    fn keep(&self, file: &Path) {
-        let Some(number) = self.names.lock().free.pop() else { return drop(fs::remove_file(file)) };
-        let emptied = OpenOptions::new().write(true).truncate(true).open(file);
-        let kept = emptied.and_then(|_| fs::rename(file, self.path(number))).is_ok();
-        let names = &mut *self.names.lock();
-        if kept { &mut names.spare } else { &mut names.free }.push(number);
+    /// Gives a file of the caller's a spare one's name, under which it is not used before
+    /// [`Spares::is_free`]; it is removed where that cannot be.
+    fn keep(&self, file: &Path) -> Option<usize> {
+        let number = self.names.lock().free.pop();
+        let kept = number.filter(|number| fs::rename(file, self.path(*number)).is_ok());
+        if kept.is_none() {
+            self.names.lock().free.extend(number);
+            let _ = fs::remove_file(file);
+        }
+        kept
+    }
+
+    /// The file of this number has no user any more.
+    fn is_free(&self, number: usize) {
+        self.names.lock().spare.push(number);
     }
 }
 
-/// A file that is a spare once it has been given up and this is dropped: as the last field of what
-/// has it open and mapped.
+/// A file of a slot map, which may be given up: as the last field of what has it open and mapped.
 #[derive(Debug)]
 pub(crate) struct Spare {
     pub(crate) path: PathBuf,
     spares: Arc<Spares>,
+    /// The file itself once it is given up, and its number.
+    given_up: Option<(File, usize)>,
     is_given_up: bool,
 }
 
 impl Spare {
     pub(crate) fn new(path: &Path, spares: Arc<Spares>) -> Spare {
-        Spare { path: path.into(), spares, is_given_up: false }
+        Spare { path: path.into(), spares, given_up: None, is_given_up: false }
     }
 
     pub(crate) fn spares(&self) -> &Arc<Spares> {
         &self.spares
     }
 
-    pub(crate) fn give_up(&mut self) {
+    /// The path is another file's from now on; `file` is open there.
+    pub(crate) fn give_up(&mut self, file: &File) {
+        if self.is_given_up {
+            return;
+        }
         self.is_given_up = true;
+        // Without a descriptor to empty it by, it is removed.
+        match file.try_clone() {
+            Ok(file) => self.given_up = self.spares.keep(&self.path).map(|number| (file, number)),
+            Err(_) => drop(fs::remove_file(&self.path)),
+        }
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.is_given_up
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        if self.is_given_up {
-            self.spares.keep(&self.path);
+        // One that cannot be emptied is not used before the next pager, which truncates it.
+        if let Some((file, number)) = self.given_up.take()
+            && file.set_len(0).is_ok()
+        {
+            self.spares.is_free(number);
         }
     }
 }
@@ -97,6 +123,13 @@ impl Drop for Spare {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn given_up(file: &Path, spares: &Arc<Spares>) -> Spare {
+        fs::write(file, b"old").unwrap();
+        let mut spare = Spare::new(file, spares.clone());
+        spare.give_up(&File::options().write(true).open(file).unwrap());
+        spare
+    }
 
     #[test]
     fn files_are_kept_empty_and_used_again_by_a_later_pager_too() {
@@ -108,9 +141,7 @@ mod tests {
         fs::write(&file, b"old").unwrap();
         drop(Spare::new(&file, spares.clone()));
         assert_eq!(fs::read(&file).unwrap(), b"old", "it was not given up: a later pager adopts it");
-        let mut spare = Spare::new(&file, spares.clone());
-        spare.give_up();
-        drop(spare);
+        drop(given_up(&file, &spares));
         assert!(!file.exists());
         let later = Spares::in_directory(&place).unwrap();
         assert!(later.take(&file) && !later.take(&dir.path().join("other")));
@@ -118,20 +149,33 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_dropped_late_is_no_harm_to_the_next_of_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let spares = Arc::new(Spares::in_directory(&dir.path().join("spares")).unwrap());
+        let file = dir.path().join("map");
+        let late = given_up(&file, &spares);
+        fs::write(&file, b"new").unwrap();
+        assert!(!spares.take(&dir.path().join("other")), "it is still used");
+        drop(late);
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert!(spares.take(&dir.path().join("other")));
+    }
+
+    #[test]
     fn what_is_too_many_or_cannot_be_kept_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let spares = Spares::in_directory(&dir.path().join("spares")).unwrap();
+        let spares = Arc::new(Spares::in_directory(&dir.path().join("spares")).unwrap());
         let file = dir.path().join("map");
         for _ in 0..MOST + 1 {
-            fs::write(&file, b"old").unwrap();
-            spares.keep(&file);
+            drop(given_up(&file, &spares));
             assert!(!file.exists());
         }
         assert_eq!(fs::read_dir(dir.path().join("spares")).unwrap().count(), MOST);
         fs::remove_dir_all(dir.path().join("spares")).unwrap();
         assert!(!spares.take(&file));
-        fs::write(&file, b"old").unwrap();
-        Spares::default().keep(&file);
+        drop(given_up(&file, &spares));
+        assert!(!file.exists(), "there is no directory");
+        drop(given_up(&file, &Arc::default()));
         assert!(!file.exists());
     }
 }

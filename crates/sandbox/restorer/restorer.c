@@ -3,7 +3,8 @@
  * The launcher executes it with every capability of the sandbox's user namespace and one descriptor, 3: a SEQPACKET
  * socket to the daemon. From there come the plan and every descriptor that outlived the processes (struct packet). Pid 1
  * opens the files of the whole tree, makes what memory is shared, forks its children and executes kip-init, which waits
- * for the program as before. Each child forks its own, then puts memory, descriptors, signals, limits, threads and
+ * for the program as before. Each child forks its own, those that have much of its memory mapped
+ * once it has mapped that, then puts memory, descriptors, signals, limits, threads and
  * credentials in place, tells its pids (struct word), closes the socket and waits: so the socket's end means that
  * every process is ready, or dead. The daemon, which traces the threads, then gives them their registers and unmaps our area.
  *
@@ -195,9 +196,9 @@ static void read_pages(struct span list)
 /* Its leader may be on its way. */
 static void enter_group(word group)
 {
-    for (word tries = 0;; tries++) {
+    for (word until = now(1) + 10000000000UL;;) {
         long done = call2(SYS_setpgid, 0, group);
-        if (done != -EPERM || tries > 100000) {
+        if (done != -EPERM || now(1) > until) {
             must(done, AT_GROUP, group);
             return;
         }
@@ -258,7 +259,7 @@ static void place_descriptors(struct task *task)
 #include "settings.h"
 #include "terminals.h"
 
-/* Behind all that was received and opened, where place_of_processes finds them. Before there is much memory to be copied. */
+/* Behind all that was received and opened, where place_of_processes finds them. Before any page is there that would be copied. */
 static void open_of_processes(struct task *task)
 {
     struct of_process *of = at(task->of_processes.at);

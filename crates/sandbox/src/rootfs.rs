@@ -35,7 +35,7 @@ use rustix::mount::{FsPickFlags, OpenTreeFlags, fsconfig_reconfigure, fspick, op
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,9 @@ pub struct RootfsSpec {
     /// Written to /etc/resolv.conf at the same time, instead of that of the layers below.
     pub resolv_conf: Option<String>,
 }
+
+/// Ids of a proc, from its first one on.
+const IDS: u32 = 1 << 16;
 
 /// A proc's filesystem could not be mounted.
 #[derive(Debug, thiserror::Error)]
@@ -295,6 +298,8 @@ impl RootfsSpec {
         }
         if let Some(run) = run {
             let directory = upper.join("run");
+            let [uid, gid] = [run.uid(), run.gid()].map(|id| Some(self.uid_base + id % IDS));
+            chown(&directory, uid, gid).map_err(failed("give the owner to", &directory))?;
             fs::set_permissions(&directory, run.permissions()).map_err(failed("change", &directory))?;
         }
         self.write_file(&path, &generation_id::first(random::drawn()))

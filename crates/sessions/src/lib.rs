@@ -8,4 +8,5 @@
 pub mod attach;
 pub mod exec;
 pub mod follow;
+pub mod logs;
 pub mod session;

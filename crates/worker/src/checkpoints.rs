@@ -17,6 +17,7 @@ use crate::replace::{Replacing, state_of, until_settled};
 use crate::staging::{CopiedFrom, Moment};
 use crate::worker::Worker;
 use async_trait::async_trait;
+use kip_copy::Becomes;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
@@ -251,7 +252,13 @@ impl Worker {
                 let (first_id, hostname) = (from.note.first_id, from.spec.hostname().to_owned());
                 let moment = Moment { spec: Arc::new(from.spec), base: from.record.base.clone(), secrets };
                 let mut staging = worker.begin_staging(&moment, hidden)?;
-                let copied = CopiedFrom { directory: from.directory, first_id, hostname, volumes: Vec::new() };
+                let copied = CopiedFrom {
+                    directory: from.directory,
+                    first_id,
+                    hostname,
+                    volumes: Vec::new(),
+                    becomes: Becomes::TheSame,
+                };
                 copied.copy(&staging, generation_in(&from.record))?;
                 staging.settle(&Record { wakes_again: wakes, ..from.record })?;
                 Ok::<_, Refusal>(staging)

@@ -13,6 +13,7 @@ use crate::staging::{CopiedFrom, Moment, Staging};
 use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
 use crate::worker::{NameClaim, NotReady, Worker, first, until_ready};
 use kip_checkpoint::plan::PLAN;
+use kip_copy::Becomes;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -166,6 +167,7 @@ impl Worker {
                     first_id: like.first_id(),
                     hostname: like.spec.hostname().to_owned(),
                     volumes: like.own_volumes.as_ref().map(|first| own.like(first)).unwrap_or_default(),
+                    becomes: Becomes::Another,
                 };
                 other.own_volumes = Some(own);
                 from.copy(&other, generation)?;
@@ -422,7 +424,13 @@ pub(crate) async fn from_checkpoint(
     blocking(move || {
         let was_awake = from.note.was_awake;
         let (first_id, hostname) = (from.note.first_id, from.spec.hostname().to_owned());
-        let copied = CopiedFrom { directory: from.directory, first_id, hostname, volumes: Vec::new() };
+        let copied = CopiedFrom {
+            directory: from.directory,
+            first_id,
+            hostname,
+            volumes: Vec::new(),
+            becomes: Becomes::Another,
+        };
         copied.copy(&first, generation_in(&from.record))?;
         Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None }))
     })

@@ -8,7 +8,7 @@
 
 use crate::volumes_of_clones::{self, OwnVolume};
 use kip_checkpoint::random;
-use kip_copy::ProcCopy;
+use kip_copy::{Becomes, ProcCopy};
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
@@ -139,6 +139,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         // It is known when it is copied.
         generation: None,
         names: (spec.hostname().to_owned(), target.hostname),
+        becomes: if purpose == Purpose::Clone { Becomes::Another } else { Becomes::Kept },
     };
     let copied = move |generation| {
         if let Some(generation) = generation {

@@ -35,7 +35,6 @@ mod images;
 mod keys;
 mod lately;
 mod lineage;
-mod logs;
 mod named_volumes;
 mod node;
 mod open;

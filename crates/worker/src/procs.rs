@@ -2,7 +2,6 @@
 //! answers is shown.
 
 use crate::copied::{Purpose, check_kept};
-use crate::logs;
 use crate::templates::check_templated;
 use crate::worker::{Worker, check_spec, grace_of, ready, taken};
 use async_trait::async_trait;
@@ -126,7 +125,7 @@ impl ProcService for Worker {
     }
 
     async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
-        logs::read(self.handle(&name)?.proc.dir.join("logs"), which).await
+        kip_sessions::logs::read(self.handle(&name)?.proc.dir.join("logs"), which).await
     }
 
     async fn start(&self, name: ProcName, how: StartRequest) -> Result<ProcView, Refusal> {

@@ -2,7 +2,7 @@
 
 use crate::volumes_of_clones::{self, OwnVolume, OwnVolumes};
 use crate::worker::Worker;
-use kip_copy::ProcCopy;
+use kip_copy::{Becomes, ProcCopy};
 use kip_engine::host::Host;
 use kip_engine::prepared::PreparedNetwork;
 use kip_engine::{secrets, volumes};
@@ -36,6 +36,8 @@ pub(crate) struct CopiedFrom {
     pub(crate) hostname: String,
     /// What the volumes of the new one's own are filled with.
     pub(crate) volumes: Vec<OwnVolume>,
+    /// The same proc or another.
+    pub(crate) becomes: Becomes,
 }
 
 impl CopiedFrom {
@@ -47,6 +49,7 @@ impl CopiedFrom {
             ids: (self.first_id, to.first_id()),
             generation,
             names: (self.hostname, to.spec.hostname().to_owned()),
+            becomes: self.becomes,
         };
         let copied = copy.copy().map_err(|e| chain(&e));
         let copied = copied.and_then(|()| volumes_of_clones::fill(&self.volumes, &copy.from, &copy.to, generation));

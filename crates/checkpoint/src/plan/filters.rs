@@ -7,6 +7,7 @@ use super::tasks::one;
 use super::{OwnFilter, PlanError, unsupported};
 use kip_criu_images::codes::seccomp;
 use kip_criu_images::fields::{core_entry, creds_entry, seccomp_entry, seccomp_filter, thread_core_entry};
+use kip_criu_images::processes::filter_chain;
 use kip_criu_images::{Images, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,25 +84,15 @@ impl Filters {
         Ok(found)
     }
 
-    /// Those of a thread as they are set, the oldest first: what CRIU calls the previous one of a
-    /// filter is the one that it sets after that. And whether all threads of its process have them,
-    /// which CRIU says by TSYNC at the leader's; it leaves the others' out.
+    /// Those of a thread as they are set, the oldest first, and whether all threads of its process
+    /// have them, which CRIU says by TSYNC at the leader's; it leaves the others' out.
     fn of_thread(&self, thread: &Message) -> Result<(Vec<&Message>, bool), PlanError> {
-        let mut chain: Vec<&Message> = Vec::new();
-        let mut next = match thread.number(thread_core_entry::SECCOMP_MODE) {
-            seccomp::DISABLED => None,
-            seccomp::FILTER => Some(thread.number(thread_core_entry::SECCOMP_FILTER)),
+        let chain = match thread.number(thread_core_entry::SECCOMP_MODE) {
+            seccomp::DISABLED => Some(Vec::new()),
+            seccomp::FILTER => filter_chain(&self.0, thread.number(thread_core_entry::SECCOMP_FILTER)),
             _ => return unsupported("system calls that prctl(2) PR_SET_SECCOMP restricts to four"),
         };
-        while let Some(index) = next {
-            let filter = usize::try_from(index).ok().and_then(|index| self.0.get(index));
-            // More of them than there are lead in a circle.
-            let filter = filter.filter(|_| chain.len() < self.0.len()).ok_or_else(|| PlanError::Unsupported {
-                what: "a chain of system call filters that has no end".to_owned(),
-            })?;
-            next = filter.varint(seccomp_filter::PREV);
-            chain.push(filter);
-        }
+        let Some(chain) = chain else { return unsupported("a chain of system call filters that has no end") };
         let of_all = chain.iter().any(|filter| filter.number(seccomp_filter::FLAGS) & seccomp::TSYNC != 0);
         Ok((chain, of_all))
     }

@@ -8,6 +8,7 @@ use kip_criu_images::fields::{
     seccomp_entry, seccomp_filter, task_core_entry, task_kobj_ids_entry, thread_core_entry, uid_gid_extent,
     unix_sk_entry, userns_entry,
 };
+use kip_criu_images::processes::filter_chain;
 use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -174,8 +175,10 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
     }
     let groups = creds.varints(creds_entry::GROUPS).map_err(damaged(name))?;
     let has_filter = own.number(thread_core_entry::SECCOMP_MODE) == seccomp::FILTER;
-    let first = own.varint(thread_core_entry::SECCOMP_FILTER).filter(|_| has_filter).map(|index| index as usize);
-    let flags = first.and_then(|index| filters.get(index)).map_or(0, |filter| filter.number(seccomp_filter::FLAGS));
+    let named = own.varint(thread_core_entry::SECCOMP_FILTER).filter(|_| has_filter);
+    let chain = named.and_then(|first| filter_chain(filters, first)).unwrap_or_default();
+    let first = chain.first().copied();
+    let flags = first.map_or(0, |filter| filter.number(seccomp_filter::FLAGS));
     // A sint32 is stored folded: 0, -1, 1, -2 ..
     let nice = own.number(thread_core_entry::SCHED_NICE);
     let nice = (nice >> 1) as i32 ^ -((nice & 1) as i32);
@@ -186,7 +189,7 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
         groups: groups.into_iter().map(|group| group as u32).collect(),
         capabilities,
         no_new_privileges: creds.number(creds_entry::NO_NEW_PRIVS) == 1,
-        filter: first.and_then(|index| first_of(filters, index)),
+        filter: first.and_then(|filter| filter.bytes(seccomp_filter::FILTER)).map(<[u8]>::to_vec),
         has_profile: [creds_entry::LSM_PROFILE, creds_entry::LSM_SOCKCREATE, creds_entry::APPARMOR_DATA]
             .into_iter()
             .any(|number| creds.bytes(number).is_some()),
@@ -195,20 +198,6 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
         oom_score: 0,
     };
     Ok((facts, flags))
-}
-
-/// The filter that is set first, of those that a thread begins with at `first`: what CRIU calls the
-/// previous one of a filter is the one that it sets after that.
-fn first_of(filters: &[Message], first: usize) -> Option<Vec<u8>> {
-    let mut filter = filters.get(first)?;
-    // More steps than there are filters lead in a circle.
-    for _ in 0..filters.len() {
-        match filter.varint(seccomp_filter::PREV) {
-            None => return filters[first].bytes(seccomp_filter::FILTER).map(<[u8]>::to_vec),
-            Some(next) => filter = filters.get(next as usize)?,
-        }
-    }
-    None
 }
 
 fn mount(entry: &Message) -> MountFact {

@@ -169,9 +169,7 @@ impl PagedProc {
             }
             drop(state);
             let served = proc.server.add(memory, proc.family.clone());
-            // Where one that waits will run is not known yet.
-            let near = || if waits { Ok(()) } else { proc.server.move_to(memory.id, processor(host)) };
-            let served = served.and_then(|()| near());
+            let served = served.and_then(|()| proc.server.move_to(memory.id, processor(host)));
             if served.is_err() {
                 *failed.lock() = served;
             }

@@ -1,7 +1,7 @@
 //! What a proc wrote, as a feed for a client.
 
+use crate::follow::Follower;
 use kip_service::{Feed, feed};
-use kip_sessions::follow::Follower;
 use kip_types::api::{Code, LogLine, LogStream, LogsRequest, Refusal};
 use std::path::PathBuf;
 
@@ -18,7 +18,10 @@ fn line_of(line: kip_logs::LogRecord) -> LogLine {
 
 /// The lines of the log at `dir`, until its end or, with `follow`, until the log or the client is
 /// gone.
-pub(crate) async fn read(dir: PathBuf, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
+///
+/// # Errors
+/// The log cannot be opened.
+pub async fn read(dir: PathBuf, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
     let from = match (which.tail, which.since_ms) {
         (Some(lines), _) => kip_logs::From::Last(lines as usize),
         (None, Some(ms)) => kip_logs::From::Since(ms),
