@@ -14,7 +14,7 @@
 //! | [`periodic`] | checkpoints that are taken by themselves |
 //! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
-//! | [`lately`], [`logs`] | what people see |
+//! | [`lately`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`scrape`] | what is at the moment of a scrape, as metrics |
 //! | [`rest`] | how a daemon that ends waits for its procs |
