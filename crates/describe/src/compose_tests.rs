@@ -300,7 +300,7 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
     assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
 }
 
-// promise files: an unknown profile is refused, with the name of the one that was meant
+// promise files: each key of `x-kip` is taken as people write it, numbers too
 #[test]
 fn each_key_of_kip_is_taken_as_people_write_it() {
     let written = [
@@ -345,6 +345,7 @@ fn each_key_of_kip_is_taken_as_people_write_it() {
     }
 }
 
+// promise files: an unknown profile is refused, with the name of the one that was meant
 #[test]
 fn an_unknown_profile_is_told() {
     let text = "services:\n  a:\n    image: x\n  b:\n    image: x\n    profiles: [debug]\n";

@@ -238,7 +238,9 @@ impl SlotMap {
         pid: Option<u32>,
         spares: &Arc<Spares>,
     ) -> io::Result<Self> {
-        let log = open(path, !spares.take(path))?;
+        // A spare file that the pager of before had no time to empty is emptied here.
+        spares.take(path);
+        let log = open(path, true)?;
         let mut head = [0; 12];
         head[..8].copy_from_slice(&MAGIC.to_le_bytes());
         head[PID as usize..].copy_from_slice(&pid.unwrap_or(0).to_le_bytes());
@@ -318,7 +320,7 @@ impl SlotMap {
 
     /// Its file is needed no more, and has no name of this proc's from now on.
     pub fn give_up(&mut self) {
-        self.file.give_up(&self.log);
+        self.file.give_up();
     }
 
     /// The number of an event of the last read.

@@ -144,3 +144,17 @@ fn a_map_of_another_form_is_found() {
     std::fs::write(pager.join("space-2.map"), [7; 64]).unwrap();
     assert_eq!(unreadable(dir.path()), Some(pager.join("space-2.map")));
 }
+
+#[test]
+fn nothing_is_left_in_a_spare_file_that_a_dead_pager_had_not_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, path) = (dir.path().join("spares"), dir.path().join("map"));
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(place.join("0"), [0xff; 3 * PAGE]).unwrap();
+    let spares = Arc::new(crate::spares::Spares::in_directory(&place).unwrap());
+    let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
+    let map = SlotMap::create(&path, swap, Runs::default(), Some(7), &spares).unwrap();
+    assert!(!place.join("0").exists() && map.events.left().is_empty());
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes[12..].iter().all(|byte| *byte == 0) && bytes.len() <= HEADER as usize);
+}

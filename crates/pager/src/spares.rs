@@ -1,13 +1,15 @@
 //! Files of slot maps that are no longer needed, kept to be used again.
 //!
-//! A wake makes one such file for each process before the program runs, and ext4 takes some 0.3 ms
-//! for each that is made within a minute of hundreds being removed, as a sleep removes them: it
-//! looks at every inode that was freed meanwhile (recently_deleted in the kernel's
-//! fs/ext4/ialloc.c). To rename one takes some microseconds. Owns the directory of spare files; a
+//! A wake makes one such file for each process before the program runs, and ext4 is slow to make
+//! one within a minute of hundreds being removed, as a sleep removes them: it looks at every inode
+//! that was freed meanwhile (recently_deleted in the kernel's fs/ext4/ialloc.c). The step `set` of
+//! postgres' second wake in bench/park-wake shows it. To rename a file is fast.
+//!
+//! Owns the directory of spare files; a
 //! file that it cannot take or give is made or removed as if there were no spares.
 
 use parking_lot::Mutex;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -66,10 +68,20 @@ impl Spares {
         kept
     }
 
-    /// The file of this number has no user any more.
+    /// The file of this number has no user any more. It is emptied here, so that no wake has to.
     fn is_free(&self, number: usize) {
+        let _ = OpenOptions::new().write(true).truncate(true).open(self.path(number));
         self.names.lock().spare.push(number);
     }
+}
+
+/// What a file of a slot map is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    /// As its proc has it.
+    Own,
+    /// It is given up, and becomes the spare file of this number; none: it is removed.
+    GivenUp(Option<usize>),
 }
 
 /// A file of a slot map, which may be given up: as the last field of what has it open and mapped.
@@ -77,44 +89,33 @@ impl Spares {
 pub(crate) struct Spare {
     pub(crate) path: PathBuf,
     spares: Arc<Spares>,
-    /// The file itself once it is given up, and its number.
-    given_up: Option<(File, usize)>,
-    is_given_up: bool,
+    name: Name,
 }
 
 impl Spare {
     pub(crate) fn new(path: &Path, spares: Arc<Spares>) -> Spare {
-        Spare { path: path.into(), spares, given_up: None, is_given_up: false }
+        Spare { path: path.into(), spares, name: Name::Own }
     }
 
     pub(crate) fn spares(&self) -> &Arc<Spares> {
         &self.spares
     }
 
-    /// The path is another file's from now on; `file` is open there.
-    pub(crate) fn give_up(&mut self, file: &File) {
-        if self.is_given_up {
-            return;
-        }
-        self.is_given_up = true;
-        // Without a descriptor to empty it by, it is removed.
-        match file.try_clone() {
-            Ok(file) => self.given_up = self.spares.keep(&self.path).map(|number| (file, number)),
-            Err(_) => drop(fs::remove_file(&self.path)),
+    /// The path is another file's from now on.
+    pub(crate) fn give_up(&mut self) {
+        if self.name == Name::Own {
+            self.name = Name::GivenUp(self.spares.keep(&self.path));
         }
     }
 
     pub(crate) fn is_given_up(&self) -> bool {
-        self.is_given_up
+        self.name != Name::Own
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        // One that cannot be emptied is not used before the next pager, which truncates it.
-        if let Some((file, number)) = self.given_up.take()
-            && file.set_len(0).is_ok()
-        {
+        if let Name::GivenUp(Some(number)) = self.name {
             self.spares.is_free(number);
         }
     }
@@ -127,7 +128,7 @@ mod tests {
     fn given_up(file: &Path, spares: &Arc<Spares>) -> Spare {
         fs::write(file, b"old").unwrap();
         let mut spare = Spare::new(file, spares.clone());
-        spare.give_up(&File::options().write(true).open(file).unwrap());
+        spare.give_up();
         spare
     }
 

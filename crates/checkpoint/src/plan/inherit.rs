@@ -1,10 +1,11 @@
 //! Mappings that children get by fork(2).
 //!
 //! The processes of a server that forks its workers have nearly the same mappings: of postgres' 223
-//! for each process, all but 1 to 4. To make one takes some 2 us, to inherit it 0.3. So a process
-//! first forks the children that are of another kind, which unmap what they got, then makes the
-//! mappings that it has in common with the others, and with all of their kind that those fork, and
-//! forks them. No page of them is there yet.
+//! for each process, all but 1 to 4. To inherit one takes the kernel a part of what it takes to
+//! make one (the step `memory` in bench/park-wake). So a process first forks the children that are
+//! of another kind, which unmap what they got, then makes the mappings that it has in common with
+//! the others, and with all processes of their kind that those fork, and forks them. No page of
+//! these mappings is there yet.
 
 use super::family::Maker;
 use std::collections::HashSet;

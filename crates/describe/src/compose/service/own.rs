@@ -56,7 +56,7 @@ impl ComposeService {
                 ("probe", one @ serde_json::Value::String(_)) => serde_json::Value::Array(vec![one]),
                 (_, json) => json,
             };
-            // Onto what is there already, so that each key is told by itself.
+            // Each key is read onto the table of those before it, so that an error names one key.
             let all = serde_json::to_value(&self.table).expect("a table is JSON");
             let with = |json| {
                 let mut all = all.clone();
