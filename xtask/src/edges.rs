@@ -69,8 +69,12 @@ const ALLOWED: [(&str, &[&str]); 36] = [
             "kip-store",
         ],
     ),
-    // Directories of procs, copied: their files, ids and generation; knows of no record.
-    ("kip-copy", &[TYPES, SYS, "kip-archive", "kip-records", "kip-snapshot"]),
+    // Procs, copied: their files, ids, generation and memory; knows of no record. Reads memory of
+    // processes while the helper of a dump holds it, and looks for seeds in images.
+    (
+        "kip-copy",
+        &[TYPES, SYS, "kip-archive", "kip-records", "kip-snapshot", "kip-checkpoint", "kip-clocks", "kip-criu-images"],
+    ),
     // Each step that is taken with one proc; knows no tasks and never decides when. A session of
     // exec is the client's as it is.
     (
@@ -91,6 +95,8 @@ const ALLOWED: [(&str, &[&str]); 36] = [
             "kip-clocks",
             "kip-checkpoint",
             "kip-snapshot",
+            // A running proc is copied in the middle of a freeze.
+            "kip-copy",
             "kip-offload",
             "kip-records",
             "kip-files",

@@ -19,6 +19,10 @@
  * The answer is two words: 0, or 1 + the index of the order that failed followed by its errno (u32,
  * u32).
  *
+ * To a helper that dumps, in place of an answer to CRIU: "KIPHOLD1", u32 count, count host pids of
+ * processes that CRIU has stopped. The answer is an errno and, if that is 0, the host pids of as
+ * many copies that hold their memory until the socket is closed.
+ *
  * A message's descriptors arrive at the lowest free numbers and stay there until their orders are
  * carried out. A number that a descriptor is to be kept under must be free then (EBUSY): nothing
  * that is open is ever replaced. The daemon keeps to numbers above all at which one message's
@@ -51,6 +55,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hold.h"
+
 #define FDS_PER_MESSAGE 250
 /* As fs.nr_open is by default: proc_sys_fs(5). */
 #define MOST_OPEN_FILES 1048576
@@ -66,7 +72,15 @@
 #define MOVE_MOUNT_F_EMPTY_PATH 0x4
 #endif
 
-enum order { ORDER_DUP = 0, ORDER_SETNS = 1, ORDER_CGROUP = 2, ORDER_MOUNT = 3, ORDER_VOLUME = 4 };
+/* The argument of ioctl PAGEMAP_SCAN, in words, and categories of pages: linux/fs.h. */
+#define PAGEMAP_SCAN 0xc0606610UL
+enum scan_word { SCAN_END = 3, SCAN_WALKED = 4, SCAN_MASK = 9, SCAN_ANY = 10 };
+enum scan_category { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4, SCAN_ZERO = 1 << 5 };
+
+/* Processes in one request to hold their memory. */
+#define MOST_HELD 4096
+
+enum order { ORDER_DUP = 0, ORDER_SETNS = 1, ORDER_CGROUP = 2, ORDER_MOUNT = 3, ORDER_VOLUME = 4, ORDER_LEAVE_MEMORY = 5 };
 
 struct one {
 	uint32_t order, argument;
@@ -75,7 +89,9 @@ struct one {
 static ssize_t (*real_recv)(int, void *, size_t, int);
 static long (*real_ptrace)(enum __ptrace_request, pid_t, void *, void *);
 static int (*real_ioctl)(int, unsigned long, void *);
-static int prepared, restoring;
+static int prepared, restoring, leaves_memory, holds;
+/* The socket to the daemon. */
+static int daemon_socket = -1;
 
 /* All descriptors that the program had, and more, are open here at once. CRIU gives each process its own limit again. */
 static void allow_open_files(void)
@@ -188,6 +204,9 @@ static int apply(struct one *o, int fd)
 				    MOVE_MOUNT_F_EMPTY_PATH);
 	case ORDER_VOLUME:
 		return mount_volume(o->argument, fd);
+	case ORDER_LEAVE_MEMORY:
+		leaves_memory = 1;
+		return 0;
 	}
 	errno = EINVAL;
 	return -1;
@@ -308,6 +327,9 @@ long ptrace(enum __ptrace_request request, ...)
  * Packets of clients come while a program is dumped. CRIU asks how long the queues of a connection are, and fails if they
  * are longer or shorter when it copies them. A dump of ours needs no copy: the kernel's own sockets are kept. So CRIU hears
  * that they are empty. It asks that of nothing else.
+ *
+ * Where copies of the processes are to hold their memory (hold.c) CRIU hears that no page of theirs is there: it scans for
+ * those that are in memory or in swap, and not for others (guards) with the same words.
  */
 int ioctl(int fd, unsigned long request, ...)
 {
@@ -321,6 +343,14 @@ int ioctl(int fd, unsigned long request, ...)
 	/* Libraries that begin before this one may ask already. */
 	if (!real_ioctl)
 		real_ioctl = (int (*)(int, unsigned long, void *))dlsym(RTLD_NEXT, "ioctl");
+	if (leaves_memory && request == PAGEMAP_SCAN) {
+		uint64_t *words = argument;
+
+		if (words[SCAN_MASK] == (SCAN_FILE | SCAN_ZERO) && words[SCAN_ANY] == (SCAN_PRESENT | SCAN_SWAPPED)) {
+			words[SCAN_WALKED] = words[SCAN_END];
+			return 0;
+		}
+	}
 	done = real_ioctl(fd, request, argument);
 	if (!done && !restoring && (request == SIOCINQ || request == SIOCOUTQ || request == SIOCOUTQNSD))
 		*(int *)argument = 0;
@@ -410,6 +440,37 @@ static void fork_helpers(int sk)
 	}
 }
 
+/* Where the daemon asks for it, between two of its answers to CRIU, has copies of processes hold their memory. */
+static void hold_if_asked(int sk)
+{
+	static uint32_t message[3 + MOST_HELD], answer[1 + MOST_HELD];
+	char head[8];
+	ssize_t length;
+	uint32_t count;
+
+	while (real_recv(sk, head, sizeof(head), MSG_PEEK) == sizeof(head) && !memcmp(head, "KIPHOLD1", sizeof(head))) {
+		length = real_recv(sk, message, sizeof(message), 0);
+		count = length < 12 ? 0 : message[2];
+		if (count > MOST_HELD || length != (ssize_t)(12 + count * sizeof(uint32_t)))
+			_exit(97);
+		answer[0] = (uint32_t)hold(real_ptrace, message + 3, count, answer + 1);
+		holds = !answer[0];
+		daemon_socket = sk;
+		length = (ssize_t)((answer[0] ? 1 : 1 + count) * sizeof(uint32_t));
+		if (send(sk, answer, (size_t)length, MSG_NOSIGNAL) != length)
+			return;
+	}
+}
+
+/* The copies end with this process: it stays until the daemon has read them. */
+__attribute__((destructor)) static void stay(void)
+{
+	char nothing;
+
+	while (holds && real_recv(daemon_socket, &nothing, 1, 0) > 0)
+		;
+}
+
 ssize_t recv(int sk, void *buf, size_t len, int flags)
 {
 	if (!prepared) {
@@ -419,5 +480,7 @@ ssize_t recv(int sk, void *buf, size_t len, int flags)
 			prepare(sk);
 		}
 	}
+	if (leaves_memory)
+		hold_if_asked(sk);
 	return real_recv(sk, buf, len, flags);
 }

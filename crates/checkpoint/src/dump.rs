@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +38,8 @@ pub struct DumpRequest<'a> {
     pub external: &'a BTreeSet<String>,
     /// Largest deleted file kept in the images, bytes.
     pub ghost_limit: u32,
+    /// Memory that processes do not share is left out: copies are to hold it ([`Helper::hold`]).
+    pub leaves_memory: bool,
 }
 
 /// A step of the caller's.
@@ -83,14 +85,15 @@ pub enum DumpError {
 
 /// Dumps; `step` is called once at each [`Stage`], and calls the dump off by saying no.
 pub fn dump(
-    helper: Helper,
+    helper: &Helper,
     request: &DumpRequest<'_>,
     step: &mut dyn FnMut(Stage<'_>) -> bool,
 ) -> Result<Dumped, DumpError> {
-    let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (HelperOrder::SetNs(*kind), *fd)).collect();
-    helper.prepare(&orders)?;
     // By descriptor: the caller's step may rename it.
     let directory = File::open(request.images).map_err(DumpError::Images)?;
+    let mut orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (HelperOrder::SetNs(*kind), *fd)).collect();
+    orders.extend(request.leaves_memory.then_some((HelperOrder::LeaveMemory, directory.as_fd())));
+    helper.prepare(&orders)?;
     let mounts = request.external_mounts.iter().map(|(at, key)| format!("mnt[{at}]:{key}"));
     let opts = Opts {
         images_dir_fd: -1,

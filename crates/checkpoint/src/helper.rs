@@ -42,6 +42,9 @@ pub enum HelperOrder {
     MountUsr,
     /// Attach this detached mount, of a file or directory, at [`volume_place`] of this number.
     MountVolume(u32),
+    /// Leave the memory of processes out of a dump: copies hold it ([`Helper::hold`]). The
+    /// descriptor is of no matter.
+    LeaveMemory,
 }
 
 impl HelperOrder {
@@ -53,6 +56,7 @@ impl HelperOrder {
             HelperOrder::MountRoot => [3, 0],
             HelperOrder::MountUsr => [3, 1],
             HelperOrder::MountVolume(n) => [4, n],
+            HelperOrder::LeaveMemory => [5, 0],
         }
     }
 }
@@ -90,6 +94,9 @@ pub enum HelperError {
         #[source]
         source: io::Error,
     },
+    /// No copies of the processes can be made.
+    #[error("the memory of its processes cannot be held")]
+    Hold(#[source] io::Error),
     /// Its answer is not one.
     #[error("the CRIU helper's answer cannot be read")]
     Answer(#[source] prost::DecodeError),
@@ -264,6 +271,29 @@ impl Helper {
             let notify = response.notify.unwrap_or_default();
             let success = stage(notify.script.as_deref().unwrap_or(""), notify.pid);
             self.send(&CriuRequest { kind: CriuCall::Notify as i32, opts: None, notify_success: Some(success) })?;
+        }
+    }
+
+    /// Makes a copy of each of these processes (host pids), all of which CRIU has stopped, and
+    /// gives their host pids. A copy has the memory that its process has at this moment, and stays
+    /// until this helper is dropped. To be called in a stage of a dump
+    /// ([`HelperOrder::LeaveMemory`]).
+    ///
+    /// # Errors
+    /// The helper's; [`HelperError::Hold`], with no copy left and the processes as they were.
+    pub fn hold(&self, pids: &[u32]) -> Result<Vec<u32>, HelperError> {
+        let mut bytes = b"KIPHOLD1".to_vec();
+        for word in [pids.len() as u32].iter().chain(pids) {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        kip_sys::fdpass::send(self.socket.as_fd(), &bytes, &[]).map_err(HelperError::Died)?;
+        let most = 4 + 4 * pids.len();
+        let (answer, _) = kip_sys::fdpass::recv(self.socket.as_fd(), most).map_err(|e| self.silence(e))?;
+        let mut words = answer.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
+        match words.next() {
+            Some(0) if answer.len() == most => Ok(words.collect()),
+            Some(errno @ 1..) => Err(HelperError::Hold(io::Error::from_raw_os_error(errno as i32))),
+            _ => Err(HelperError::Died(io::ErrorKind::UnexpectedEof.into())),
         }
     }
 

@@ -1,9 +1,12 @@
-//! Directories of procs, copied into the directory of another proc.
+//! A proc, copied: its directory, its memory while it runs on, and the random number generators in
+//! it that must not go on alike.
 //!
 //! Owns both directories while it copies; knows of no record, and never decides what is copied
 //! when.
 #![forbid(unsafe_code)]
 
+pub mod memory;
+pub mod random;
 mod stage;
 mod tree;
 

@@ -34,8 +34,6 @@ pub struct ProcCopy {
     pub to: PathBuf,
     /// First id of the block of each.
     pub ids: (u32, u32),
-    /// The generation that the clone goes on from; none of a proc that is stopped.
-    pub generation: Option<Generation>,
     /// Host names of each.
     pub names: (String, String),
     /// What the copy is to be.
@@ -54,16 +52,28 @@ pub enum Becomes {
 }
 
 impl ProcCopy {
-    /// Copies.
+    /// Gives the copy the generation that it goes on from; a proc that is stopped has none.
+    ///
+    /// # Errors
+    /// As [`ProcCopy::copy_files`].
+    pub fn copy_generation(&self, generation: Generation) -> Result<(), CopyError> {
+        self.link_generation(generation)?;
+        // Of a source that is a copy itself.
+        let patches = kip_snapshot::cloned_patches(&self.from, generation).unwrap_or_default();
+        kip_snapshot::note_cloned(&self.to, generation, &patches).map_err(at(&self.to))
+    }
+
+    /// Copies all but the generation. What an earlier try left there goes.
     ///
     /// # Errors
     /// See [`CopyError`]; what is there by then is the caller's to remove.
-    pub fn copy(&self) -> Result<(), CopyError> {
-        if let Some(generation) = self.generation {
-            self.link_generation(generation)?;
-            // Of a source that is a copy itself.
-            let patches = kip_snapshot::cloned_patches(&self.from, generation).unwrap_or_default();
-            kip_snapshot::note_cloned(&self.to, generation, &patches).map_err(at(&self.to))?;
+    pub fn copy_files(&self) -> Result<(), CopyError> {
+        for name in LINKED.iter().chain(&OWN) {
+            let path = self.to.join(name);
+            match fs::remove_dir_all(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(&path)(e)),
+                _ => {}
+            }
         }
         for name in LINKED.iter().filter(|name| self.from.join(name).is_dir()) {
             tree::copy(&self.from.join(name), &self.to.join(name), How::Linked, &[])?;
@@ -145,27 +155,29 @@ fn renamed(line: &str, from: &str, to: &str) -> String {
     format!("{}{end}", words.join("\t"))
 }
 
-/// Copies the files of a volume to another one, which is there and has none.
+/// Copies the files of a volume to another one, which is there; what it had goes.
 ///
 /// # Errors
 /// [`CopyError::Io`].
 pub fn copy_volume(from: &Path, to: &Path) -> Result<(), CopyError> {
-    fs::remove_dir(to).map_err(at(to))?;
+    fs::remove_dir_all(to).map_err(at(to))?;
     tree::copy(from, to, How::Copied, &[])
 }
 
-/// Makes all below a directory durable, but for what is linked.
+/// Makes all below a directory durable, but for what is linked and, in `without`, what is not
+/// needed once the machine has been started anew.
 ///
 /// # Errors
 /// [`CopyError::Io`].
-pub fn sync(root: &Path) -> Result<(), CopyError> {
+pub fn sync(root: &Path, without: Option<&Path>) -> Result<(), CopyError> {
     let mut left = vec![root.to_owned()];
     while let Some(path) = left.pop() {
         let metadata = fs::symlink_metadata(&path).map_err(at(&path))?;
         if metadata.is_dir() {
             for entry in fs::read_dir(&path).map_err(at(&path))? {
                 let entry = entry.map_err(at(&path))?;
-                if path != root || !LINKED.iter().any(|name| entry.file_name() == *name) {
+                let is_linked = path == root && LINKED.iter().any(|name| entry.file_name() == *name);
+                if !is_linked && Some(entry.path().as_path()) != without {
                     left.push(entry.path());
                 }
             }

@@ -2,6 +2,7 @@
 //! knows them.
 
 use kip_clocks::tree::{self, Tree};
+pub use kip_logs::pty::watched;
 use kip_net::custody;
 use kip_sys::process::{pidfd_getfd, pidfd_open};
 use kip_sys::status::Status;
@@ -9,7 +10,6 @@ use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use tokio::io::unix::AsyncFd;
 
 /// Where each socket of the tree is open: (host pid, descriptor) by inode.
 pub fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
@@ -22,14 +22,6 @@ pub fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
         }
     }
     places
-}
-
-/// The descriptor for the event loop.
-pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to
-    // call.
-    #[allow(deprecated)]
-    AsyncFd::new(fd)
 }
 
 /// A duplicate of a descriptor of a process.
@@ -66,4 +58,21 @@ pub fn pipe_key(fd: &OwnedFd) -> io::Result<String> {
     let inode = rustix::fs::fstat(fd)?.st_ino;
     debug_assert!(fd.as_raw_fd() >= 0);
     Ok(format!("pipe:[{inode}]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_net::custody::Seen;
+
+    #[test]
+    fn what_a_program_may_not_have_seen_wakes_it() {
+        let queued = |queued| Seen { queued, ..Seen::default() };
+        assert_eq!(seen(queued(7), queued(7)), queued(7));
+        assert_eq!(seen(queued(7), queued(12)), queued(7));
+        assert_eq!(seen(queued(7), queued(3)), queued(0), "it has read, and 3 came after that");
+        let full = Seen { full: true, ..Seen::default() };
+        assert_eq!(seen(Seen::default(), full), full, "it waits for room");
+        assert_eq!(seen(Seen::default(), Seen { ended: true, ..full }), full, "the end is news");
+    }
 }

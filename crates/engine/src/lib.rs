@@ -11,8 +11,8 @@
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`metering`], [`metrics`] | what each proc has used, for its meter; counters for Prometheus |
 //! | [`plans`] | how a wake will be done |
-//! | [`descriptors`], [`watches`], [`owners`], [`inotify`], [`lifted`], `system_v` | what a program has and waits for |
-//! | [`input`], [`console`], [`pty`] | the standard input of a program, its own terminal, and the side of terminals that clients have |
+//! | [`descriptors`], [`watches`], [`owners`], [`inotify`], [`lifted`] | what a program has and waits for |
+//! | [`input`] | the standard input of a program |
 //! | [`exec_ends`], [`exits`] | how processes end |
 //! | [`observe`] | traces of wakes |
 //! | [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
@@ -22,7 +22,6 @@
 
 pub mod blocking;
 pub mod cause;
-pub mod console;
 pub mod descriptors;
 pub mod exec_ends;
 pub mod exits;
@@ -43,7 +42,6 @@ pub mod pins;
 pub mod plans;
 pub mod ports;
 pub mod prepared;
-pub mod pty;
 pub mod renew;
 pub mod secrets;
 pub mod start;
@@ -51,7 +49,6 @@ pub mod stop;
 mod survey;
 pub mod suspend;
 pub mod sysfs;
-mod system_v;
 mod terminals;
 pub mod tickets;
 pub mod tmpfs;

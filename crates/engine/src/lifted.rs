@@ -1,10 +1,68 @@
 //! Limits that processes have used up, lifted while CRIU makes calls in them, and what the images
-//! say of them.
+//! say of them; and those of a proc, which are for the program, lifted while Kip does its own work
+//! in its cgroup.
 
+use crate::host::Proc;
 use kip_checkpoint::set_limits;
 use kip_clocks::tree::Tree;
 use kip_criu_images::{CheckpointImageError, Images};
+use kip_sandbox::cgroup::CgroupError;
 use kip_stop::limits::Lifted;
+use kip_types::{Limits, chain};
+use std::time::{Duration, Instant};
+
+/// Processes that Kip needs besides those of the program.
+const SPARE_PIDS: usize = 64;
+/// More than any proc has; the kernel's own limit is 4,194,304.
+const MANY_PIDS: u32 = 1 << 20;
+/// What Kip had in a cgroup is gone this long after it has ended.
+const GONE_WITHIN: Duration = Duration::from_secs(2);
+
+/// A proc's own limits, lifted until this is dropped: the program had filled them maybe to the last
+/// process or page, and a share of a core would make Kip's work as slow as the program.
+pub struct LiftedGroup<'a>(Option<&'a Proc>);
+
+impl<'a> LiftedGroup<'a> {
+    /// For a restore of so many threads.
+    ///
+    /// # Errors
+    /// [`CgroupError`].
+    pub fn for_threads(proc: &'a Proc, threads: usize) -> Result<LiftedGroup<'a>, CgroupError> {
+        let limits = &proc.spec().limits;
+        let tight = threads.saturating_add(SPARE_PIDS) > limits.pids as usize;
+        if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
+            return Ok(LiftedGroup(None));
+        }
+        proc.cgroup.set_limits(&Limits { pids: MANY_PIDS, ..Limits::default() })?;
+        Ok(LiftedGroup(Some(proc)))
+    }
+
+    /// Lets the program have no more than its share of the processors from here on, and twice the
+    /// memory that it holds: copies of it hold what it writes.
+    ///
+    /// # Errors
+    /// [`CgroupError`].
+    pub fn for_copies(&self) -> Result<(), CgroupError> {
+        let Some(proc) = self.0 else { return Ok(()) };
+        let limits = &proc.spec().limits;
+        let memory_bytes = limits.memory_bytes.map(|bytes| bytes.saturating_add(proc.cgroup.held_bytes()));
+        proc.cgroup.set_limits(&Limits { memory_bytes, pids: MANY_PIDS, ..limits.clone() })
+    }
+}
+
+impl Drop for LiftedGroup<'_> {
+    fn drop(&mut self) {
+        let Some(proc) = self.0 else { return };
+        let (limits, began) = (&proc.spec().limits, Instant::now());
+        while let Err(error) = proc.cgroup.set_limits(limits) {
+            if began.elapsed() > GONE_WITHIN {
+                tracing::warn!(proc = %proc.name, error = chain(&error), "limits could not be set again");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
 
 /// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do
 /// without.

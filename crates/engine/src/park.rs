@@ -1,5 +1,5 @@
 //! Parks a running proc: one pass from a frozen tree to a recorded generation, or back to the tree
-//! running on.
+//! running on. Or copies it: the same, but the tree runs on, and its memory is written then.
 //!
 //! Steps, each of which a crash may follow:
 //!
@@ -12,16 +12,19 @@
 //! resumes it when its socket closes. A tree found running under a recorded Parked is newer than
 //! the snapshot and wins (recovery).
 
+mod copy;
 mod error;
 mod sample;
+mod take;
 
+pub use copy::{CopyDone, CopySteps, copy};
 pub use error::ParkError;
 use sample::{Ran, sample_before_freeze};
+use take::{carry_over, paged_out, take_namespaces, take_objects, take_sockets};
 
-use crate::descriptors::{duplicate, pipe_key, places, seen, take};
+use crate::descriptors::{pipe_key, take};
 use crate::fd_store::key;
-use crate::host::proc::PAGER_DIRECTORY;
-use crate::host::proc::{Proc, namespaces_of, user_of};
+use crate::host::proc::{Proc, namespaces_of};
 use crate::inotify;
 use crate::lifted;
 use crate::pins;
@@ -29,25 +32,23 @@ use crate::plans::plan_of;
 use crate::survey;
 use crate::suspend::{self, is_connection};
 use crate::sysfs;
-use crate::system_v;
 use crate::terminals;
 use crate::tmpfs;
 use crate::volumes;
-use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
+use kip_checkpoint::dump::{DumpError, DumpRequest, Dumped, Log, Stage, dump};
+use kip_checkpoint::helper::Helper;
 use kip_checkpoint::policy::mount_key;
-use kip_checkpoint::remake::ObjectNote;
-use kip_checkpoint::{attributes, is_below, mend_proc_paths, page_map, plan, sockets, take_owners, use_other_names};
+use kip_checkpoint::{
+    attributes, has_own_ipc, is_below, mend_proc_paths, page_map, sockets, take_owners, use_other_names,
+};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Boot, Frozen, Now, Pending};
 use kip_criu_images::fields::mm_entry;
 use kip_criu_images::{Images, bars_criu};
-use kip_net::custody::{self, SavedOptions};
-use kip_net::renewal;
-use kip_records::body::{Body, ImagesHome, SleepingSocket, SleepingTerminals, Slept};
+use kip_records::body::{Body, ImagesHome, SleepingTerminals, Slept};
 use kip_sandbox::launcher::CopiedMounts;
 use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
-use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, Sealed};
 use kip_stop::limits::Lifted;
@@ -61,7 +62,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
@@ -82,8 +83,6 @@ struct Seen {
     slacks: BTreeMap<u32, u64>,
     volumes: Vec<Slept>,
     own_ipc: bool,
-    /// Some memory of the proc may be paged out: the pager knows it.
-    paged_out: bool,
     /// Its owner asks for this one sleep, and says that of its clock.
     once: Option<Option<Clock>>,
     /// Other mounts of its files.
@@ -100,14 +99,43 @@ struct Seen {
     lifted: Vec<(u32, Lifted)>,
 }
 
-/// What was made of a frozen tree.
+/// What was made of a frozen tree, and is not on disk yet.
 struct Finalized {
     body: Body,
-    /// New on disk.
-    bytes: u64,
-    image_bytes: u64,
     images: Images,
     pages: PageMap,
+    /// What the keeper is to hold of one that sleeps.
+    fds: Vec<(String, OwnedFd)>,
+}
+
+/// A proc that is about to be frozen.
+struct Freeze<'a> {
+    proc: &'a Proc,
+    pids: &'a [u32],
+    generation: Generation,
+    /// The pager has memory of the proc, and is ready for that.
+    paged_out: bool,
+    /// A client asks for this one sleep.
+    once: Option<Option<Clock>>,
+    /// Copies hold its memory.
+    leaves_memory: bool,
+}
+
+/// One that was frozen, and what came of it.
+struct Thawed<T> {
+    outcome: T,
+    dumped: Result<Dumped, DumpError>,
+    /// Copies that hold memory live as long as it does.
+    helper: Helper,
+    /// How long it stood still, or a little less time.
+    still: Duration,
+}
+
+/// A tree that stands still, and where its generation grows.
+struct Still<'a> {
+    growing: &'a Path,
+    log: &'a Log,
+    helper: &'a Helper,
 }
 
 /// A finished parking.
@@ -141,15 +169,40 @@ pub fn park(
     once: Option<Option<Clock>>,
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
-    let dir = proc.dir.clone();
+    let freeze = Freeze { proc, pids, generation, paged_out, once, leaves_memory: false };
+    let mut parked = |still: &Still<'_>, seen: &mut Seen| {
+        let finalized = finalize(&freeze, still, seen, &mut |_, _| Ok(()))?;
+        keep(proc, still.growing, generation, finalized, record)
+    };
+    let Thawed { outcome, dumped, .. } = frozen(&freeze, &mut parked, true)?;
+    let frozen_us = match dumped {
+        Ok(dumped) => dumped.frozen_us,
+        // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
+        Err(_) if proc.wait_until_empty(Duration::from_secs(1)) => 0,
+        Err(error) => {
+            let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
+            return Err(undo(proc, generation, refused(&tree, error)));
+        }
+    };
+    Ok(ParkDone { frozen_us, ..outcome })
+}
+
+/// Freezes a tree, has `finalize` done with it, and ends it if that says so, or else lets it run
+/// on. An error leaves it running, and nothing of the generation.
+fn frozen<T>(
+    freeze: &Freeze<'_>,
+    finalize: &mut dyn FnMut(&Still<'_>, &mut Seen) -> Result<T, ParkError>,
+    ends: bool,
+) -> Result<Thawed<T>, ParkError> {
+    let Freeze { proc, pids, generation, once, leaves_memory, .. } = *freeze;
     let whole = Tree::read_whole(pids, ENDS_WITHIN);
     let tree = whole.map_err(|(pid, name)| ParkError::WithoutFirstThread { pid, name })?;
-    let growing = kip_snapshot::begin(&dir, generation)?;
+    let growing = kip_snapshot::begin(&proc.dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(ParkError::Tree)?;
     let (masks, sys) = (masks_in(&mountinfo), sysfs::points_in(&mountinfo));
     let volumes = volumes::sleep::read(proc, init)?;
-    let own_ipc = system_v::is_in_snapshot(&tree, init).map_err(ParkError::Tree)?;
+    let own_ipc = has_own_ipc(&tree, init).map_err(ParkError::Tree)?;
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
     let place = proc.files.place()?;
     let tmpfs = tmpfs::read(proc, init)?;
@@ -179,6 +232,7 @@ pub fn park(
         external_mounts: &external,
         external: &terminals,
         ghost_limit: GHOST_LIMIT,
+        leaves_memory,
     };
     if let Some(pid) = tree.stopped_with_threads() {
         return Err(undo(proc, generation, ParkError::StoppedThreads { pid }));
@@ -194,7 +248,6 @@ pub fn park(
         slacks: BTreeMap::new(),
         volumes,
         own_ipc,
-        paged_out,
         once,
         mounts,
         place,
@@ -202,22 +255,15 @@ pub fn park(
         init,
         lifted,
     };
-    let mut outcome = None;
-    let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
-        body,
-        frozen_us,
-        bytes,
-        image_bytes,
-        images,
-        pages,
-    };
+    let (mut outcome, mut begun) = (None, Instant::now());
     fault::reach("park-dump");
-    let dumped = dump(helper, &request, &mut |stage| match stage {
+    let dumped = dump(&helper, &request, &mut |stage| match stage {
         Stage::Running => {
             seen.lifted = lifted::lift(&tree);
             seen.ran = sample_before_freeze(proc, &tree);
             seen.slacks = attributes::slacks(&tree);
             fault::reach("park-sampled");
+            begun = Instant::now();
             true
         }
         Stage::Still => {
@@ -226,53 +272,58 @@ pub fn park(
         }
         Stage::Frozen(log) => {
             fault::reach("park-frozen");
-            let result = finalize(proc, &growing, log, generation, &mut seen, record);
+            let result = finalize(&Still { growing: &growing, log, helper: &helper }, &mut seen);
             let good = result.is_ok();
             outcome = Some(result);
-            good
+            good && ends
         }
     });
+    let still = begun.elapsed();
     match (dumped, outcome) {
-        (Ok(dumped), Some(Ok(finalized))) => Ok(done(finalized, dumped.frozen_us)),
-        // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
-        (Err(_), Some(Ok(finalized))) if proc.wait_until_empty(Duration::from_secs(1)) => Ok(done(finalized, 0)),
+        (dumped, Some(Ok(outcome))) => Ok(Thawed { outcome, dumped, helper, still }),
         (_, Some(Err(e))) => Err(undo(proc, generation, e)),
-        (Err(source), _) => {
-            let error = match lifted::used_up(&tree) {
-                Some(what) => ParkError::UsedUp { what, source },
-                None => ParkError::Dump(source),
-            };
-            Err(undo(proc, generation, error))
-        }
+        (Err(source), None) => Err(undo(proc, generation, refused(&tree, source))),
         (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
+    }
+}
+
+/// A dump that failed.
+fn refused(tree: &Tree, source: DumpError) -> ParkError {
+    match lifted::used_up(tree) {
+        Some(what) => ParkError::UsedUp { what, source },
+        None => ParkError::Dump(source),
     }
 }
 
 fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
     // The dump had each call begin anew.
     survey::note_ends(proc);
-    let keep = Generation(generation.0.saturating_sub(1));
     // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
     if let Err(e) = proc.fd_store.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = %e, "sockets of a snapshot that was called off stay with the keeper");
     }
-    if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
-        tracing::warn!(proc = %proc.name, error = %e, "a snapshot that was called off is left on disk");
-    }
+    sweep(proc, generation);
     error
 }
 
-/// Everything between freeze and kill.
+/// Removes a generation in which the proc does not sleep.
+fn sweep(proc: &Proc, generation: Generation) {
+    let keep = Generation(generation.0.saturating_sub(1));
+    if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
+        tracing::warn!(proc = %proc.name, error = %e, "a snapshot that was called off is left on disk");
+    }
+}
+
+/// What the images of a frozen tree become; `hold` adds to the page map what CRIU has left out.
 fn finalize(
-    proc: &Proc,
-    growing: &Path,
-    log: &Log,
-    generation: Generation,
+    freeze: &Freeze<'_>,
+    still: &Still<'_>,
     seen: &mut Seen,
-    record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
+    hold: &mut dyn FnMut(&Tree, &mut PageMap) -> Result<(), ParkError>,
 ) -> Result<Finalized, ParkError> {
+    let (proc, growing, log) = (freeze.proc, still.growing, still.log);
     let now = Now::read();
     let init = seen.init;
     let mut images = Images::read(growing)?;
@@ -404,22 +455,50 @@ fn finalize(
         }
     }
     fault::reach("park-images");
-    let pages = pages(proc, &images, generation, &tree, seen.paged_out)?;
+    let mut map = page_map(&images)?;
+    // What is paged out is listed before copies are there, of which it would be asked too.
+    let carried = paged_out(freeze, &mut map, &tree)?;
+    hold(&tree, &mut map)?;
+    let pages = carry_over(freeze, map, carried, images.directory())?;
     if let Some(criu) = bars_criu(&images)? {
         check_native_only(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
     }
+    Ok(Finalized { body, images, pages, fds })
+}
+
+/// Makes a generation durable, and what it needs of the kernel stay, and has it recorded.
+fn keep(
+    proc: &Proc,
+    growing: &Path,
+    generation: Generation,
+    finalized: Finalized,
+    record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
+) -> Result<ParkDone, ParkError> {
+    let Finalized { body, mut images, pages, fds } = finalized;
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
-    let engine = proc.shared.engine.clone();
-    let contents = Contents { engine, body: body.clone(), pages };
-    images.save(growing)?;
-    let Sealed { bytes, pages, .. } = kip_snapshot::seal(growing, generation, contents)?;
+    let Sealed { bytes, pages, .. } = sealed(proc, growing, generation, &body, pages, &images, true)?;
     fault::reach("park-sealed");
     proc.fd_store.hold(fds)?;
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
     images.set_directory(kip_snapshot::path_of(&proc.dir, generation));
-    Ok(Finalized { body, bytes, image_bytes, images, pages })
+    Ok(ParkDone { body, frozen_us: 0, bytes, image_bytes, images, pages })
+}
+
+fn sealed(
+    proc: &Proc,
+    growing: &Path,
+    generation: Generation,
+    body: &Body,
+    pages: PageMap,
+    images: &Images,
+    is_kept: bool,
+) -> Result<Sealed, ParkError> {
+    images.save(growing)?;
+    let contents = Contents { engine: proc.shared.engine.clone(), body: body.clone(), pages };
+    let seal = if is_kept { kip_snapshot::seal } else { kip_snapshot::seal_for_now };
+    Ok(seal(growing, generation, contents)?)
 }
 
 /// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few
@@ -451,109 +530,8 @@ fn home_of(proc: &Proc) -> io::Result<ImagesHome> {
     Ok(ImagesHome { first_id: proc.first_id(), boot: Boot::read()?, pipes, machine: proc.shared.name.clone() })
 }
 
-/// Where the memory of all processes lies: what CRIU has written, and what they never brought back
-/// from where it was.
-fn pages(
-    proc: &Proc,
-    images: &Images,
-    generation: Generation,
-    tree: &Tree,
-    paged_out: bool,
-) -> Result<PageMap, ParkError> {
-    let mut map = page_map(images)?;
-    if !paged_out {
-        return Ok(map);
-    }
-    let directory = proc.dir.join(PAGER_DIRECTORY);
-    let told = directory.join("told");
-    proc.shared.pager.account(proc.key.as_str(), &told).map_err(ParkError::Account)?;
-    let of_hosts = PageMap::load_from(&told);
-    let _ = fs::remove_file(&told);
-    let PageMap { files, processes } = of_hosts.map_err(ParkError::Carry)?;
-    let mut carried = PageMap { files, ..PageMap::default() };
-    for (host, mut process) in processes {
-        let inside = tree.threads.iter().find(|(_, tid)| **tid == host).map(|(inside, _)| *inside);
-        let Some((inside, own)) = inside.and_then(|inside| Some((inside, map.processes.get_mut(&inside)?))) else {
-            return Err(ParkError::Unmatched { pid: host });
-        };
-        own.sets = std::mem::take(&mut process.sets);
-        process.runs = carry::without(&process.runs, &own.runs);
-        carried.processes.insert(inside, process);
-    }
-    carry::carry(&mut map, images.directory(), &carried, &directory, generation).map_err(ParkError::Carry)?;
-    carry::write_sets(&mut map, images.directory()).map_err(ParkError::Carry)?;
-    Ok(map)
-}
-
-fn take_sockets(
-    tree: &Tree,
-    wanted: &[sockets::Socket],
-    before: &BTreeMap<u32, SavedOptions>,
-) -> Result<Vec<(OwnedFd, SleepingSocket)>, ParkError> {
-    let places = if wanted.is_empty() { BTreeMap::new() } else { places(tree) };
-    let mut taken = Vec::new();
-    for socket in wanted {
-        let failed = |source| ParkError::Socket { inode: socket.inode, source };
-        let (pid, number) = places.get(&socket.inode).copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        let fd = duplicate(pid, number).map_err(failed)?;
-        let frozen = custody::snapshot_options(fd.as_fd()).map_err(|e| failed(io::Error::other(e)))?;
-        let known = before.get(&socket.inode);
-        // A socket that was made since: it is not known whether the program has looked.
-        let seen = seen(known.map_or(custody::Seen::default(), |k| k.seen), frozen.seen);
-        let mut options = known.copied().unwrap_or(frozen);
-        options.seen = seen;
-        let recipe = Some(renewal::recipe(fd.as_fd()).map_err(failed)?);
-        taken.push((fd, SleepingSocket { inode: socket.inode, options, recipe }));
-    }
-    Ok(taken)
-}
-
-/// What can be held instead of rebuilt, with its key; none if the tree is for CRIU in any case.
-fn take_objects(
-    tree: &Tree,
-    images: &Images,
-    first_id: u32,
-    noted: &mut Vec<ObjectNote>,
-) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
-    let mut taken = Vec::new();
-    for object in plan::objects(images)? {
-        let Some(&host) = tree.threads.get(&object.pid) else { return Ok(None) };
-        // Without it the wake takes the other way.
-        let Ok(fd) = duplicate(host, object.fd) else { return Ok(None) };
-        noted.extend(ObjectNote::of(object, &fd, first_id).map_err(ParkError::Tree)?);
-        taken.push((format!("{}{}", key::OBJECT, object.id), fd));
-    }
-    Ok(Some(taken))
-}
-
-/// What only its processes keep alive, with its keys.
-fn take_namespaces(init: u32, own_ipc: bool) -> io::Result<Vec<(String, OwnedFd)>> {
-    let mut taken: Vec<_> = namespaces_of(init, own_ipc)?.into_iter().map(|n| (n.key.to_owned(), n.fd)).collect();
-    if own_ipc {
-        taken.push((key::USER.to_owned(), user_of(init)?));
-    }
-    Ok(taken)
-}
-
 /// Mount points in the sandbox's /proc: masks.
 fn masks_in(mountinfo: &str) -> Vec<String> {
     let points = mountinfo.lines().filter_map(|l| l.split(' ').nth(4));
     points.filter(|p| p.starts_with("/proc/")).map(str::to_owned).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kip_net::custody::Seen;
-
-    #[test]
-    fn what_a_program_may_not_have_seen_wakes_it() {
-        let queued = |queued| Seen { queued, ..Seen::default() };
-        assert_eq!(seen(queued(7), queued(7)), queued(7));
-        assert_eq!(seen(queued(7), queued(12)), queued(7));
-        assert_eq!(seen(queued(7), queued(3)), queued(0), "it has read, and 3 came after that");
-        let full = Seen { full: true, ..Seen::default() };
-        assert_eq!(seen(Seen::default(), full), full, "it waits for room");
-        assert_eq!(seen(Seen::default(), Seen { ended: true, ..full }), full, "the end is news");
-    }
 }

@@ -8,6 +8,7 @@ use crate::host::Proc;
 use kip_clocks::tree::Tree;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::{Survey, Timer};
+use std::fs;
 use std::time::Duration;
 
 /// How often the pager is asked for what has to be known.
@@ -30,6 +31,18 @@ pub fn find_ends(proc: &Proc, tree: &Tree) {
 pub fn note_ends(proc: &Proc) {
     let answer = asked_again(|| order(proc, Survey::Records));
     let _ = known(proc, Survey::Records, answer);
+}
+
+/// As [`note_ends`], of these processes alone (host pids): copies of them are there that are never
+/// to go on.
+pub fn note_ends_of(proc: &Proc, pids: &[u32]) {
+    let list = proc.dir.join("processes");
+    let text: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+    let order = || proc.shared.pager.survey(proc.key.as_str(), &list, Survey::Records);
+    let answer = fs::write(&list, text).map_err(|e| PagerError::Refused(e.to_string()));
+    let answer = answer.and_then(|()| asked_again(order));
+    let _ = known(proc, Survey::Records, answer);
+    let _ = fs::remove_file(&list);
 }
 
 fn asked_again<T>(mut ask: impl FnMut() -> Result<T, PagerError>) -> Result<T, PagerError> {

@@ -14,6 +14,7 @@ use crate::cause::WakeCause;
 use crate::descriptors::{pipe_key, reopen};
 use crate::fd_store::key;
 use crate::host::Proc;
+use crate::lifted::LiftedGroup;
 use crate::owners;
 use crate::pins;
 use crate::sysfs;
@@ -24,7 +25,7 @@ use kip_checkpoint::policy::mount_key;
 use kip_checkpoint::restore::{CriuRestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::resume::{self, Thread, WaitingProcess};
 use kip_checkpoint::sockets::inherit_key;
-use kip_checkpoint::{Held, attributes, hold_threads, inotify, is_for_criu, make_whole, move_id_block, random};
+use kip_checkpoint::{Held, attributes, hold_threads, inotify, is_for_criu, make_whole, move_id_block};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Clocks, Missed, Now, Signals};
 use kip_criu_images::processes::stopped_threads;
@@ -42,7 +43,7 @@ use kip_sys::shortened::Shortened;
 use kip_sys::status::threads;
 use kip_sys::{timens, within};
 use kip_types::api::StepView;
-use kip_types::{Generation, Limits, generation_id};
+use kip_types::{Generation, generation_id};
 use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -150,40 +151,6 @@ impl Steps {
     }
 }
 
-/// While CRIU works in a proc's cgroup the proc's own limits are off: they are for the program,
-/// which had filled them maybe to the last process or page, and a share of a core would make the
-/// wake as slow as the program.
-struct Lifted<'a>(Option<&'a Proc>);
-
-impl<'a> Lifted<'a> {
-    /// Processes that a restore needs besides those it restores.
-    const SPARE_PIDS: usize = 64;
-    /// More than any proc has; the kernel's own limit is 4,194,304.
-    const MANY_PIDS: u32 = 1 << 20;
-
-    fn lift(proc: &'a Proc, manifest: &Manifest<Body>) -> Result<Lifted<'a>, CgroupError> {
-        let limits = &proc.spec().limits;
-        let files = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
-        let threads = files.max(manifest.body.threads);
-        let tight = threads.saturating_add(Self::SPARE_PIDS) > limits.pids as usize;
-        if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
-            return Ok(Lifted(None));
-        }
-        proc.cgroup.set_limits(&Limits { pids: Self::MANY_PIDS, ..Limits::default() })?;
-        Ok(Lifted(Some(proc)))
-    }
-}
-
-impl Drop for Lifted<'_> {
-    fn drop(&mut self) {
-        if let Some(proc) = self.0
-            && let Err(e) = proc.cgroup.set_limits(&proc.spec().limits)
-        {
-            tracing::warn!(proc = %proc.name, error = %e, "limits could not be set again after a wake");
-        }
-    }
-}
-
 /// Fetches what is still in the store and needed before the program runs: the pages of these
 /// places, or all.
 fn fetch_pages(
@@ -222,7 +189,8 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let with_pins = pins::base_changed(&body.pins);
     // First: what is not as it was is no fault of the plan's.
     let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
-    let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
+    let files = manifest.parts.iter().filter(|part| part.name.starts_with("core-")).count();
+    let _lifted = LiftedGroup::for_threads(proc, files.max(manifest.body.threads)).map_err(WakeError::Cgroup)?;
     let held_in_memory = tmpfs::held(proc, &body.tmpfs);
     let mut in_memory = Some(tmpfs::for_wake(proc, &directory, &body.tmpfs)?);
     let mut unbuilt = None;
@@ -557,7 +525,7 @@ fn release(
     }
     let patches = patches.unwrap_or_default();
     if !patches.is_empty()
-        && let Err(error) = random::apply(&tree(), &patches)
+        && let Err(error) = kip_copy::random::apply(&tree(), &patches)
     {
         tracing::warn!(proc = %proc.name, %error, "random numbers of a clone may be those of its source");
     }

@@ -1,4 +1,6 @@
-//! The log pump: one thread that reads the standard output and error of every proc of the machine
+//! Output of procs: their own terminals ([`console`], [`pty`]) and the log.
+//!
+//! The log pump is one thread that reads the standard output and error of every proc of the machine
 //! and writes them, line by line, to `DIR/procs/NAME/logs/current`.
 //!
 //! Owns the log files (`file`) and their reading (`reader`). Never blocks a program for longer than
@@ -17,7 +19,9 @@
 //! bytes.
 #![forbid(unsafe_code)]
 
+pub mod console;
 mod file;
+pub mod pty;
 mod reader;
 mod record;
 #[cfg(test)]

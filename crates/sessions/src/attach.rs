@@ -5,12 +5,12 @@
 
 use crate::follow::Follower;
 use crate::session::{KeepAwake, READS_WITHIN, woken};
-use kip_engine::console::OutputPiece;
-use kip_engine::descriptors::{reopen, watched};
+use kip_engine::descriptors::reopen;
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
-use kip_engine::pty::write;
 use kip_engine::tickets::Ticket;
+use kip_logs::console::OutputPiece;
+use kip_logs::pty::{watched, write};
 use kip_logs::{From as LogStart, LogRecord, Stream};
 use kip_service::{ExecInput, ExecOutput, ExecSession};
 use kip_types::api::{AttachRequest, Code, ExecEnd, Refusal, TerminalSize};

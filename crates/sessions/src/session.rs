@@ -8,11 +8,11 @@
 
 use crate::exec::ExecContext;
 use kip_engine::blocking::blocking;
-use kip_engine::descriptors::{reopen, watched};
+use kip_engine::descriptors::reopen;
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
-use kip_engine::pty::{read, read_now, resize, write};
 use kip_engine::tickets::Ticket;
+use kip_logs::pty::{read, read_now, resize, watched, write};
 use kip_sandbox::init::{InitRecord, RECORD_BYTES, StartStep};
 use kip_sandbox::terminals::{self, Terminal};
 use kip_service::{ExecInput, ExecOutput, ExecSession};

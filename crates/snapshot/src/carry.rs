@@ -7,7 +7,7 @@
 
 use crate::error::{SnapshotError, io_at};
 use crate::pages::remote::OpenPages;
-use crate::pages::{PAGE, PageMap, Run, damaged};
+use crate::pages::{PAGE, PageMap, Run, UNSYNCED, damaged};
 use kip_types::Generation;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -80,6 +80,9 @@ pub fn carry(
             let linked = &mut map.files[number as usize];
             linked.sums.clone_from(&file.sums);
             linked.remote = file.remote;
+            if last == UNSYNCED {
+                File::open(&path).and_then(|file| file.sync_all()).map_err(io_at(&path))?;
+            }
             for (old, new) in file.names().zip(linked.names()) {
                 let path = from.join(old);
                 fs::hard_link(&path, growing.join(new)).map_err(io_at(&path))?;

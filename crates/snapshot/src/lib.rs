@@ -217,8 +217,8 @@ pub struct Contents<B> {
 enum Kept {
     /// It is the only one.
     Synced,
-    /// It is also elsewhere.
-    Copy,
+    /// It is also elsewhere, or not needed then.
+    Unsynced,
 }
 
 impl Kept {
@@ -248,6 +248,16 @@ pub fn seal<B: Serialize>(
     seal_as(growing, generation, contents, Kept::Synced, Vec::new())
 }
 
+/// The same of what a proc goes on from at once: nothing is synced, for after a crash of the
+/// machine it starts anew. Page files that have their checksums are not read back.
+pub fn seal_for_now<B: Serialize>(
+    growing: &Path,
+    generation: Generation,
+    contents: Contents<B>,
+) -> Result<Sealed, SnapshotError> {
+    seal_as(growing, generation, contents, Kept::Unsynced, Vec::new())
+}
+
 /// The same of what is also elsewhere, in an object store, and will be fetched from there again
 /// after a crash of the machine: nothing is synced, and `written` are files whose checksums were
 /// taken of what was written, which are not read back.
@@ -257,7 +267,7 @@ pub fn seal_copy<B: Serialize>(
     contents: Contents<B>,
     written: Vec<Part>,
 ) -> Result<PathBuf, SnapshotError> {
-    seal_as(growing, generation, contents, Kept::Copy, written).map(|sealed| sealed.path)
+    seal_as(growing, generation, contents, Kept::Unsynced, written).map(|sealed| sealed.path)
 }
 
 fn seal_as<B: Serialize>(

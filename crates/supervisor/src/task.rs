@@ -46,7 +46,7 @@ pub use pressed::need;
 pub use previous::ASIDE;
 pub use probes::Probes;
 pub use ready::check_once;
-pub use still::{Copied, CopySealed, FilesHeld, Still, StillFor, Stilled};
+pub use still::{Copied, CopyRunning, FilesHeld, Still, StillFor, Stilled};
 pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Sample};

@@ -89,7 +89,8 @@ pub(crate) async fn copy_to(
 ) -> Result<(Taken, Option<Still>), Refusal> {
     let (first_id, taken_at_ms) = (source.proc.first_id(), now_ms());
     let hostname = source.proc.spec().hostname().to_owned();
-    let target = CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname, volumes: Vec::new() };
+    let target =
+        CopyTarget { directory: taking.made().path().to_owned(), first_id, hostname, volumes: Vec::new(), runs: false };
     let mut copied = copy_source(source, target, purpose).await?;
     let still = copied.still.take();
     Ok((Taken { taking, copied, first_id, taken_at_ms, began }, still))
@@ -113,7 +114,7 @@ impl Taken {
         }
         let file_bytes = ["upper", "disk"].iter().map(|own| volumes::size(&directory.join(own))).sum();
         self.taking.made().change_state(&record).map_err(|e| failed(chain(&e)))?;
-        kip_copy::sync(&directory).map_err(|e| failed(chain(&e)))?;
+        kip_copy::sync(&directory, None).map_err(|e| failed(chain(&e)))?;
         let total_us = self.began.elapsed().as_micros() as u64;
         let (first_id, taken_at_ms) = (self.first_id, self.taken_at_ms);
         let note = complete(CheckpointNote {
@@ -273,7 +274,7 @@ impl Worker {
             let before = Tag::Numbered(format!("before-{}-", request.to));
             let (kept, still) = self.keep(&old, before, Purpose::Rollback).await?;
             fault::reach("rollback-kept");
-            let new = self.publish_clone(staging, false).await?;
+            let new = self.publish_clone(staging, false, false).await?;
             let placed = async {
                 if was_stopped {
                     tokio::select! {

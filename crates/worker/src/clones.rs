@@ -136,6 +136,7 @@ impl Worker {
                     first_id: first.first_id(),
                     hostname: first.spec.hostname().to_owned(),
                     volumes: first.own_volumes.as_ref().map(OwnVolumes::all).unwrap_or_default(),
+                    runs: !asleep,
                 };
                 let copied = copy_source(&source, target, Purpose::Clone).await;
                 (moment, first, copied?)
@@ -290,7 +291,7 @@ impl Worker {
                 // One that is not started, and has nothing to be woken from, does not run it.
                 let runs = started || generation_in(&staging.record).is_some();
                 let is_held = runs && staging.spec.hooks.after_clone.is_some();
-                let handle = self.publish_clone(staging, is_held).await?;
+                let handle = self.publish_clone(staging, awake, is_held).await?;
                 clones.push(handle.clone());
                 let (name, events) = (handle.proc.name.clone(), &handle.proc.shared.events);
                 events.emit(Some(&name), EventKind::Cloned, format!("from {origin}"));
@@ -352,12 +353,20 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives a proc that was made its name, and what it needs of the kernel while it sleeps. Its
-    /// clients wait if it `is_held`.
-    pub(crate) async fn publish_clone(&self, mut staging: Staging, is_held: bool) -> Result<Handle, Refusal> {
+    /// Gives a proc that was made its name, and what it needs of the kernel while it sleeps. One
+    /// that `runs` is woken at once; its clients wait if it `is_held`.
+    pub(crate) async fn publish_clone(
+        &self,
+        mut staging: Staging,
+        runs: bool,
+        is_held: bool,
+    ) -> Result<Handle, Refusal> {
         let (machine, name) = (Arc::clone(&self.machine), staging.spec.name.clone());
         let published = blocking(move || {
-            kip_copy::sync(&staging.directory()).map_err(|e| {
+            let directory = staging.directory();
+            let generation =
+                generation_in(&staging.record).filter(|_| runs).map(|of| kip_snapshot::path_of(&directory, of));
+            kip_copy::sync(&directory, generation.as_deref()).map_err(|e| {
                 Refusal::new(Code::Failed, format!("{} cannot be made: {}", staging.spec.name, chain(&e)))
             })?;
             fault::reach("clone-synced");

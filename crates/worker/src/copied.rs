@@ -1,23 +1,23 @@
 //! A proc that is copied as it is at one moment, for clones, for a checkpoint or a template, or to
 //! be kept before a rollback.
 //!
-//! It stands still while its files are copied and its generation, which does not change any more,
-//! is linked: frozen in a dump that is called off then, if it runs and has little in memory
-//! ([`CopySealed`]), else parked ([`Still`]). The copy is a proc that was parked on a machine that
+//! It stands still while its files are copied: frozen in a dump that is called off then, if it runs
+//! and its memory can be held ([`CopyRunning`]), else parked ([`Still`]). Its generation is linked,
+//! which does not change any more. The copy is a proc that was parked on a machine that
 //! has been started anew since: nothing in the kernel is its own.
 
 use crate::volumes_of_clones::{self, OwnVolume};
-use kip_checkpoint::random;
-use kip_copy::{Becomes, ProcCopy};
+use kip_copy::{Becomes, ProcCopy, random};
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
+use kip_engine::park::CopySteps;
 use kip_records::state::Record;
 use kip_snapshot::MemoryPatch;
-use kip_snapshot::pages::{PAGE, PageMap};
-use kip_supervisor::task::{ASIDE, CopySealed, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
+use kip_snapshot::pages::PageMap;
+use kip_supervisor::task::{ASIDE, CopyRunning, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Generation, ProcName, Spec, State, VolumeSource, chain};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,8 +26,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Memory of a source that is copied while it is frozen, and not while it is parked, bytes.
-const COPIED_RUNNING: u64 = 64 << 20;
 /// How long the source may take to run again before the answer says so.
 const RUNS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -88,6 +86,9 @@ pub(crate) struct CopyTarget {
     pub(crate) hostname: String,
     /// Where its volumes are that it does not share.
     pub(crate) volumes: Vec<OwnVolume>,
+    /// It runs at once if its source does, and has no need of its generation after a crash of the
+    /// machine.
+    pub(crate) runs: bool,
 }
 
 /// A source that was copied.
@@ -126,6 +127,34 @@ impl Inspected {
     }
 }
 
+/// How a source is copied.
+#[derive(Clone)]
+struct Copying {
+    proc: Arc<Proc>,
+    copy: ProcCopy,
+    volumes: Vec<OwnVolume>,
+    is_kept: bool,
+}
+
+impl CopySteps for Copying {
+    fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    fn files(&mut self) -> Result<(), String> {
+        // Mounted, if its disk is limited.
+        let _place = self.proc.files.place().map_err(|e| chain(&e))?;
+        self.copy.copy_files().map_err(|e| chain(&e))?;
+        volumes_of_clones::fill(&self.volumes)
+    }
+
+    fn generation(&mut self, generation: Generation) -> Result<(), String> {
+        fetch_all(&self.proc, generation)?;
+        self.copy.copy_generation(generation).map_err(|e| chain(&e))?;
+        volumes_of_clones::note_restored(&self.volumes, &self.copy.from, &self.copy.to, generation)
+    }
+}
+
 /// Copies the source: while it is frozen and then runs on, if it runs; else while it stands still,
 /// parked, or stopped if it is not to be cloned.
 pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Purpose) -> Result<SourceCopy, Refusal> {
@@ -136,20 +165,10 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         from: proc.dir.clone(),
         to: target.directory.clone(),
         ids: (proc.first_id(), target.first_id),
-        // It is known when it is copied.
-        generation: None,
         names: (spec.hostname().to_owned(), target.hostname),
         becomes: if purpose == Purpose::Clone { Becomes::Another } else { Becomes::Kept },
     };
-    let copied = move |generation| {
-        if let Some(generation) = generation {
-            fetch_all(&proc, generation)?;
-        }
-        // Mounted, if its disk is limited.
-        let _place = proc.files.place().map_err(|e| chain(&e))?;
-        ProcCopy { generation, ..copy.clone() }.copy().map_err(|e| chain(&e))?;
-        volumes_of_clones::fill(&target.volumes, &copy.from, &copy.to, generation)
-    };
+    let mut copying = Copying { proc, copy, volumes: target.volumes, is_kept: !target.runs };
     if let Some(command) = &spec.hooks.before_checkpoint
         && purpose != Purpose::Rollback
         && matches!(source.status.borrow().record.state, State::Hot { .. })
@@ -163,28 +182,19 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     }
     // What it has in a store comes before it stands still.
     let (of, known) = (Arc::clone(&source.proc), source.status.borrow().record.generation());
-    let remote_bytes = blocking(move || fetch_all(&of, known)).await;
-    let remote_bytes = remote_bytes.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
+    let come = blocking(move || fetch_all(&of, known)).await;
+    come.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let stood = Instant::now();
-    let still_us = |was_awake: bool| if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
-    // All that is here is written while it stands still, by each copy again: much of it is better
-    // put away once, by a sleep, from which it comes back as it is needed.
-    if purpose != Purpose::Rollback && source.proc.cgroup.held_bytes() + remote_bytes <= COPIED_RUNNING {
-        let copied = copied.clone();
-        let running = CopySealed(Box::new(move |generation| copied(Some(generation))));
-        let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy: running, reply }).await;
+    if purpose != Purpose::Rollback {
+        let copy = CopyRunning(Box::new(copying.clone()));
+        let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy, reply }).await;
         let copied = copied_running.map_err(|refusal| {
             let message = purpose.refuse(&name, refusal.code, &refusal.message).message;
             Refusal { message, ..refusal }
         })?;
         if let Some(copied) = copied {
-            return Ok(SourceCopy {
-                record: copied.record,
-                was_awake: true,
-                still_us: still_us(true),
-                still: None,
-                inspected: None,
-            });
+            let (record, still_us) = (copied.record, copied.still.as_micros() as u64);
+            return Ok(SourceCopy { record, was_awake: true, still_us, still: None, inspected: None });
         }
     }
     let (still, over) = Still::new();
@@ -193,14 +203,15 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let ask = |reply| TaskCommand::StandStill { what_for, over, reply };
     let stilled = source.ask(ask).await?;
     let generation = generation_of(source, &stilled, purpose)?;
-    let of = Arc::clone(&source.proc);
-    let come = blocking(move || generation.map_or(Ok(0), |generation| fetch_all(&of, generation))).await;
-    come.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let directory = source.proc.dir.clone();
     // Beside the copy. What cannot be read there any more, since the source has gone on, is read
     // again, and refused, when the copy is finished.
     let inspecting = generation.map(|generation| thread::spawn(move || Inspected::read(&directory, generation).ok()));
-    let done = blocking(move || copied(generation)).await;
+    let done = blocking(move || {
+        copying.files()?;
+        generation.map_or(Ok(()), |generation| copying.generation(generation))
+    });
+    let done = done.await;
     // It goes on, whatever came of the copy.
     let still = Some(still).filter(|_| stays);
     done.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
@@ -211,7 +222,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     if generation.is_none() {
         record.state = State::Stopped { exit: None };
     }
-    let still_us = still_us(was_awake);
+    let still_us = if was_awake { stood.elapsed().as_micros() as u64 } else { 0 };
     let inspected = match inspecting {
         Some(inspecting) => blocking(move || inspecting.join().ok().flatten()).await,
         None => None,
@@ -219,17 +230,16 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     Ok(SourceCopy { record, was_awake, still_us, still, inspected })
 }
 
-/// Fetches what a generation of a proc has in a store; how many bytes those pages are, which a copy
-/// has in files of its own. One that is not there has nothing.
-fn fetch_all(proc: &Proc, generation: Generation) -> Result<u64, String> {
+/// Fetches what a generation of a proc has in a store. One that is not there has nothing.
+fn fetch_all(proc: &Proc, generation: Generation) -> Result<(), String> {
     let path = kip_snapshot::path_of(&proc.dir, generation);
-    let Ok(map) = PageMap::load(&path) else { return Ok(0) };
-    let pages: u64 = map.files.iter().filter_map(|file| file.remote).map(u64::from).sum();
+    let Ok(map) = PageMap::load(&path) else { return Ok(()) };
     match &proc.shared.archive {
-        Some(archive) if pages > 0 => archive.fetch_pages(&path, None).map_err(|e| chain(&e))?,
-        _ => {}
+        Some(archive) if map.files.iter().any(|file| file.remote.is_some_and(|pages| pages > 0)) => {
+            archive.fetch_pages(&path, None).map_err(|e| chain(&e))
+        }
+        _ => Ok(()),
     }
-    Ok(pages * PAGE as u64)
 }
 
 /// The generation in which a source stands still; none of one that is stopped.

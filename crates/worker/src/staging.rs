@@ -47,13 +47,17 @@ impl CopiedFrom {
             from: self.directory,
             to: to.directory(),
             ids: (self.first_id, to.first_id()),
-            generation,
             names: (self.hostname, to.spec.hostname().to_owned()),
             becomes: self.becomes,
         };
-        let copied = copy.copy().map_err(|e| chain(&e));
-        let copied = copied.and_then(|()| volumes_of_clones::fill(&self.volumes, &copy.from, &copy.to, generation));
-        copied.map_err(|why| Refusal::new(Code::Failed, format!("{} cannot be made: {why}", to.spec.name)))
+        let copied = || {
+            copy.copy_files().map_err(|e| chain(&e))?;
+            volumes_of_clones::fill(&self.volumes)?;
+            let Some(generation) = generation else { return Ok(()) };
+            copy.copy_generation(generation).map_err(|e| chain(&e))?;
+            volumes_of_clones::note_restored(&self.volumes, &copy.from, &copy.to, generation)
+        };
+        copied().map_err(|why| Refusal::new(Code::Failed, format!("{} cannot be made: {why}", to.spec.name)))
     }
 }
 

@@ -134,7 +134,7 @@ impl OwnVolumes {
     /// # Errors
     /// The file system's, in words.
     pub(crate) fn sync(&self) -> Result<(), String> {
-        self.all.iter().try_for_each(|volume| kip_copy::sync(&volume.to)).map_err(|e| chain(&e))?;
+        self.all.iter().try_for_each(|volume| kip_copy::sync(&volume.to, None)).map_err(|e| chain(&e))?;
         if self.all.is_empty() {
             return Ok(());
         }
@@ -169,22 +169,29 @@ impl Drop for OwnVolumes {
 ///
 /// # Errors
 /// In words: they cannot be read or written.
-pub(crate) fn fill(
-    volumes: &[OwnVolume],
-    source: &Path,
-    directory: &Path,
-    generation: Option<Generation>,
-) -> Result<(), String> {
+pub(crate) fn fill(volumes: &[OwnVolume]) -> Result<(), String> {
     for volume in volumes {
         if let Some(from) = &volume.from {
             kip_copy::copy_volume(from, &volume.to).map_err(|e| chain(&e))?;
         }
     }
-    let differ = |generation: &Generation| !volumes.is_empty() || is_restored(source, *generation);
-    match generation.filter(differ) {
-        Some(generation) => fs::write(directory.join(RESTORED), generation.to_string()).map_err(|e| chain(&e)),
-        None => Ok(()),
+    Ok(())
+}
+
+/// Notes that a copy's files in volumes are not those of its generation, if that is so.
+///
+/// # Errors
+/// In words: the note cannot be written.
+pub(crate) fn note_restored(
+    volumes: &[OwnVolume],
+    source: &Path,
+    directory: &Path,
+    generation: Generation,
+) -> Result<(), String> {
+    if volumes.is_empty() && !is_restored(source, generation) {
+        return Ok(());
     }
+    fs::write(directory.join(RESTORED), generation.to_string()).map_err(|e| chain(&e))
 }
 
 /// Refuses a source whose volumes clones cannot have in the way that is asked for.

@@ -6,9 +6,11 @@ use crate::volumes::sleep::UnfitVolume;
 use kip_checkpoint::dump::{DumpError, WITHOUT_FIRST_THREAD};
 use kip_checkpoint::plan::PlanError;
 use kip_clocks::ClockError;
+use kip_copy::memory::HoldError;
 use kip_criu_images::CheckpointImageError;
 use kip_keeper::KeeperError;
 use kip_pager::client::PagerError;
+use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::quota::QuotaError;
 use kip_snapshot::SnapshotError;
 use std::io;
@@ -39,6 +41,14 @@ pub enum ParkError {
     Carry(#[source] SnapshotError),
     #[error("process {pid} has paged-out memory and is not in the snapshot")]
     Unmatched { pid: u32 },
+    #[error("its memory cannot be held while it runs")]
+    Hold(#[from] HoldError),
+    #[error("its limits cannot be lifted while it is copied")]
+    Limits(#[source] CgroupError),
+    #[error("its memory was held, and cannot be written")]
+    Held(#[source] io::Error),
+    #[error("{0}")]
+    Copy(String),
     #[error("the helper for the snapshot cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("socket {inode} of the frozen program cannot be taken over")]

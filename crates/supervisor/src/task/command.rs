@@ -1,7 +1,7 @@
 //! What others ask of a proc's task.
 
 use super::archive::NotStored;
-use super::{Asking, Copied, CopySealed, FilesHeld, Probes, StillFor, Stilled, TakenPlace};
+use super::{Asking, Copied, CopyRunning, FilesHeld, Probes, StillFor, Stilled, TakenPlace};
 use kip_engine::cause::WakeCause;
 use kip_engine::stop::NetworkFate;
 use kip_engine::tickets::Ticket;
@@ -72,9 +72,9 @@ pub enum TaskCommand {
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
     StandStill { what_for: StillFor, over: oneshot::Receiver<()>, reply: Reply<Stilled> },
-    /// If it runs: freeze it, have `copy` done when its generation is sealed, and let it run on, of
-    /// which nothing is left here but the answer.
-    CopyRunning { copy: CopySealed, reply: Reply<Option<Copied>> },
+    /// If it runs: freeze it, have `copy` done, and let it run on, of which nothing is left here
+    /// but the answer.
+    CopyRunning { copy: CopyRunning, reply: Reply<Option<Copied>> },
     /// Have its files be looked at, or changed with `change`, without a wake; until `over` is done
     /// where it is asleep.
     HoldFiles { change: bool, over: oneshot::Receiver<()>, reply: Reply<FilesHeld> },

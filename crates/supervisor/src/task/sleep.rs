@@ -2,7 +2,7 @@
 
 use super::archive::FETCH_AGAIN;
 use super::phase::{Parked, Phase, Running, Woke};
-use super::still::{Copied, CopySealed};
+use super::still::{Copied, CopyRunning};
 use super::{AFTER_TICKS, By, Task};
 use kip_checkpoint::dump::DumpError;
 use kip_clocks::tree::Tree;
@@ -39,8 +39,13 @@ const TRIES_AT_AN_END: usize = 5;
 /// How a park ended that has not failed.
 enum Ended {
     Parked(Box<(park::ParkDone, kip_sys::smaps::MemoryUse)>),
-    /// What came of the copy that it was for.
-    Copied(Result<(), String>),
+    Copied(park::CopyDone),
+}
+
+/// What was done with one that stood still.
+enum Done {
+    Parked(Box<park::ParkDone>),
+    Copied(park::CopyDone),
 }
 
 /// What is to be done about a wake that failed.
@@ -94,12 +99,13 @@ impl Task {
         self.park_or_copy(ticks, by, None).await.map(drop)
     }
 
-    /// Parks it; or, with `copy`, lets it run on when that was done with its generation.
+    /// Parks it; or, with `copy`, has that done with it while it stands still and runs on. None if
+    /// it was parked, or cannot be copied so.
     pub(super) async fn park_or_copy(
         &mut self,
         ticks: Ticks,
         by: By,
-        mut copy: Option<CopySealed>,
+        mut copy: Option<CopyRunning>,
     ) -> Result<Option<Copied>, Refusal> {
         let once = match by {
             By::Owner(clock) => Some(clock),
@@ -130,16 +136,13 @@ impl Task {
             let out = proc.shared.pager.prepare_parking(proc.key.as_str())?;
             let pids = || proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)));
             let mut memory = kip_sys::smaps::memory(&Tree::read(&pids()?).pids);
-            let mut copied = None;
-            let mut record = || match &mut copy {
-                None => proc.write_record(&next, record::Durability::Fsync),
-                Some(copy) => {
-                    copied = Some((copy.0)(generation));
-                    Err(record::RecordError::NotKept)
-                }
+            let mut record = || proc.write_record(&next, record::Durability::Fsync);
+            let mut attempt = |there: &[u32], out| match &mut copy {
+                None => park::park(&proc, there, generation, out, once, &mut record).map(Box::new).map(Done::Parked),
+                Some(copy) => park::copy(&proc, there, generation, out, &mut *copy.0).map(Done::Copied),
             };
             let mut there = pids()?;
-            let mut done = park::park(&proc, &there, generation, out, once, &mut record);
+            let mut done = attempt(&there, out);
             for _ in 0..TRIES_AT_AN_END {
                 let now = pids()?;
                 let one_ended = there.iter().any(|pid| !now.contains(pid));
@@ -147,23 +150,23 @@ impl Task {
                     break;
                 }
                 there = now;
-                done = park::park(&proc, &there, generation, out, once, &mut record);
+                done = attempt(&there, out);
             }
             if let Err(e) = &done
                 && e.is_about_paged_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.key.as_str())?;
-                done = park::park(&proc, &pids()?, generation, false, once, &mut record);
+                done = attempt(&pids()?, false);
             }
-            if let Some(copied) = copied {
-                return Ok(Ended::Copied(copied));
-            }
-            let done = done?;
+            let done = match done? {
+                Done::Parked(done) => done,
+                Done::Copied(done) => return Ok(Ended::Copied(done)),
+            };
             // Of one that was hibernated most is out.
             memory.proportional = memory.proportional.max(done.image_bytes);
             memory.own = memory.own.max(done.image_bytes);
-            Ok(Ended::Parked(Box::new((done, memory))))
+            Ok(Ended::Parked(Box::new((*done, memory))))
         })
         .await;
         match result {
@@ -176,9 +179,16 @@ impl Task {
             }
             Ok(Ended::Copied(copied)) => {
                 self.runs_on(init);
-                let name = self.proc.name.clone();
-                let failed = |why| Refusal::new(Code::Failed, format!("{name} cannot be copied: {why}"));
-                copied.map(|()| Some(Copied { record: parked })).map_err(failed)
+                Ok(Some(Copied { record: parked, still: copied.still }))
+            }
+            Err(error @ (ParkError::Hold(_) | ParkError::Held(_))) => {
+                self.runs_on(init);
+                tracing::info!(proc = %self.proc.name, error = chain(&error), "it stands still to be copied");
+                Ok(None)
+            }
+            Err(e @ ParkError::Copy(_)) => {
+                self.runs_on(init);
+                Err(Refusal::new(Code::Failed, format!("{} cannot be copied: {}", self.proc.name, chain(&e))))
             }
             Err(e) => {
                 let causes = causes_of(&e);

@@ -4,6 +4,7 @@
 use super::sleep::Unwoken;
 use super::*;
 use kip_engine::cause::{WakeCause, WakeCommand};
+use kip_engine::park::CopySteps;
 use kip_sys::fault;
 
 /// How a proc stands.
@@ -49,13 +50,12 @@ impl Still {
     }
 }
 
-/// What is done while a program stands still, with the number of its generation, in its proc's
-/// directory.
-pub struct CopySealed(pub Box<dyn FnMut(Generation) -> Result<(), String> + Send>);
+/// What is done with a proc that is copied while it runs.
+pub struct CopyRunning(pub Box<dyn CopySteps + Send>);
 
-impl std::fmt::Debug for CopySealed {
+impl std::fmt::Debug for CopyRunning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CopySealed")
+        f.write_str("CopyRunning")
     }
 }
 
@@ -64,12 +64,14 @@ impl std::fmt::Debug for CopySealed {
 pub struct Copied {
     /// What would be recorded of it if it slept in the generation that was copied.
     pub record: Record,
+    /// How long it stood still.
+    pub still: Duration,
 }
 
 impl Task {
-    /// See [`TaskCommand::CopyRunning`]. None if it does not run, is not ready, or has hooks: these
-    /// are for sleeps.
-    pub(super) async fn copy_running(&mut self, copy: CopySealed) -> Result<Option<Copied>, Refusal> {
+    /// See [`TaskCommand::CopyRunning`]. None if it does not run, is not ready, has hooks, which
+    /// are for sleeps, or has memory that cannot be held: a part of it may have been done then.
+    pub(super) async fn copy_running(&mut self, copy: CopyRunning) -> Result<Option<Copied>, Refusal> {
         let runs = matches!(self.record.state, State::Hot { .. }) && self.starting.is_none();
         if !runs || self.proc.spec().hooks.are_of_sleep() {
             return Ok(None);

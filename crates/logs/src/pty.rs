@@ -9,6 +9,14 @@ use tokio::io::unix::AsyncFd;
 /// Bytes that are read from a terminal at once.
 const PIECE: usize = 32 << 10;
 
+/// The descriptor for the event loop.
+pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to
+    // call.
+    #[allow(deprecated)]
+    AsyncFd::new(fd)
+}
+
 /// Gives it another size: its foreground group gets SIGWINCH.
 ///
 /// # Errors

@@ -5,7 +5,6 @@
 //! in a new one. So they survive the machine, segments that only processes keep come back, and the
 //! kernel's memory of them is free meanwhile.
 
-use crate::host::proc::user_of;
 use kip_clocks::tree::Tree;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
@@ -21,14 +20,15 @@ const LISTS: [&str; 3] = ["shm", "sem", "msg"];
 ///
 /// # Errors
 /// /proc; ENOMEM.
-pub fn is_in_snapshot(tree: &Tree, init: u32) -> io::Result<bool> {
+pub fn has_own_ipc(tree: &Tree, init: u32) -> io::Result<bool> {
     if tree.maps_system_v() {
         return Ok(true);
     }
     // CRIU takes them from no other: after a wake that made the user namespace anew they stay in
     // the one that is held.
     let user = fs::metadata(format!("/proc/{init}/ns/user"))?;
-    Ok(File::from(user_of(init)?).metadata()?.ino() == user.ino() && has_objects(init)?)
+    let owner = kip_sys::ns::owner(File::open(format!("/proc/{init}/ns/ipc"))?.as_fd())?;
+    Ok(File::from(owner).metadata()?.ino() == user.ino() && has_objects(init)?)
 }
 
 /// Whether there is anything in the IPC namespace of a process.

@@ -2,12 +2,11 @@
 //! attached.
 //!
 //! One task of the daemon reads the terminal ([`Console::follow`]). Daemon and keeper hold the
-//! client's side of it as long as the proc is not stopped ([`crate::input`]), so a client that
-//! goes, or a daemon that is killed, hangs nothing up; and the terminal outlives a sleep as all do.
-//! Never speaks to a client itself.
+//! client's side of it as long as the proc is not stopped, so a client that goes, or a daemon that
+//! is killed, hangs nothing up; and the terminal outlives a sleep as all do. Never speaks to a
+//! client itself.
 
-use crate::descriptors::watched;
-use crate::pty::{read, read_now, resize};
+use crate::pty::{read, read_now, resize, watched};
 use kip_types::api::TerminalSize;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -86,7 +85,7 @@ impl Console {
 
     /// Forgets what an earlier run has written; a new terminal has the size that the last client of
     /// an earlier one gave.
-    pub(crate) fn begin(&self, master: impl AsFd) -> io::Result<()> {
+    pub fn begin(&self, master: impl AsFd) -> io::Result<()> {
         self.output.lock().recent.clear();
         resize(master, *self.size.lock())
     }
@@ -106,7 +105,7 @@ impl Console {
     ///
     /// # Errors
     /// Neither can be watched.
-    pub(crate) fn follow(&self, master: Arc<OwnedFd>, log: OwnedFd) -> io::Result<()> {
+    pub fn follow(&self, master: Arc<OwnedFd>, log: OwnedFd) -> io::Result<()> {
         let mut output = self.output.lock();
         let followed = output.follower.as_ref();
         if followed.is_some_and(|other| Arc::ptr_eq(&other.master, &master) && !other.end.is_closed()) {
@@ -129,7 +128,7 @@ impl Console {
     }
 
     /// Has what the program wrote last in its log, and reads its terminal no longer. Blocking.
-    pub(crate) fn finish(&self) {
+    pub fn finish(&self) {
         let Some(follower) = self.output.lock().follower.take() else { return };
         let (done, wait) = threads::channel();
         if follower.end.send(done).is_ok() {

@@ -1,0 +1,218 @@
+//! The memory of processes that go on running, as it was when they stood still: copies of them hold
+//! it (`crates/checkpoint/shim/hold.c`) until it is written.
+//!
+//! Which pages are there is read of the copies while the processes stand still, the pages
+//! themselves when they run again. Owns the file that it writes. What the processes share with each
+//! other, and what was paged out, is not in it.
+
+use kip_checkpoint::helper::{Helper, HelperError};
+use kip_snapshot::carry::without;
+use kip_snapshot::pages::{PAGE, PageMap, Run, UNSYNCED};
+use kip_sys::pagemap::{self, Filter, States, WHOLE, guards, read_ranges};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Pages that are read and written at once.
+const CHUNK: u32 = 256;
+/// A copy that was killed is gone after this.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+/// The most a process can have in oom_score_adj: proc(5).
+const DIES_FIRST: &str = "1000";
+
+/// The memory of a tree cannot be held by copies of its processes; they are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    /// No copies: a limit of processes or of memory, or there is no helper any more.
+    #[error(transparent)]
+    Helper(#[from] HelperError),
+    /// A mapping of a process that no fork copies: madvise(2), MADV_DONTFORK.
+    #[error("process {pid} has memory at {address:#x} that it has excepted from forks")]
+    NotForked {
+        /// Host pid.
+        pid: u32,
+        /// Where it begins.
+        address: u64,
+    },
+    /// /proc of a process or of its copy.
+    #[error("what a copy of process {pid} holds cannot be read")]
+    Unread {
+        /// Host pid.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Memory that copies hold, as long as the helper lives that made them.
+#[derive(Debug, Default)]
+pub struct HeldMemory {
+    processes: Vec<u32>,
+    copies: Vec<u32>,
+    /// Each copy and what of it is written where.
+    parts: Vec<(u32, Run)>,
+}
+
+impl HeldMemory {
+    /// Has copies hold the memory of `processes`, each as numbered inside and on the host, all of
+    /// which CRIU has stopped for a dump without it, and adds to `map`, which has what CRIU wrote
+    /// of them, where it will be.
+    ///
+    /// # Errors
+    /// [`HoldError`].
+    pub fn hold(helper: &Helper, processes: &[(u32, u32)], map: &mut PageMap) -> Result<HeldMemory, HoldError> {
+        let pids: Vec<u32> = processes.iter().map(|(_, pid)| *pid).collect();
+        let copies = helper.hold(&pids)?;
+        let (file, mut first, mut parts) = (map.file(UNSYNCED), 0, Vec::new());
+        for ((inside, pid), copy) in processes.iter().zip(copies.iter().copied()) {
+            let unread = |source| HoldError::Unread { pid: *pid, source };
+            // What the program writes meanwhile is there twice, and on its account: the program
+            // must not end for that, and the copy may.
+            fs::write(format!("/proc/{copy}/oom_score_adj"), DIES_FIRST).map_err(unread)?;
+            let (of_process, of_copy) = (mappings(*pid).map_err(unread)?, mappings(copy).map_err(unread)?);
+            if let Some(lost) = of_process.iter().find(|mapping| !of_copy.contains(mapping)) {
+                return Err(HoldError::NotForked { pid: *pid, address: lost.start });
+            }
+            let runs: Vec<Run> = present(copy).map_err(unread)?.into_iter().map(|range| run_of(range, file)).collect();
+            let own = &mut map.processes.entry(*inside).or_default().runs;
+            for run in without(&runs, own) {
+                parts.push((copy, Run { first, ..run }));
+                own.push(Run { first, ..run });
+                first += run.pages;
+            }
+            own.sort_unstable_by_key(|run| run.start);
+        }
+        Ok(HeldMemory { processes: pids, copies, parts })
+    }
+
+    /// The processes that were copied, by host pid.
+    pub fn processes(&self) -> &[u32] {
+        &self.processes
+    }
+
+    /// Waits until the copies have given back what they held, which they do when their helper is
+    /// dropped.
+    pub fn wait_until_gone(&self) {
+        let began = Instant::now();
+        while self.copies.iter().any(|copy| holds(*copy)) && began.elapsed() < GONE_WITHIN {
+            thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    /// Writes it into that directory, on all cores, and gives the checksum of each page.
+    ///
+    /// # Errors
+    /// The file system's; a copy has ended, for want of memory or by a signal.
+    pub fn write(&self, directory: &Path) -> io::Result<Vec<u32>> {
+        let file = File::create_new(directory.join(UNSYNCED))?;
+        let pieces: Vec<(u32, Run)> =
+            self.parts.iter().flat_map(|(copy, run)| pieces(*run).map(|run| (*copy, run))).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let (mut buffer, mut sums) = (vec![0; CHUNK as usize * PAGE], Vec::new());
+            while let Some((copy, run)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let bytes = &mut buffer[..run.pages as usize * PAGE];
+                read(*copy, run.start, bytes)?;
+                file.write_all_at(bytes, u64::from(run.first) * PAGE as u64)?;
+                sums.extend((run.first..).zip(bytes.chunks(PAGE).map(crc32fast::hash)));
+            }
+            Ok::<_, io::Error>(sums)
+        };
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let mut sums = thread::scope(|scope| {
+            let others: Vec<_> = (1..cores).map(|_| scope.spawn(work)).collect();
+            let mut sums = work()?;
+            for other in others {
+                sums.extend(other.join().expect("it does not panic")?);
+            }
+            Ok::<_, io::Error>(sums)
+        })?;
+        sums.sort_unstable();
+        Ok(sums.into_iter().map(|(_, sum)| sum).collect())
+    }
+}
+
+fn run_of(range: Range<u64>, file: u32) -> Run {
+    Run { start: range.start, pages: ((range.end - range.start) / PAGE as u64) as u32, file, first: 0 }
+}
+
+/// A run in parts that are read at once.
+fn pieces(run: Run) -> impl Iterator<Item = Run> {
+    (0..run.pages).step_by(CHUNK as usize).map(move |done| Run {
+        start: run.start + u64::from(done) * PAGE as u64,
+        pages: CHUNK.min(run.pages - done),
+        first: run.first + done,
+        ..run
+    })
+}
+
+/// Whether a copy still has memory: a process that is a zombie has none.
+fn holds(copy: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{copy}/status"));
+    status.is_ok_and(|status| status.lines().any(|line| line.starts_with("VmRSS:")))
+}
+
+/// Mappings of a process, by address: proc_pid_maps(5).
+fn mappings(pid: u32) -> io::Result<Vec<Range<u64>>> {
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+    };
+    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    text.lines().map(|line| range(line).ok_or_else(|| io::ErrorKind::InvalidData.into())).collect()
+}
+
+/// Pages of a process that are its own and not zeros.
+fn present(pid: u32) -> io::Result<Vec<Range<u64>>> {
+    let filter = Filter {
+        any: States::PRESENT | States::SWAPPED,
+        none: States::FILE | States::ZERO | guards(),
+        report: States::PRESENT,
+        ..Filter::default()
+    };
+    let found = pagemap::of(pid, WHOLE, filter)?;
+    Ok(found.into_iter().map(|region| region.range).collect())
+}
+
+/// Reads memory of a copy, also where its program may not.
+fn read(copy: u32, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+    let whole = start..start + bytes.len() as u64;
+    if read_ranges(copy, &[whole], bytes).is_ok_and(|count| count == bytes.len()) {
+        return Ok(());
+    }
+    let mut memory = File::open(format!("/proc/{copy}/mem"))?;
+    memory.seek(SeekFrom::Start(start))?;
+    memory.read_exact(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_read_in_parts_one_behind_the_other() {
+        let run = Run { start: 0x1000, pages: 2 * CHUNK + 3, file: 1, first: 7 };
+        let found: Vec<Run> = pieces(run).collect();
+        assert_eq!(found.iter().map(|run| run.pages).collect::<Vec<_>>(), [CHUNK, CHUNK, 3]);
+        assert!(found.windows(2).all(|two| two[0].end() == two[1].start && two[0].first + CHUNK == two[1].first));
+        assert!((found[0].start, found[0].first) == (run.start, run.first) && found[2].end() == run.end());
+    }
+
+    #[test]
+    fn a_process_has_its_own_pages_and_the_mappings_they_are_in() {
+        let own = vec![7u8; 64 * PAGE];
+        let pid = std::process::id();
+        let (at, end) = (own.as_ptr() as u64, own.as_ptr() as u64 + own.len() as u64);
+        assert!(mappings(pid).unwrap().iter().any(|mapping| mapping.start <= at && end <= mapping.end));
+        assert!(present(pid).unwrap().iter().any(|range| range.contains(&(at + 32 * PAGE as u64))));
+        let mut bytes = vec![0; own.len()];
+        read(pid, at, &mut bytes).unwrap();
+        assert_eq!(bytes, own);
+    }
+}

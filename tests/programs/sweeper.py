@@ -1,0 +1,68 @@
+"""Writes the number of its turn to one page after the other of SIZE MiB, all the time, and says to each client whether its memory is
+that of one moment: pages before its place have this turn's number, all others the last one's. All the while no child of its is there
+that it has not made. Options: `apart`, memory that no fork copies; `full`, as many processes as its limit lets it have."""
+
+import contextlib
+import mmap
+import os
+import socket
+import sys
+import threading
+
+PAGE, MANY = 4096, 64
+WALL = 0x40000000
+size, options = int(sys.argv[1]) << 20, sys.argv[2:]
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+apart = mmap.mmap(-1, 16 * PAGE, flags=mmap.MAP_PRIVATE)
+if "apart" in options:
+    apart[:5] = b"apart"
+    apart.madvise(mmap.MADV_DONTFORK)
+children = 0
+while "full" in options:
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        break
+    if child == 0:
+        threading.Event().wait()
+    children += 1
+turn, place = 1, 0
+pages = size // PAGE
+strange: list[object] = []
+
+
+def word(page: int) -> int:
+    return int.from_bytes(memory[page * PAGE : page * PAGE + 8], "little")
+
+
+def check() -> str:
+    for page in range(pages):
+        if word(page) != (turn if page < place else turn - 1):
+            return f"page {page} of {pages} has {word(page)} in turn {turn} at {place}"
+    if "apart" in options and apart[:5] != b"apart":
+        return "what no fork copies is lost"
+    return f"strange {strange}" if strange else f"sound, turn {turn}"
+
+
+def look() -> None:
+    """For children that this process has not made."""
+    with contextlib.suppress(ChildProcessError):
+        found = os.waitpid(-1, os.WNOHANG | WALL)
+        if found[0] or not children:
+            strange.append(found)
+
+
+listener = socket.create_server(("", 8080))
+listener.setblocking(False)
+print("up", flush=True)
+while True:
+    for _ in range(MANY):
+        memory[place * PAGE : place * PAGE + 8] = turn.to_bytes(8, "little")
+        place += 1
+        if place == pages:
+            turn, place = turn + 1, 0
+    look()
+    with contextlib.suppress(BlockingIOError):
+        client, _ = listener.accept()
+        client.sendall(check().encode() + b"\n")
+        client.close()
