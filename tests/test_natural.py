@@ -142,16 +142,17 @@ HANDLED, POLLED = 13.5, 30
 def slow(proc: Proc, run: Run) -> None:
     """Answers that take longer than a proc stays awake: it sleeps in the middle of each, and none is later than the machine is."""
     run.pause()
-    late = []
+    late, ended = [], []
     for seconds in itertools.cycle([POLLED, HANDLED, HANDLED, HANDLED, HANDLED]):
         if run.left() < seconds + 1:
             break
         began = time.monotonic()
         assert http_get(proc.port(), f"/after/{seconds}", timeout=60) == b"natural\n"
         late.append(time.monotonic() - began - seconds)
+        ended.append(int(time.time() * 1000))
     assert len(late) >= 5 and -0.01 < min(late), late
     # A connection and a timer, each of which a busy machine may hold up.
-    assert max(late) < 2 * run.timer(), (late, run.timer())
+    assert max(late) < 2 * run.timer(), (late, ended, run.timer())
 
 
 def on_time(times: list[float], every: float, run: Run, slack: float = 0.0) -> None:
@@ -471,14 +472,19 @@ def all_run(request: pytest.FixtureRequest, directory: Path, those: Mapping[str,
                 for place, (name, future) in enumerate(started.items())
                 if future.exception() is None
             }
-        parked = [event["name"] for event in kip.events() if event["kind"] == "parked"]
-        slept = parked + [event["name"] for event in kip.events() if event["kind"] == "hibernated"]
+        events = kip.events()
+        parked = [event["name"] for event in events if event["kind"] == "parked"]
+        slept = parked + [event["name"] for event in events if event["kind"] == "hibernated"]
 
         def judge(name: str) -> None:
             assert MODULES.exists() or not name.startswith("node"), "scripts/setup could not install Node's modules"
             if failure := started[name].exception():
                 raise failure
-            done[name].result()
+            try:
+                done[name].result()
+            except AssertionError as failure:
+                failure.add_note("\n".join(f"{event['at_ms']} {event['kind']} {event['detail']}" for event in events if event["name"] == name))
+                raise
             assert slept.count(name) >= those[name].sleeps, f"{name} slept {slept.count(name)} times\n{kip.account()}"
             assert parked.count(name) >= those[name].parks, f"{name} was parked {parked.count(name)} times\n{kip.account()}"
 

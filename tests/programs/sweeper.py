@@ -1,6 +1,6 @@
 """Writes the number of its turn to one page after the other of SIZE MiB, all the time, and says to each client whether its memory is
 that of one moment: pages before its place have this turn's number, all others the last one's. All the while no child of its is there
-that it has not made. Options: `apart`, memory that no fork copies; `full`, as many processes as its limit lets it have."""
+that it has not made. Options: `apart` and `much-apart`, memory that no fork copies; `full`, as many processes as its limit lets it have."""
 
 import contextlib
 import mmap
@@ -13,9 +13,10 @@ PAGE, MANY = 4096, 64
 WALL = 0x40000000
 size, options = int(sys.argv[1]) << 20, sys.argv[2:]
 memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
-apart = mmap.mmap(-1, 16 * PAGE, flags=mmap.MAP_PRIVATE)
-if "apart" in options:
-    apart[:5] = b"apart"
+apart = mmap.mmap(-1, 100 << 20, flags=mmap.MAP_PRIVATE)
+if "apart" in options or "much-apart" in options:
+    for start in range(0, len(apart) if "much-apart" in options else 16 * PAGE, PAGE):
+        apart[start : start + 5] = b"apart"
     apart.madvise(mmap.MADV_DONTFORK)
 children = 0
 while "full" in options:
@@ -39,7 +40,7 @@ def check() -> str:
     for page in range(pages):
         if word(page) != (turn if page < place else turn - 1):
             return f"page {page} of {pages} has {word(page)} in turn {turn} at {place}"
-    if "apart" in options and apart[:5] != b"apart":
+    if ("apart" in options or "much-apart" in options) and apart[15 * PAGE : 15 * PAGE + 5] != b"apart":
         return "what no fork copies is lost"
     return f"strange {strange}" if strange else f"sound, turn {turn}"
 

@@ -8,9 +8,9 @@
 use kip_checkpoint::helper::{Helper, HelperError};
 use kip_snapshot::carry::without;
 use kip_snapshot::pages::{PAGE, PageMap, Run, UNSYNCED};
-use kip_sys::pagemap::{self, Filter, States, WHOLE, guards, read_ranges};
+use kip_sys::pagemap::{self, Filter, States, WHOLE, guards};
 use std::fs::{self, File};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Pages that are read and written at once.
 const CHUNK: u32 = 256;
+/// Bytes that are read while the processes stand still, of what no fork copies.
+const MOST_READ: usize = 64 << 20;
 /// A copy that was killed is gone after this.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// The most a process can have in oom_score_adj: proc(5).
@@ -31,8 +33,9 @@ pub enum HoldError {
     /// No copies: a limit of processes or of memory, or there is no helper any more.
     #[error(transparent)]
     Helper(#[from] HelperError),
-    /// A mapping of a process that no fork copies: madvise(2), MADV_DONTFORK.
-    #[error("process {pid} has memory at {address:#x} that it has excepted from forks")]
+    /// Mappings of processes that no fork copies, madvise(2) with MADV_DONTFORK, have too much in
+    /// them.
+    #[error("process {pid} has excepted much of its memory from forks, at {address:#x} and elsewhere")]
     NotForked {
         /// Host pid.
         pid: u32,
@@ -57,6 +60,8 @@ pub struct HeldMemory {
     copies: Vec<u32>,
     /// Each copy and what of it is written where.
     parts: Vec<(u32, Run)>,
+    /// What was read at once.
+    read: Vec<(Run, Vec<u8>)>,
 }
 
 impl HeldMemory {
@@ -69,26 +74,44 @@ impl HeldMemory {
     pub fn hold(helper: &Helper, processes: &[(u32, u32)], map: &mut PageMap) -> Result<HeldMemory, HoldError> {
         let pids: Vec<u32> = processes.iter().map(|(_, pid)| *pid).collect();
         let copies = helper.hold(&pids)?;
-        let (file, mut first, mut parts) = (map.file(UNSYNCED), 0, Vec::new());
+        let (file, mut first) = (map.file(UNSYNCED), 0);
+        let (mut parts, mut read, mut read_bytes) = (Vec::new(), Vec::new(), 0);
         for ((inside, pid), copy) in processes.iter().zip(copies.iter().copied()) {
             let unread = |source| HoldError::Unread { pid: *pid, source };
             // What the program writes meanwhile is there twice, and on its account: the program
             // must not end for that, and the copy may.
             fs::write(format!("/proc/{copy}/oom_score_adj"), DIES_FIRST).map_err(unread)?;
             let (of_process, of_copy) = (mappings(*pid).map_err(unread)?, mappings(copy).map_err(unread)?);
-            if let Some(lost) = of_process.iter().find(|mapping| !of_copy.contains(mapping)) {
-                return Err(HoldError::NotForked { pid: *pid, address: lost.start });
-            }
-            let runs: Vec<Run> = present(copy).map_err(unread)?.into_iter().map(|range| run_of(range, file)).collect();
             let own = &mut map.processes.entry(*inside).or_default().runs;
-            for run in without(&runs, own) {
-                parts.push((copy, Run { first, ..run }));
-                own.push(Run { first, ..run });
-                first += run.pages;
+            let by_criu = own.clone();
+            let mut place = |found: Vec<Range<u64>>| {
+                let runs: Vec<Run> = found.into_iter().map(|range| run_of(range, file)).collect();
+                let mut placed = without(&runs, &by_criu);
+                for run in &mut placed {
+                    run.first = first;
+                    first += run.pages;
+                }
+                own.extend(&placed);
+                placed
+            };
+            let held = place(present(copy, WHOLE).map_err(unread)?);
+            parts.extend(held.into_iter().map(|run| (copy, run)));
+            // What no fork copies is read while its process still stands there.
+            for lost in of_process.iter().filter(|mapping| !of_copy.contains(mapping)) {
+                for run in place(present(*pid, lost.clone()).map_err(unread)?) {
+                    let length = run.pages as usize * PAGE;
+                    read_bytes += length;
+                    if read_bytes > MOST_READ {
+                        return Err(HoldError::NotForked { pid: *pid, address: lost.start });
+                    }
+                    let mut bytes = vec![0; length];
+                    open_memory(*pid).and_then(|memory| memory.read_exact_at(&mut bytes, run.start)).map_err(unread)?;
+                    read.push((run, bytes));
+                }
             }
             own.sort_unstable_by_key(|run| run.start);
         }
-        Ok(HeldMemory { processes: pids, copies, parts })
+        Ok(HeldMemory { processes: pids, copies, parts, read })
     }
 
     /// The processes that were copied, by host pid.
@@ -116,9 +139,14 @@ impl HeldMemory {
         let next = AtomicUsize::new(0);
         let work = || {
             let (mut buffer, mut sums) = (vec![0; CHUNK as usize * PAGE], Vec::new());
+            let mut open: Option<(u32, File)> = None;
             while let Some((copy, run)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let bytes = &mut buffer[..run.pages as usize * PAGE];
-                read(*copy, run.start, bytes)?;
+                if open.as_ref().is_none_or(|(of, _)| of != copy) {
+                    open = Some((*copy, open_memory(*copy)?));
+                }
+                let (_, memory) = open.as_ref().expect("just opened");
+                memory.read_exact_at(bytes, run.start)?;
                 file.write_all_at(bytes, u64::from(run.first) * PAGE as u64)?;
                 sums.extend((run.first..).zip(bytes.chunks(PAGE).map(crc32fast::hash)));
             }
@@ -133,6 +161,10 @@ impl HeldMemory {
             }
             Ok::<_, io::Error>(sums)
         })?;
+        for (run, bytes) in &self.read {
+            file.write_all_at(bytes, u64::from(run.first) * PAGE as u64)?;
+            sums.extend((run.first..).zip(bytes.chunks(PAGE).map(crc32fast::hash)));
+        }
         sums.sort_unstable();
         Ok(sums.into_iter().map(|(_, sum)| sum).collect())
     }
@@ -169,26 +201,22 @@ fn mappings(pid: u32) -> io::Result<Vec<Range<u64>>> {
 }
 
 /// Pages of a process that are its own and not zeros.
-fn present(pid: u32) -> io::Result<Vec<Range<u64>>> {
+fn present(pid: u32, within: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
         none: States::FILE | States::ZERO | guards(),
         report: States::PRESENT,
         ..Filter::default()
     };
-    let found = pagemap::of(pid, WHOLE, filter)?;
+    let found = pagemap::of(pid, within, filter)?;
     Ok(found.into_iter().map(|region| region.range).collect())
 }
 
-/// Reads memory of a copy, also where its program may not.
-fn read(copy: u32, start: u64, bytes: &mut [u8]) -> io::Result<()> {
-    let whole = start..start + bytes.len() as u64;
-    if read_ranges(copy, &[whole], bytes).is_ok_and(|count| count == bytes.len()) {
-        return Ok(());
-    }
-    let mut memory = File::open(format!("/proc/{copy}/mem"))?;
-    memory.seek(SeekFrom::Start(start))?;
-    memory.read_exact(bytes)
+/// The memory of a process, also where its program may not read. By process_vm_readv(2) each page
+/// that a copy shares would be made its own before it is read (`gup_must_unshare` in the kernel's
+/// mm/internal.h).
+fn open_memory(pid: u32) -> io::Result<File> {
+    File::open(format!("/proc/{pid}/mem"))
 }
 
 #[cfg(test)]
@@ -210,9 +238,9 @@ mod tests {
         let pid = std::process::id();
         let (at, end) = (own.as_ptr() as u64, own.as_ptr() as u64 + own.len() as u64);
         assert!(mappings(pid).unwrap().iter().any(|mapping| mapping.start <= at && end <= mapping.end));
-        assert!(present(pid).unwrap().iter().any(|range| range.contains(&(at + 32 * PAGE as u64))));
+        assert!(present(pid, WHOLE).unwrap().iter().any(|range| range.contains(&(at + 32 * PAGE as u64))));
         let mut bytes = vec![0; own.len()];
-        read(pid, at, &mut bytes).unwrap();
+        open_memory(pid).unwrap().read_exact_at(&mut bytes, at).unwrap();
         assert_eq!(bytes, own);
     }
 }

@@ -5,7 +5,8 @@
 //! which generators that were seeded from it see that they have to be seeded anew
 //! (`struct prov_drbg_st` of OpenSSL's default provider, the same from 3.0 to 3.6).
 //!
-//! Nothing says where a generator is. Memory is gone through from the writable data of OpenSSL's
+//! Nothing says where a generator is. What a process has in memory is gone through for what OpenSSL
+//! has as the most that may be asked for; if that is much, from the writable data of OpenSSL's
 //! library, or, where there is none, of all that is mapped as a program or a library, which may
 //! have OpenSSL in it, pointer by pointer, and what a generator must be is compared:
 //! functions of one program, the pid, what OpenSSL has as the most that may be asked for. Reads a
@@ -26,6 +27,11 @@ use std::path::Path;
 
 /// Most pages that are read for one process.
 const MOST_PAGES: usize = 4096;
+/// Most pages of a process all of which are gone through, one behind the other: that takes some
+/// milliseconds, and less than to follow pointers.
+const MOST_SCANNED: u64 = 8192;
+/// Pages that are gone through at once.
+const SCANNED_AT_ONCE: u32 = 64;
 /// Most pointers that are followed in one process.
 const MOST_POINTERS: usize = 100_000;
 /// How many pointers lie between a library's data and a generator: the library's context, its list
@@ -56,7 +62,8 @@ pub fn find(directory: &Path, images: &Images) -> Result<Vec<MemoryPatch>, Check
     for process in processes(images)?.iter().filter(|process| !process.ended) {
         if let Some(pages) = map.processes.get(&process.pid) {
             let memory = Memory { directory, map: &map, pages, files: HashMap::new(), read: HashMap::new() };
-            found.extend(Search::of(process, memory).generators());
+            let search = Search::of(process, memory);
+            found.extend(if search.memory.is_small() { search.all() } else { search.generators() });
         }
     }
     Ok(found)
@@ -88,6 +95,29 @@ struct Memory<'a> {
 }
 
 impl Memory<'_> {
+    fn is_small(&self) -> bool {
+        self.pages.runs.iter().map(|run| u64::from(run.pages)).sum::<u64>() <= MOST_SCANNED
+    }
+
+    /// The addresses at which that word is, of those that are multiples of 8.
+    fn find(&mut self, wanted: u64) -> Vec<u64> {
+        let mut found = Vec::new();
+        let mut buffer = vec![0; SCANNED_AT_ONCE as usize * PAGE];
+        for run in &self.pages.runs {
+            let Some(file) = open(&mut self.files, self.directory, self.map, run.file) else { continue };
+            for done in (0..run.pages).step_by(SCANNED_AT_ONCE as usize) {
+                let bytes = &mut buffer[..SCANNED_AT_ONCE.min(run.pages - done) as usize * PAGE];
+                if file.read(run.first + done, bytes).is_err() {
+                    continue;
+                }
+                let start = run.start + u64::from(done) * PAGE as u64;
+                let words = bytes.chunks_exact(8).enumerate().filter(|(_, bytes)| word(bytes, 0) == Some(wanted));
+                found.extend(words.map(|(number, _)| start + 8 * number as u64));
+            }
+        }
+        found
+    }
+
     /// The page at an address; none if it is in no file here.
     fn page(&mut self, address: u64) -> Option<&[u8; PAGE]> {
         if !self.read.contains_key(&address) {
@@ -99,15 +129,13 @@ impl Memory<'_> {
 
     fn read_page(&mut self, address: u64) -> Option<Box<[u8; PAGE]>> {
         let run = self.pages.runs.get(self.pages.runs.partition_point(|run| run.end() <= address))?;
-        let known = &self.map.files[run.file as usize];
         if run.start > address {
             return None;
         }
         let page = u64::from(run.first) + (address - run.start) / PAGE as u64;
-        let directory = self.directory;
-        let file = self.files.entry(run.file).or_insert_with(|| OpenPages::open(directory, known).ok());
         let mut bytes = Box::new([0; PAGE]);
-        file.as_ref()?.read(page.try_into().ok()?, &mut bytes[..]).ok()?;
+        let file = open(&mut self.files, self.directory, self.map, run.file)?;
+        file.read(page.try_into().ok()?, &mut bytes[..]).ok()?;
         Some(bytes)
     }
 
@@ -122,6 +150,17 @@ impl Memory<'_> {
             bytes.extend_from_slice(&page[within..end]);
         }
     }
+}
+
+/// A page file, opened once.
+fn open<'f>(
+    files: &'f mut HashMap<u32, Option<OpenPages>>,
+    directory: &Path,
+    map: &PageMap,
+    file: u32,
+) -> Option<&'f OpenPages> {
+    let known = &map.files[file as usize];
+    files.entry(file).or_insert_with(|| OpenPages::open(directory, known).ok()).as_ref()
 }
 
 struct Search<'a> {
@@ -178,6 +217,32 @@ impl<'a> Search<'a> {
         Search { pid: process.pid, memory, code, data, roots }
     }
 
+    /// All generators in all memory.
+    fn all(mut self) -> Vec<MemoryPatch> {
+        let (mut found, mut bytes) = (Vec::new(), Vec::with_capacity(LOOKED_AT));
+        for at in self.memory.find(MOST_AT_ONCE) {
+            let Some(address) = at.checked_sub(MAX_REQUEST as u64) else { continue };
+            let Some(range) = containing(&self.data, address) else { continue };
+            self.memory.fill(&mut bytes, address, LOOKED_AT.min((range.end - address) as usize));
+            if self.is_generator(&bytes) {
+                found.extend(self.patches(address, &bytes));
+            }
+        }
+        found
+    }
+
+    /// What makes the generator draw a new seed whose bytes these are.
+    fn patches(&self, address: u64, bytes: &[u8]) -> impl Iterator<Item = MemoryPatch> + use<> {
+        let pid = self.pid;
+        let patch = move |at: usize, value| MemoryPatch { pid, address: address + at as u64, value };
+        // Zero means that it does not count.
+        let counted = half(bytes, RESEED_COUNTER).filter(|count| *count != 0);
+        let counted = counted.map(|count| patch(RESEED_COUNTER, count.wrapping_add(1).max(1)));
+        // No process has that number.
+        std::iter::once(patch(FORK_ID, 0)).chain(counted)
+    }
+
+    /// Those that pointers lead to.
     fn generators(mut self) -> Vec<MemoryPatch> {
         let mut found = Vec::new();
         let mut seen: HashSet<u64> = HashSet::new();
@@ -193,12 +258,7 @@ impl<'a> Search<'a> {
         while let Some((address, length, depth)) = left.pop_front() {
             self.memory.fill(&mut bytes, address, length);
             if depth > 0 && self.is_generator(&bytes) {
-                let patch = |at: usize, value| MemoryPatch { pid: self.pid, address: address + at as u64, value };
-                // No process has that number.
-                found.push(patch(FORK_ID, 0));
-                // Zero means that it does not count.
-                let counted = half(&bytes, RESEED_COUNTER).filter(|count| *count != 0);
-                found.extend(counted.map(|count| patch(RESEED_COUNTER, count.wrapping_add(1).max(1))));
+                found.extend(self.patches(address, &bytes));
             }
             if depth == DEEPEST {
                 continue;

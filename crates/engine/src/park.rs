@@ -117,6 +117,8 @@ struct Freeze<'a> {
     paged_out: bool,
     /// A client asks for this one sleep.
     once: Option<Option<Clock>>,
+    /// It, or a copy of it, is to sleep.
+    sleeps: bool,
     /// Copies hold its memory.
     leaves_memory: bool,
 }
@@ -169,7 +171,7 @@ pub fn park(
     once: Option<Option<Clock>>,
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
-    let freeze = Freeze { proc, pids, generation, paged_out, once, leaves_memory: false };
+    let freeze = Freeze { proc, pids, generation, paged_out, once, sleeps: true, leaves_memory: false };
     let mut parked = |still: &Still<'_>, seen: &mut Seen| {
         let finalized = finalize(&freeze, still, seen, &mut |_, _| Ok(()))?;
         keep(proc, still.growing, generation, finalized, record)
@@ -194,7 +196,7 @@ fn frozen<T>(
     finalize: &mut dyn FnMut(&Still<'_>, &mut Seen) -> Result<T, ParkError>,
     ends: bool,
 ) -> Result<Thawed<T>, ParkError> {
-    let Freeze { proc, pids, generation, once, leaves_memory, .. } = *freeze;
+    let Freeze { proc, pids, generation, once, sleeps, leaves_memory, .. } = *freeze;
     let whole = Tree::read_whole(pids, ENDS_WITHIN);
     let tree = whole.map_err(|(pid, name)| ParkError::WithoutFirstThread { pid, name })?;
     let growing = kip_snapshot::begin(&proc.dir, generation)?;
@@ -260,7 +262,7 @@ fn frozen<T>(
     let dumped = dump(&helper, &request, &mut |stage| match stage {
         Stage::Running => {
             seen.lifted = lifted::lift(&tree);
-            seen.ran = sample_before_freeze(proc, &tree);
+            seen.ran = sample_before_freeze(proc, &tree, sleeps);
             seen.slacks = attributes::slacks(&tree);
             fault::reach("park-sampled");
             begun = Instant::now();

@@ -49,7 +49,7 @@ pub fn copy(
     steps: &mut dyn CopySteps,
 ) -> Result<CopyDone, ParkError> {
     let lifted = LiftedGroup::for_threads(proc, 2 * pids.len()).map_err(ParkError::Limits)?;
-    let freeze = Freeze { proc, pids, generation, paged_out, once: None, leaves_memory: true };
+    let freeze = Freeze { proc, pids, generation, paged_out, once: None, sleeps: steps.is_kept(), leaves_memory: true };
     let mut copied = |still: &Still<'_>, seen: &mut Seen| {
         let mut memory = HeldMemory::default();
         let finalized = finalize(&freeze, still, seen, &mut |tree, map| {

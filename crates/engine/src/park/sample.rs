@@ -129,8 +129,8 @@ fn sockets(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
 /// now on may be something that the program has never seen. What is there already counts as seen
 /// only if every thread slept all the while: one that runs may be about to look, and will not have
 /// done so when it is frozen. A program that has just done something is given a moment to become
-/// quiescent.
-pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
+/// quiescent, if it is to sleep: a copy that runs at once takes it as it is.
+pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree, sleeps: bool) -> Ran {
     // A process that has ended or begun since then counts as it is now.
     let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
     survey::find_ends(proc, &tree());
@@ -139,7 +139,7 @@ pub(super) fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
     let before_stop = tree().waiting();
     // A dump that is called off has each wait begin anew.
     survey::note_ends(proc);
-    let until = Instant::now() + QUIESCENT_WITHIN;
+    let until = Instant::now() + if sleeps { QUIESCENT_WITHIN } else { Duration::ZERO };
     for look in 1.. {
         if let Some(ran) = while_asleep(&tree, &before_stop) {
             return ran;

@@ -32,6 +32,8 @@ use tokio::io::unix::AsyncFd;
 const AFTER_WAKE: Duration = Duration::from_millis(2);
 /// Bytes of a page.
 const PAGE: u64 = 4096;
+/// A use that is over has ended after this.
+const LET_GO_WITHIN: Duration = Duration::from_millis(300);
 /// A wake from hibernation is taken to need this long ahead of a timer.
 const LEAD: Duration = Duration::from_millis(3);
 
@@ -93,7 +95,7 @@ impl Task {
         if matches!(self.record.state, State::Hibernated { .. }) {
             return Ok(true);
         }
-        self.refuse_if_in_use(Tier::Hibernated)?;
+        self.refuse_if_in_use(Tier::Hibernated).await?;
         if !matches!(self.record.state, State::Hot { .. }) {
             return Err(Refusal::new(
                 Code::State,
@@ -390,7 +392,13 @@ impl Task {
         }
     }
 
-    pub(super) fn refuse_if_in_use(&self, to: Tier) -> Result<(), Refusal> {
+    pub(super) async fn refuse_if_in_use(&mut self, to: Tier) -> Result<(), Refusal> {
+        // What a client has just typed, or a program of `kip exec` that has just ended for its
+        // client, lets go in a moment.
+        let began = Instant::now();
+        while self.tickets.load(Ordering::SeqCst) > 0 && self.starting.is_none() && began.elapsed() < LET_GO_WITHIN {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let tickets = self.tickets.load(Ordering::SeqCst);
         if tickets == 0 {
             return Ok(());

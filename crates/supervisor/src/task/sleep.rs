@@ -85,7 +85,7 @@ impl Task {
         if matches!(self.record.state, State::Parked { .. }) {
             return Ok(true);
         }
-        self.refuse_if_in_use(Tier::Parked)?;
+        self.refuse_if_in_use(Tier::Parked).await?;
         let (_, ticks) = self.ticks_if_parked(by).await;
         self.park_by(ticks, by).await.map(|()| false)
     }

@@ -76,7 +76,7 @@ impl Task {
         if !runs || self.proc.spec().hooks.are_of_sleep() {
             return Ok(None);
         }
-        self.refuse_if_in_use(Tier::Parked)?;
+        self.refuse_if_in_use(Tier::Parked).await?;
         let (_, ticks) = self.ticks_if_parked(By::Kip).await;
         let before = self.record.ticks;
         let copied = self.park_or_copy(ticks, By::Kip, Some(copy)).await;
