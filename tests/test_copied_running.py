@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness import servers
+from harness.clients import Redis
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 
@@ -39,17 +41,18 @@ def was_parked(proc: Proc) -> bool:
 
 
 # promise clones: the memory of a clone is of one moment, though its source goes on to write while
-#   that is copied; the source is not parked for it, however much memory it has, and finds no child
-#   that it has not made
+#   that is copied; the source is not parked for it, however much memory it has, finds no child that
+#   it has not made, and handles signals as before; memory that a fork wipes is zeros in a clone
 # held by: this, `tests/test_copied_running.py::test_a_checkpoint_of_one_moment`
-def test_memory_of_one_moment(kip: Kip) -> None:
-    proc, clones = sweeper(kip), list[Proc]()
+@pytest.mark.parametrize("options", [(), ("adopts",)], ids=["", "adopts"])
+def test_memory_of_one_moment(kip: Kip, options: tuple[str, ...]) -> None:
+    proc, clones = sweeper(kip, *options), list[Proc]()
     for turn in range(4):
         made, view = clone(proc)
         clones.append(made)
         assert 0 < view["still_us"] < view["total_us"]
-        assert said(made).startswith("sound"), turn
-        assert said(proc).startswith("sound"), turn
+        assert said(made).startswith("sound, zeros"), turn
+        assert said(proc).startswith("sound, kept"), turn
     assert not was_parked(proc)
     # What was woken page by page is copied in the same way.
     before = clones[0].inspect()["last_wake"]
@@ -98,4 +101,27 @@ def test_a_checkpoint_of_one_moment(kip: Kip) -> None:
     kip.cli("checkpoint", "sweeper", "--tag", "t")
     assert not was_parked(proc) and said(proc).startswith("sound")
     kip.cli("clone", "sweeper@t", "other")
-    assert said(Proc(kip, "other")).startswith("sound")
+    assert said(Proc(kip, "other")).startswith("sound, kept")
+
+
+# promise clones: what a source that runs has out at that moment stays as it was for its copies,
+#   though the source brings it back and puts other pages out there
+def test_paged_out_memory_stays_of_that_moment(kip: Kip) -> None:
+    server = servers.redis()
+    proc = kip.run("redis", server.command, ports=server.published, flags=["--never-sleep"])
+    client, count = Redis(proc.port()), 4000
+    client.ask_all([("SET", f"key:{i}", b"%d " % i * 500) for i in range(count)])
+    proc.hibernate()
+    # Most of it stays out.
+    assert client.ask("GET", "key:7") == b"7 " * 500
+    kip.cli("checkpoint", "redis", "--tag", "t")
+    kip.cli("clone", "redis", "asleep", "--asleep")
+    kip.cli("clone", "redis", "awake")
+    for turn in range(2):
+        client.ask_all([("SET", f"key:{i}", b"%d-%d " % (turn, i) * 400) for i in range(count)])
+        proc.hibernate()
+        assert client.ask("GET", "key:8") == b"%d-8 " % turn * 400
+    kip.cli("clone", "redis@t", "kept")
+    for name in ("asleep", "awake", "kept"):
+        of_it = Redis(Proc(kip, name).port())
+        assert of_it.ask_all([("GET", f"key:{i}") for i in range(count)]) == [b"%d " % i * 500 for i in range(count)], name

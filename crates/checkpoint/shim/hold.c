@@ -5,8 +5,10 @@
  * The process must not notice. Its first thread makes a short-lived helper that shares its memory and files, and that one
  * makes the copy: when the helper ends the copy is a child of the sandbox's init, which reaps it, and no child of the
  * process's, which would find it (as a zombie without a signal, at every wait(2) that asks for all). The process reaps the
- * helper itself before it goes on. All of these are system calls that are put into it, by single steps over the instruction in
- * its vDSO; its filters of system calls are suspended meanwhile.
+ * helper itself before it goes on. A process that wants to be the parent of such children (PR_SET_CHILD_SUBREAPER) does not
+ * while copies are made. All of these are system calls that are put into it, at the instruction for that in its vDSO, from stop
+ * to stop of PTRACE_SYSCALL: a single step would send SIGTRAP, which undoes what the process does with that signal. Its filters
+ * of system calls are suspended meanwhile.
  *
  * The copies stand in ptrace stops and end with this process (PTRACE_O_EXITKILL). They close their files at once: the end of a
  * connection must not wait for them.
@@ -14,12 +16,15 @@
 #define _GNU_SOURCE
 #include "hold.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -30,6 +35,11 @@
 #endif
 /* The largest vDSO there is has two pages. */
 #define MOST_VDSO 16384
+/* Below its stack pointer a program may use 128 bytes. */
+#define BELOW_STACK 512
+#define OPTIONS (PTRACE_O_TRACECLONE | PTRACE_O_SUSPEND_SECCOMP | PTRACE_O_TRACESYSGOOD)
+/* A stop before or after a system call. */
+#define AT_CALL (SIGTRAP | 0x80)
 
 static ptrace_fn trace;
 
@@ -39,13 +49,20 @@ struct thread {
 	struct user_regs_struct regs;
 	/* Where the program has an instruction that enters the kernel. */
 	unsigned long entry;
+	uint64_t mask;
+	/* It can be made to make calls. */
+	int ready;
+	/* It is the parent of what its descendants leave behind. */
+	int adopts;
 };
+
+static struct thread threads[MOST_HELD];
 
 static unsigned long find_entry(pid_t pid)
 {
 	static unsigned char code[MOST_VDSO];
 	char path[64], line[512];
-	unsigned long from, to, found = 0;
+	unsigned long from, to = 0, found = 0;
 	ssize_t length = 0, i;
 	FILE *maps;
 	int memory;
@@ -54,7 +71,7 @@ static unsigned long find_entry(pid_t pid)
 	maps = fopen(path, "re");
 	if (!maps)
 		return 0;
-	while (fgets(line, sizeof(line), maps))
+	while (!found && fgets(line, sizeof(line), maps))
 		if (strstr(line, "[vdso]") && sscanf(line, "%lx-%lx", &from, &to) == 2)
 			found = from;
 	fclose(maps);
@@ -72,32 +89,32 @@ static unsigned long find_entry(pid_t pid)
 	return 0;
 }
 
-/* Waits until it stops for this event, 0 for the end of a step; EAGAIN if it is the end of a step instead. */
-static int stops_for(pid_t pid, int event)
+/* Lets it go on to its next stop before or after a call, or at that event, and waits: how it stopped, or a negative errno. */
+static int go_on(pid_t pid, int event)
 {
 	int status;
 
+	if (trace(PTRACE_SYSCALL, pid, NULL, NULL))
+		return -errno;
 	while (waitpid(pid, &status, __WALL) < 0)
 		if (errno != EINTR)
-			return errno;
+			return -errno;
 	if (!WIFSTOPPED(status))
-		return ESRCH;
-	if (status >> 8 == (SIGTRAP | event << 8))
-		return 0;
-	if (status >> 8 == SIGTRAP)
-		return EAGAIN;
+		return -ESRCH;
+	if (status >> 8 == AT_CALL || (event && status >> 8 == (SIGTRAP | event << 8)))
+		return status >> 8;
 	/* A signal that no mask holds back: it comes again when the program goes on. */
 	if (!(status >> 16))
 		syscall(SYS_tgkill, pid, pid, WSTOPSIG(status));
-	return EINTR;
+	return -EINTR;
 }
 
-/* Has a thread make a system call; if that is to make a child, gives that too, as it is numbered here. */
+/* Has a thread make a system call; one that is to make a child gives that too, as it is numbered here. Returns an errno. */
 static int call(const struct thread *of, long number, const unsigned long *arguments, long *result, pid_t *child)
 {
 	struct user_regs_struct regs = of->regs;
 	unsigned long message;
-	int failed, made_none = 0;
+	int stop;
 
 	regs.rip = of->entry;
 	regs.rax = (unsigned long)number;
@@ -107,27 +124,25 @@ static int call(const struct thread *of, long number, const unsigned long *argum
 	regs.rdx = arguments[2];
 	regs.r10 = arguments[3];
 	regs.r8 = 0;
-	if (trace(PTRACE_SETREGS, of->pid, NULL, &regs) || trace(PTRACE_SINGLESTEP, of->pid, NULL, NULL))
+	if (trace(PTRACE_SETREGS, of->pid, NULL, &regs))
 		return errno;
-	if (child) {
-		failed = stops_for(of->pid, PTRACE_EVENT_CLONE);
-		made_none = failed == EAGAIN;
-		if (!failed && trace(PTRACE_GETEVENTMSG, of->pid, NULL, &message))
-			failed = errno;
-		if (!failed) {
-			*child = (pid_t)message;
-			if (trace(PTRACE_SINGLESTEP, of->pid, NULL, NULL))
-				failed = errno;
-		}
-		if (failed && !made_none)
-			return failed;
+	stop = go_on(of->pid, 0);
+	if (stop < 0)
+		return -stop;
+	stop = go_on(of->pid, child ? PTRACE_EVENT_CLONE : 0);
+	if (stop > 0 && stop != AT_CALL) {
+		if (trace(PTRACE_GETEVENTMSG, of->pid, NULL, &message))
+			return errno;
+		*child = (pid_t)message;
+		stop = go_on(of->pid, 0);
 	}
-	failed = made_none ? 0 : stops_for(of->pid, 0);
-	if (!failed && trace(PTRACE_GETREGS, of->pid, NULL, &regs))
-		failed = errno;
+	if (stop < 0)
+		return -stop;
+	if (trace(PTRACE_GETREGS, of->pid, NULL, &regs))
+		return errno;
 	*result = (long)regs.rax;
 	/* A limit of processes or of memory. */
-	return made_none && !failed ? (int)-*result : failed;
+	return child && !*child ? (int)-*result : 0;
 }
 
 static void end(pid_t pid)
@@ -142,31 +157,85 @@ static void end(pid_t pid)
 /* A child that was just made, once it stands still: it never runs on, and ends with this process. */
 static int take(struct thread *child, const struct thread *parent)
 {
-	int failed = stops_for(child->pid, PTRACE_EVENT_STOP);
+	int status;
 
 	child->entry = parent->entry;
-	if (!failed && (trace(PTRACE_GETREGS, child->pid, NULL, &child->regs) ||
-			trace(PTRACE_SETOPTIONS, child->pid, NULL,
-			      (void *)(PTRACE_O_EXITKILL | PTRACE_O_TRACECLONE | PTRACE_O_SUSPEND_SECCOMP))))
-		failed = errno;
+	while (waitpid(child->pid, &status, __WALL) < 0)
+		if (errno != EINTR)
+			return errno;
+	if (!WIFSTOPPED(status) || status >> 8 != (SIGTRAP | PTRACE_EVENT_STOP << 8))
+		return ESRCH;
+	if (trace(PTRACE_GETREGS, child->pid, NULL, &child->regs) ||
+	    trace(PTRACE_SETOPTIONS, child->pid, NULL, (void *)(PTRACE_O_EXITKILL | OPTIONS)))
+		return errno;
+	return 0;
+}
+
+/* Whether a process has file systems mounted that may take long to close a file: those of a network, or of another process. */
+static int has_slow_files(pid_t pid)
+{
+	static const char *const slow[] = { " - nfs", " - cifs", " - smb", " - fuse", " - ceph", " - 9p", " - afs" };
+	char path[64], line[4096];
+	size_t i;
+	int found = 0;
+	FILE *mounts;
+
+	snprintf(path, sizeof(path), "/proc/%d/mountinfo", pid);
+	mounts = fopen(path, "re");
+	if (!mounts)
+		return 1;
+	while (!found && fgets(line, sizeof(line), mounts))
+		for (i = 0; i < sizeof(slow) / sizeof(*slow); i++)
+			found |= strstr(line, slow[i]) != NULL;
+	fclose(mounts);
+	return found;
+}
+
+static int close_between(const struct thread *holder, unsigned long first, unsigned long last)
+{
+	const unsigned long range[4] = { first, last, 0, 0 };
+	long result;
+	int failed = call(holder, SYS_close_range, range, &result, NULL);
+
+	return failed ? failed : result < 0 ? (int)-result : 0;
+}
+
+/* All its files, but for those with a path where some may take long: the end of a connection must not wait for it. */
+static int close_files(const struct thread *holder)
+{
+	char path[64], link[512];
+	struct dirent *entry;
+	int failed = 0;
+	DIR *files;
+
+	if (!has_slow_files(holder->pid))
+		return close_between(holder, 0, ~0U);
+	snprintf(path, sizeof(path), "/proc/%d/fd", holder->pid);
+	files = opendir(path);
+	if (!files)
+		return errno;
+	while (!failed && (entry = readdir(files))) {
+		ssize_t length = readlinkat(dirfd(files), entry->d_name, link, sizeof(link));
+		unsigned long number = strtoul(entry->d_name, NULL, 10);
+
+		if (length > 0 && link[0] != '/')
+			failed = close_between(holder, number, number);
+	}
+	closedir(files);
 	return failed;
 }
 
 /* The copy, made by the helper. */
 static int copy(const struct thread *helper, struct thread *holder)
 {
-	const unsigned long nothing[4] = { 0 }, all[4] = { 0, ~0U, 0, 0 };
+	const unsigned long nothing[4] = { 0 };
 	long result;
-	int failed;
+	int failed = call(helper, SYS_clone, nothing, &result, &holder->pid);
 
-	holder->pid = 0;
-	failed = call(helper, SYS_clone, nothing, &result, &holder->pid);
 	if (!failed)
 		failed = take(holder, helper);
 	if (!failed)
-		failed = call(holder, SYS_close_range, all, &result, NULL);
-	if (!failed && result < 0)
-		failed = (int)-result;
+		failed = close_files(holder);
 	if (failed && holder->pid) {
 		end(holder->pid);
 		holder->pid = 0;
@@ -174,57 +243,103 @@ static int copy(const struct thread *helper, struct thread *holder)
 	return failed;
 }
 
-static int hold_one(pid_t pid, pid_t *holder)
+/* Has a thread say whether its process adopts what its descendants leave behind, and has it not do so. */
+static int stop_adopting(struct thread *of)
 {
-	struct thread first = { .pid = pid }, helper = { 0 }, held = { 0 };
-	unsigned long arguments[4] = { CLONE_VM | CLONE_FILES | CLONE_FS, 0, 0, 0 };
-	uint64_t mask, all = ~0ULL;
-	long result = 0, reaped;
-	int failed;
+	unsigned long at = (of->regs.rsp - BELOW_STACK) & ~7UL, ask[4] = { PR_GET_CHILD_SUBREAPER, at, 0, 0 };
+	const unsigned long set[4] = { PR_SET_CHILD_SUBREAPER, 0, 0, 0 };
+	long before, result = 0;
+	int failed, said;
 
-	first.entry = find_entry(pid);
-	if (!first.entry)
-		return ENOEXEC;
-	if (trace(PTRACE_GETREGS, pid, NULL, &first.regs) ||
-	    trace(PTRACE_GETSIGMASK, pid, (void *)sizeof(mask), &mask) ||
-	    trace(PTRACE_SETSIGMASK, pid, (void *)sizeof(all), &all) ||
-	    trace(PTRACE_SETOPTIONS, pid, NULL, (void *)(PTRACE_O_TRACECLONE | PTRACE_O_SUSPEND_SECCOMP)))
+	errno = 0;
+	before = trace(PTRACE_PEEKDATA, of->pid, (void *)at, &before);
+	if (errno)
 		return errno;
-	failed = call(&first, SYS_clone, arguments, &result, &helper.pid);
+	failed = call(of, SYS_prctl, ask, &result, NULL);
+	errno = 0;
+	said = (int)trace(PTRACE_PEEKDATA, of->pid, (void *)at, NULL);
+	if (trace(PTRACE_POKEDATA, of->pid, (void *)at, (void *)before) || failed || result)
+		return failed ? failed : EIO;
+	of->adopts = said != 0;
+	return of->adopts ? call(of, SYS_prctl, set, &result, NULL) : 0;
+}
+
+static int prepare_thread(struct thread *of, pid_t pid)
+{
+	const uint64_t all = ~0ULL;
+
+	memset(of, 0, sizeof(*of));
+	of->pid = pid;
+	of->entry = find_entry(pid);
+	if (!of->entry)
+		return ENOEXEC;
+	if (trace(PTRACE_GETREGS, pid, NULL, &of->regs) || trace(PTRACE_GETSIGMASK, pid, (void *)sizeof(of->mask), &of->mask) ||
+	    trace(PTRACE_SETOPTIONS, pid, NULL, (void *)OPTIONS))
+		return errno;
+	of->ready = 1;
+	if (trace(PTRACE_SETSIGMASK, pid, (void *)sizeof(all), (void *)&all))
+		return errno;
+	return stop_adopting(of);
+}
+
+/* Whatever came of it. */
+static void put_back(const struct thread *of)
+{
+	const unsigned long set[4] = { PR_SET_CHILD_SUBREAPER, 1, 0, 0 };
+	long result;
+
+	if (!of->ready)
+		return;
+	if (of->adopts)
+		call(of, SYS_prctl, set, &result, NULL);
+	trace(PTRACE_SETREGS, of->pid, NULL, (void *)&of->regs);
+	trace(PTRACE_SETSIGMASK, of->pid, (void *)sizeof(of->mask), (void *)&of->mask);
+	trace(PTRACE_SETOPTIONS, of->pid, NULL, NULL);
+}
+
+static int hold_one(const struct thread *first, pid_t *holder)
+{
+	struct thread helper = { 0 }, held = { 0 };
+	unsigned long arguments[4] = { CLONE_VM | CLONE_FILES | CLONE_FS, 0, 0, 0 };
+	long inside = 0, reaped = 0;
+	int failed = call(first, SYS_clone, arguments, &inside, &helper.pid);
+
 	if (helper.pid) {
 		if (!failed)
-			failed = take(&helper, &first);
+			failed = take(&helper, first);
 		if (!failed)
 			failed = copy(&helper, &held);
 		end(helper.pid);
-		arguments[0] = (unsigned long)result;
+		arguments[0] = (unsigned long)inside;
 		arguments[1] = 0;
 		arguments[2] = __WALL;
-		if (call(&first, SYS_wait4, arguments, &reaped, NULL) || reaped != result)
+		if (inside > 0 && (call(first, SYS_wait4, arguments, &reaped, NULL) || reaped != inside))
 			failed = failed ? failed : ECHILD;
 	}
-	/* Whatever came of it. */
-	trace(PTRACE_SETREGS, pid, NULL, &first.regs);
-	trace(PTRACE_SETSIGMASK, pid, (void *)sizeof(mask), &mask);
-	trace(PTRACE_SETOPTIONS, pid, NULL, NULL);
-	if (failed && held.pid)
+	if (failed && held.pid) {
 		end(held.pid);
+		held.pid = 0;
+	}
 	*holder = held.pid;
 	return failed;
 }
 
 int hold(ptrace_fn real_ptrace, const uint32_t *pids, uint32_t count, uint32_t *holders)
 {
-	uint32_t made;
+	uint32_t i, ready, made = 0;
 	int failed = 0;
 
 	trace = real_ptrace;
-	for (made = 0; made < count && !failed; made++) {
+	for (ready = 0; ready < count && !failed; ready++)
+		failed = prepare_thread(&threads[ready], (pid_t)pids[ready]);
+	for (; made < count && !failed; made++) {
 		pid_t holder = 0;
 
-		failed = hold_one((pid_t)pids[made], &holder);
+		failed = hold_one(&threads[made], &holder);
 		holders[made] = (uint32_t)holder;
 	}
+	for (i = 0; i < ready; i++)
+		put_back(&threads[i]);
 	while (failed && made--)
 		if (holders[made])
 			end((pid_t)holders[made]);

@@ -9,10 +9,13 @@
 #include <sys/ptrace.h>
 #include <sys/types.h>
 
+/* Processes in one request. */
+#define MOST_HELD 4096
+
 typedef long (*ptrace_fn)(enum __ptrace_request, pid_t, void *, void *);
 
 /*
- * Forks each of these processes, of which this one is the tracer and which stand still, by a system call of their own. The
+ * Forks each of these processes, at most MOST_HELD, of which this one is the tracer and which stand still, by a system call of their own. The
  * copies never run anything of the program's, have no open file, and end with this process. Gives their pids; returns an errno,
  * with none left, if one of them cannot be made.
  */

@@ -77,9 +77,6 @@
 enum scan_word { SCAN_END = 3, SCAN_WALKED = 4, SCAN_MASK = 9, SCAN_ANY = 10 };
 enum scan_category { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4, SCAN_ZERO = 1 << 5 };
 
-/* Processes in one request to hold their memory. */
-#define MOST_HELD 4096
-
 enum order { ORDER_DUP = 0, ORDER_SETNS = 1, ORDER_CGROUP = 2, ORDER_MOUNT = 3, ORDER_VOLUME = 4, ORDER_LEAVE_MEMORY = 5 };
 
 struct one {

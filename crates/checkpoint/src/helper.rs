@@ -23,6 +23,9 @@ const MAX_ANSWER: usize = 64 * 1024;
 /// Orders in one message: one descriptor each.
 pub(crate) const ORDERS_PER_MESSAGE: usize = 250;
 
+/// Processes in one [`Helper::hold`]: as MOST_HELD in shim/hold.h.
+const MOST_HELD: usize = 4096;
+
 /// The shared object that is preloaded into helpers.
 pub const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
 
@@ -282,6 +285,9 @@ impl Helper {
     /// # Errors
     /// The helper's; [`HelperError::Hold`], with no copy left and the processes as they were.
     pub fn hold(&self, pids: &[u32]) -> Result<Vec<u32>, HelperError> {
+        if pids.len() > MOST_HELD {
+            return Err(HelperError::Hold(io::Error::from_raw_os_error(rustix::io::Errno::TOOBIG.raw_os_error())));
+        }
         let mut bytes = b"KIPHOLD1".to_vec();
         for word in [pids.len() as u32].iter().chain(pids) {
             bytes.extend_from_slice(&word.to_le_bytes());

@@ -6,9 +6,12 @@
 //! other, and what was paged out, is not in it.
 
 use kip_checkpoint::helper::{Helper, HelperError};
+use kip_criu_images::fields::{mm_entry, vma_entry};
+use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::carry::without;
-use kip_snapshot::pages::{PAGE, PageMap, Run, UNSYNCED};
+use kip_snapshot::pages::{PAGE, PageMap, Run};
 use kip_sys::pagemap::{self, Filter, States, WHOLE, guards};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
@@ -42,6 +45,9 @@ pub enum HoldError {
         /// Where it begins.
         address: u64,
     },
+    /// The images do not say what a fork wipes.
+    #[error(transparent)]
+    Image(#[from] CheckpointImageError),
     /// /proc of a process or of its copy.
     #[error("what a copy of process {pid} holds cannot be read")]
     Unread {
@@ -56,6 +62,8 @@ pub enum HoldError {
 /// Memory that copies hold, as long as the helper lives that made them.
 #[derive(Debug, Default)]
 pub struct HeldMemory {
+    /// The page file that it is written to.
+    file: String,
     processes: Vec<u32>,
     copies: Vec<u32>,
     /// Each copy and what of it is written where.
@@ -67,14 +75,21 @@ pub struct HeldMemory {
 impl HeldMemory {
     /// Has copies hold the memory of `processes`, each as numbered inside and on the host, all of
     /// which CRIU has stopped for a dump without it, and adds to `map`, which has what CRIU wrote
-    /// of them, where it will be.
+    /// of them, where it will be: in the file of that name. `images` say what a fork wipes
+    /// (MADV_WIPEONFORK), which comes along too if there are any.
     ///
     /// # Errors
     /// [`HoldError`].
-    pub fn hold(helper: &Helper, processes: &[(u32, u32)], map: &mut PageMap) -> Result<HeldMemory, HoldError> {
+    pub fn hold(
+        helper: &Helper,
+        processes: &[(u32, u32)],
+        map: &mut PageMap,
+        name: &str,
+        images: Option<&Images>,
+    ) -> Result<HeldMemory, HoldError> {
         let pids: Vec<u32> = processes.iter().map(|(_, pid)| *pid).collect();
         let copies = helper.hold(&pids)?;
-        let (file, mut first) = (map.file(UNSYNCED), 0);
+        let (file, mut first) = (map.file(name), 0);
         let (mut parts, mut read, mut read_bytes) = (Vec::new(), Vec::new(), 0);
         for ((inside, pid), copy) in processes.iter().zip(copies.iter().copied()) {
             let unread = |source| HoldError::Unread { pid: *pid, source };
@@ -97,7 +112,9 @@ impl HeldMemory {
             let held = place(present(copy, WHOLE).map_err(unread)?);
             parts.extend(held.into_iter().map(|run| (copy, run)));
             // What no fork copies is read while its process still stands there.
-            for lost in of_process.iter().filter(|mapping| !of_copy.contains(mapping)) {
+            let of_copy: HashSet<&Range<u64>> = of_copy.iter().collect();
+            let wiped = images.map_or(Ok(Vec::new()), |images| wiped(images, *inside))?;
+            for lost in of_process.iter().filter(|mapping| !of_copy.contains(mapping)).chain(&wiped) {
                 for run in place(present(*pid, lost.clone()).map_err(unread)?) {
                     let length = run.pages as usize * PAGE;
                     read_bytes += length;
@@ -111,7 +128,7 @@ impl HeldMemory {
             }
             own.sort_unstable_by_key(|run| run.start);
         }
-        Ok(HeldMemory { processes: pids, copies, parts, read })
+        Ok(HeldMemory { file: name.to_owned(), processes: pids, copies, parts, read })
     }
 
     /// The processes that were copied, by host pid.
@@ -133,7 +150,7 @@ impl HeldMemory {
     /// # Errors
     /// The file system's; a copy has ended, for want of memory or by a signal.
     pub fn write(&self, directory: &Path) -> io::Result<Vec<u32>> {
-        let file = File::create_new(directory.join(UNSYNCED))?;
+        let file = File::create_new(directory.join(&self.file))?;
         let pieces: Vec<(u32, Run)> =
             self.parts.iter().flat_map(|(copy, run)| pieces(*run).map(|run| (*copy, run))).collect();
         let next = AtomicUsize::new(0);
@@ -184,10 +201,24 @@ fn pieces(run: Run) -> impl Iterator<Item = Run> {
     })
 }
 
-/// Whether a copy still has memory: a process that is a zombie has none.
+/// Whether a copy still has memory: one that is a zombie has given all of it back.
 fn holds(copy: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{copy}/status"));
-    status.is_ok_and(|status| status.lines().any(|line| line.starts_with("VmRSS:")))
+    let stat = fs::read(format!("/proc/{copy}/stat")).unwrap_or_default();
+    let state = stat.iter().rposition(|byte| *byte == b')').and_then(|end| stat.get(end + 2));
+    state.is_some_and(|state| !b"ZX".contains(state))
+}
+
+/// What a fork wipes of a process, as numbered inside.
+fn wiped(images: &Images, inside: u32) -> Result<Vec<Range<u64>>, CheckpointImageError> {
+    const WIPED: u64 = 1 << 18;
+    let name = format!("mm-{inside}.img");
+    let mut found = Vec::new();
+    for mm in images.entries(&name)? {
+        let mappings = mm.messages(mm_entry::VMAS).map_err(images.damaged(&name))?;
+        let wiped = mappings.iter().filter(|vma| vma.number(vma_entry::MADV) & WIPED != 0);
+        found.extend(wiped.map(|vma| vma.number(vma_entry::START)..vma.number(vma_entry::END)));
+    }
+    Ok(found)
 }
 
 /// Mappings of a process, by address: proc_pid_maps(5).
@@ -196,8 +227,11 @@ fn mappings(pid: u32) -> io::Result<Vec<Range<u64>>> {
         let (start, end) = line.split(' ').next()?.split_once('-')?;
         Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
     };
-    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    text.lines().map(|line| range(line).ok_or_else(|| io::ErrorKind::InvalidData.into())).collect()
+    let text = fs::read(format!("/proc/{pid}/maps"))?;
+    String::from_utf8_lossy(&text)
+        .lines()
+        .map(|line| range(line).ok_or_else(|| io::ErrorKind::InvalidData.into()))
+        .collect()
 }
 
 /// Pages of a process that are its own and not zeros.

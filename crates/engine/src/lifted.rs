@@ -16,7 +16,7 @@ const SPARE_PIDS: usize = 64;
 /// More than any proc has; the kernel's own limit is 4,194,304.
 const MANY_PIDS: u32 = 1 << 20;
 /// What Kip had in a cgroup is gone this long after it has ended.
-const GONE_WITHIN: Duration = Duration::from_secs(2);
+const GONE_WITHIN: Duration = Duration::from_millis(500);
 
 /// A proc's own limits, lifted until this is dropped: the program had filled them maybe to the last
 /// process or page, and a share of a core would make Kip's work as slow as the program.
@@ -37,29 +37,38 @@ impl<'a> LiftedGroup<'a> {
         Ok(LiftedGroup(Some(proc)))
     }
 
-    /// Lets the program have no more than its share of the processors from here on, and twice the
-    /// memory that it holds: copies of it hold what it writes.
+    /// Puts all of them back but for what copies of so many processes take: themselves, and the
+    /// memory that the program holds, once more.
     ///
     /// # Errors
     /// [`CgroupError`].
-    pub fn for_copies(&self) -> Result<(), CgroupError> {
+    pub fn for_copies(&self, copies: usize) -> Result<(), CgroupError> {
         let Some(proc) = self.0 else { return Ok(()) };
         let limits = &proc.spec().limits;
         let memory_bytes = limits.memory_bytes.map(|bytes| bytes.saturating_add(proc.cgroup.held_bytes()));
-        proc.cgroup.set_limits(&Limits { memory_bytes, pids: MANY_PIDS, ..limits.clone() })
+        let pids = limits.pids.saturating_add(copies as u32);
+        proc.cgroup.set_limits(&Limits { memory_bytes, pids, ..limits.clone() })
     }
 }
 
 impl Drop for LiftedGroup<'_> {
     fn drop(&mut self) {
         let Some(proc) = self.0 else { return };
-        let (limits, began) = (&proc.spec().limits, Instant::now());
-        while let Err(error) = proc.cgroup.set_limits(limits) {
-            if began.elapsed() > GONE_WITHIN {
-                tracing::warn!(proc = %proc.name, error = chain(&error), "limits could not be set again");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        let limits = proc.spec().limits.clone();
+        let (began, used) = (Instant::now(), || proc.cgroup.usage().map_or(0, |usage| usage.memory_bytes));
+        // A limit below what is used ends the program (memory.max), or is refused: what Kip had in
+        // the cgroup is given back in a moment.
+        while limits.memory_bytes.is_some_and(|most| used() > most) && began.elapsed() < GONE_WITHIN {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let mut set = proc.cgroup.set_limits(&limits);
+        if set.is_err() {
+            // The program has more by now than its limit lets it: it gets no more.
+            let memory_bytes = limits.memory_bytes.map(|most| most.max(used()));
+            set = proc.cgroup.set_limits(&Limits { memory_bytes, ..limits });
+        }
+        if let Err(error) = set {
+            tracing::warn!(proc = %proc.name, error = chain(&error), "limits could not be set again");
         }
     }
 }

@@ -49,6 +49,7 @@ use kip_records::body::{Body, ImagesHome, SleepingTerminals, Slept};
 use kip_sandbox::launcher::CopiedMounts;
 use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
+use kip_snapshot::carry::Growing;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, Sealed};
 use kip_stop::limits::Lifted;
@@ -173,7 +174,10 @@ pub fn park(
 ) -> Result<ParkDone, ParkError> {
     let freeze = Freeze { proc, pids, generation, paged_out, once, sleeps: true, leaves_memory: false };
     let mut parked = |still: &Still<'_>, seen: &mut Seen| {
-        let finalized = finalize(&freeze, still, seen, &mut |_, _| Ok(()))?;
+        let mut place = |memory: FrozenMemory<'_>| {
+            carry_over(proc, memory.map, memory.paged_out, memory.images.directory(), into(generation))
+        };
+        let finalized = finalize(&freeze, still, seen, &mut place)?;
         keep(proc, still.growing, generation, finalized, record)
     };
     let Thawed { outcome, dumped, .. } = frozen(&freeze, &mut parked, true)?;
@@ -183,7 +187,7 @@ pub fn park(
         Err(_) if proc.wait_until_empty(Duration::from_secs(1)) => 0,
         Err(error) => {
             let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
-            return Err(undo(proc, generation, refused(&tree, error)));
+            return Err(undo(proc, generation, &tree.pids, refused(&tree, error)));
         }
     };
     Ok(ParkDone { frozen_us, ..outcome })
@@ -237,7 +241,7 @@ fn frozen<T>(
         leaves_memory,
     };
     if let Some(pid) = tree.stopped_with_threads() {
-        return Err(undo(proc, generation, ParkError::StoppedThreads { pid }));
+        return Err(undo(proc, generation, &tree.pids, ParkError::StoppedThreads { pid }));
     }
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
@@ -283,10 +287,22 @@ fn frozen<T>(
     let still = begun.elapsed();
     match (dumped, outcome) {
         (dumped, Some(Ok(outcome))) => Ok(Thawed { outcome, dumped, helper, still }),
-        (_, Some(Err(e))) => Err(undo(proc, generation, e)),
-        (Err(source), None) => Err(undo(proc, generation, refused(&tree, source))),
-        (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
+        (dumped, outcome) => {
+            // Copies of the processes end with it.
+            drop(helper);
+            let error = match (dumped, outcome) {
+                (_, Some(Err(error))) => error,
+                (Err(source), _) => refused(&tree, source),
+                (Ok(_), _) => unreachable!("CRIU reports success only after the post-dump stage"),
+            };
+            Err(undo(proc, generation, &tree.pids, error))
+        }
     }
+}
+
+/// What a tree that ends is parked in.
+fn into(generation: Generation) -> Growing<'static> {
+    Growing { generation, is_kept: true, still_written: None }
 }
 
 /// A dump that failed.
@@ -297,9 +313,9 @@ fn refused(tree: &Tree, source: DumpError) -> ParkError {
     }
 }
 
-fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
+fn undo(proc: &Proc, generation: Generation, pids: &[u32], error: ParkError) -> ParkError {
     // The dump had each call begin anew.
-    survey::note_ends(proc);
+    survey::note_ends_of(proc, pids);
     // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
@@ -318,12 +334,22 @@ fn sweep(proc: &Proc, generation: Generation) {
     }
 }
 
-/// What the images of a frozen tree become; `hold` adds to the page map what CRIU has left out.
+/// The memory of a frozen tree.
+struct FrozenMemory<'a> {
+    tree: &'a Tree,
+    images: &'a Images,
+    /// What CRIU has written.
+    map: PageMap,
+    /// What the processes never brought back, with the pager's files.
+    paged_out: Option<PageMap>,
+}
+
+/// What the images of a frozen tree become; `place` says where its memory is to lie.
 fn finalize(
     freeze: &Freeze<'_>,
     still: &Still<'_>,
     seen: &mut Seen,
-    hold: &mut dyn FnMut(&Tree, &mut PageMap) -> Result<(), ParkError>,
+    place: &mut dyn FnMut(FrozenMemory<'_>) -> Result<PageMap, ParkError>,
 ) -> Result<Finalized, ParkError> {
     let (proc, growing, log) = (freeze.proc, still.growing, still.log);
     let now = Now::read();
@@ -458,10 +484,9 @@ fn finalize(
     }
     fault::reach("park-images");
     let mut map = page_map(&images)?;
-    // What is paged out is listed before copies are there, of which it would be asked too.
-    let carried = paged_out(freeze, &mut map, &tree)?;
-    hold(&tree, &mut map)?;
-    let pages = carry_over(freeze, map, carried, images.directory())?;
+    // It is listed before copies of the processes are there, of which it would be asked too.
+    let paged_out = paged_out(freeze, &mut map, &tree)?;
+    let pages = place(FrozenMemory { tree: &tree, images: &images, map, paged_out })?;
     if let Some(criu) = bars_criu(&images)? {
         check_native_only(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
     }

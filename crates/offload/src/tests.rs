@@ -245,7 +245,8 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let growing = kip_snapshot::begin(&data, Generation(2)).unwrap();
     let mut next = PageMap::default();
     let carried = PageMap { processes: map.processes.clone(), files: map.files.clone() };
-    kip_snapshot::carry::carry(&mut next, &growing, &carried, &path, Generation(2)).unwrap();
+    let into = kip_snapshot::carry::Growing { generation: Generation(2), is_kept: true, still_written: None };
+    kip_snapshot::carry::carry(&mut next, &growing, &carried, &path, into).unwrap();
     kip_snapshot::carry::write_sets(&mut next, &growing).unwrap();
     for part in ["core-2.img", "empty.img"] {
         fs::copy(path.join(part), growing.join(part)).unwrap();

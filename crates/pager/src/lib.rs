@@ -60,3 +60,4 @@ pub use memory::{Bell, SpaceId};
 pub use serve::Server;
 pub use set::{History, Predictor, SetRecord};
 pub use slots::Change;
+pub use swap::SWAP;

@@ -29,7 +29,7 @@ use crate::space;
 use crate::spares::Spares;
 pub use crate::stored::Sets;
 use crate::stored::StoredSet;
-use crate::swap::{PAGE, Swap};
+use crate::swap::{PAGE, SWAP, Swap};
 use crate::ticking::Ticking;
 use kip_snapshot::pages::PageMap;
 use kip_stop::limits::{self, Lifted};
@@ -207,7 +207,7 @@ impl PagedProc {
         custodian: Arc<dyn Custodian>,
         predictor: Predictor,
     ) -> io::Result<Self> {
-        let swap = Arc::new(Swap::create(&directory.join("swap"))?);
+        let swap = Arc::new(Swap::create(&directory.join(SWAP))?);
         Self::with(number, directory, server, custodian, predictor, swap, None)
     }
 
@@ -249,7 +249,7 @@ impl PagedProc {
         mut forked: impl FnMut(i32) -> io::Result<OwnedFd>,
     ) -> io::Result<Self> {
         limits::put_back_left(&directory.join(LIFTED));
-        let swap = Arc::new(Swap::open(&directory.join("swap"))?);
+        let swap = Arc::new(Swap::open(&directory.join(SWAP))?);
         let kept = Some(directory.join(PARKED)).filter(|kept| kept.exists());
         let parked = kept.map(|kept| Parked::open(&kept, PageMap::load(&kept)?, asking(&custodian)));
         let parked = parked.transpose().map_err(io::Error::other)?;

@@ -18,6 +18,9 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Its name in the pager's directory of a proc.
+pub const SWAP: &str = "swap";
+
 /// The first slot number of a parked snapshot's page file: those below are this file's.
 pub const PARKED: u32 = 1 << 31;
 

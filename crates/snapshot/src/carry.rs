@@ -49,6 +49,28 @@ fn part(run: &Run, start: u64, end: u64) -> Run {
     Run { start, pages: pages(end - start), first: run.first + pages(start - run.start), ..*run }
 }
 
+/// A generation that takes pages over.
+#[derive(Debug, Clone, Copy)]
+pub struct Growing<'a> {
+    /// Its number.
+    pub generation: Generation,
+    /// It is to outlive the machine: [`crate::seal`].
+    pub is_kept: bool,
+    /// Of the files, the one that is written to further on.
+    pub still_written: Option<&'a str>,
+}
+
+impl Growing<'_> {
+    /// What a page file is called in it that is called `last` elsewhere.
+    pub fn name_of(&self, last: &str) -> String {
+        let last = last.strip_prefix(UNSYNCED).unwrap_or(last);
+        // A name that it has from an earlier generation is no other's.
+        let is_own = last.starts_with('g') && last.contains('-');
+        let own = if is_own { last.to_owned() } else { format!("g{}-{last}", self.generation) };
+        if self.is_kept { own } else { format!("{UNSYNCED}{own}") }
+    }
+}
+
 /// Adds to `map`, which describes what is in `growing` already, the runs of `carried`, whose files
 /// lie in `from`. No page may be in both.
 ///
@@ -59,28 +81,26 @@ pub fn carry(
     growing: &Path,
     carried: &PageMap,
     from: &Path,
-    generation: Generation,
+    into: Growing<'_>,
 ) -> Result<(), SnapshotError> {
     let mut used = vec![0u64; carried.files.len()];
     for run in carried.processes.values().flat_map(|process| &process.runs) {
         used[run.file as usize] += u64::from(run.pages);
     }
-    let mut copies = Copies { growing, name: format!("g{generation}-carried"), open: None };
+    let mut copies = Copies { growing, name: into.name_of("carried"), open: None };
     let mut moved: BTreeMap<u32, Moved> = BTreeMap::new();
     for (index, file) in carried.files.iter().enumerate().filter(|(index, _)| used[*index] > 0) {
         let path = from.join(&file.name);
         let size = fs::metadata(&path).map_err(io_at(&path))?.len();
-        let is_worth_it = size >= LEAST_LINKED && used[index] * 2 * PAGE as u64 >= size;
+        let is_fixed = into.still_written != Some(file.name.as_str());
+        let is_worth_it = is_fixed && size >= LEAST_LINKED && used[index] * 2 * PAGE as u64 >= size;
         let to = if is_worth_it || file.remote.is_some() {
             let last = file.name.rsplit('/').next().unwrap_or_default();
-            // A name that it has from an earlier generation is no other's.
-            let is_own = last.starts_with('g') && last.contains('-');
-            let name = if is_own { last.to_owned() } else { format!("g{generation}-{last}") };
-            let number = map.file(&name);
+            let number = map.file(&if file.remote.is_some() { last.to_owned() } else { into.name_of(last) });
             let linked = &mut map.files[number as usize];
             linked.sums.clone_from(&file.sums);
             linked.remote = file.remote;
-            if last == UNSYNCED {
+            if into.is_kept && last.starts_with(UNSYNCED) {
                 File::open(&path).and_then(|file| file.sync_all()).map_err(io_at(&path))?;
             }
             for (old, new) in file.names().zip(linked.names()) {
@@ -216,6 +236,37 @@ mod tests {
         Run { start: start * PAGE as u64, pages, file, first }
     }
 
+    fn growing_as(generation: u64) -> Growing<'static> {
+        Growing { generation: Generation(generation), is_kept: true, still_written: None }
+    }
+
+    /// Of a proc that goes on running, and for a clone that runs at once.
+    #[test]
+    fn what_is_written_further_on_is_copied_and_what_is_not_synced_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, one, two) = (dir.path().join("from"), dir.path().join("one"), dir.path().join("two"));
+        for path in [&from, &one, &two] {
+            fs::create_dir(path).unwrap();
+        }
+        fs::write(from.join("swap"), vec![3; 300 * PAGE]).unwrap();
+        fs::write(from.join("g1-memory"), vec![4; 300 * PAGE]).unwrap();
+        let mut carried = PageMap::default();
+        let (swap, memory) = (carried.file("swap"), carried.file("g1-memory"));
+        let runs = vec![run(0, 300, swap, 0), run(1000, 300, memory, 0)];
+        carried.processes.insert(2, ProcessPages { runs, ..ProcessPages::default() });
+        let mut map = PageMap::default();
+        let into = Growing { still_written: Some("swap"), is_kept: false, ..growing_as(7) };
+        carry(&mut map, &one, &carried, &from, into).unwrap();
+        let names = |map: &PageMap| map.files.iter().map(|file| file.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&map), ["unsynced-g1-memory", "unsynced-g7-carried"]);
+        fs::write(from.join("swap"), vec![9; 300 * PAGE]).unwrap();
+        assert_eq!(fs::read(one.join("unsynced-g7-carried")).unwrap(), vec![3; 300 * PAGE]);
+        // Later it is parked.
+        let mut next = PageMap::default();
+        carry(&mut next, &two, &map, &one, growing_as(8)).unwrap();
+        assert_eq!(names(&next), ["g1-memory", "g7-carried"]);
+    }
+
     #[test]
     fn a_remote_file_is_linked_whole_and_sets_have_what_is_here() {
         let dir = tempfile::tempdir().unwrap();
@@ -230,7 +281,7 @@ mod tests {
         carried.files[file].remote = Some(8);
         carried.processes.insert(2, ProcessPages { runs: vec![run(100, 2, 0, 4)], sets: Vec::new() });
         let mut map = PageMap::default();
-        carry(&mut map, &to, &carried, &from, Generation(2)).unwrap();
+        carry(&mut map, &to, &carried, &from, growing_as(2)).unwrap();
         let told: Vec<String> = map.files[0].names().collect();
         assert_eq!(told, ["g1-remote", "g1-remote.here", "g1-remote.table"], "a small part of it, and still linked");
         assert!(told.iter().all(|name| to.join(name).exists()) && map.files[0].remote == Some(8));
@@ -278,7 +329,7 @@ mod tests {
         let runs = vec![run(0, 300, 0, 100), run(1000, 10, 1, 5), run(2000, 300, 2, 0)];
         carried.processes.insert(2, ProcessPages { runs, ..ProcessPages::default() });
         let mut map = PageMap::default();
-        carry(&mut map, &growing, &carried, &from, Generation(7)).unwrap();
+        carry(&mut map, &growing, &carried, &from, growing_as(7)).unwrap();
         let names: Vec<_> = map.files.iter().map(|f| (f.name.as_str(), f.sums.len())).collect();
         assert_eq!(names, [("g7-pages-1.img", 512), ("g7-swap", 300), ("g7-carried", 0)]);
         assert_eq!(map.processes[&2].runs, [run(0, 300, 0, 100), run(1000, 10, 2, 0), run(2000, 300, 1, 0)]);
@@ -306,7 +357,7 @@ mod tests {
         carried.processes.insert(2, ProcessPages { runs: vec![run(0, 4, 0, 0)], ..ProcessPages::default() });
         let growing = dir.path().join("to");
         fs::create_dir(&growing).unwrap();
-        let e = carry(&mut PageMap::default(), &growing, &carried, dir.path(), Generation(1)).unwrap_err();
+        let e = carry(&mut PageMap::default(), &growing, &carried, dir.path(), growing_as(1)).unwrap_err();
         assert!(std::error::Error::source(&e).unwrap().to_string().contains("page 0 of a is damaged"));
     }
 }

@@ -258,6 +258,21 @@ pub fn seal_for_now<B: Serialize>(
     seal_as(growing, generation, contents, Kept::Unsynced, Vec::new())
 }
 
+/// Syncs the page files that were not of all generations in a proc's directory, so that a later one
+/// that takes them over has not to wait for the disk.
+pub fn sync_unsynced(dir: &Path) {
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+    let named = |entry: &fs::DirEntry, start: &str| entry.file_name().to_string_lossy().starts_with(start);
+    for generation in entries(dir).filter(|entry| named(entry, "gen-")) {
+        for file in entries(&generation.path()).filter(|entry| named(entry, pages::UNSYNCED)) {
+            let synced = File::open(file.path()).and_then(|file| file.sync_all());
+            if let Err(error) = synced {
+                tracing::debug!(path = %file.path().display(), %error, "a page file is not synced yet");
+            }
+        }
+    }
+}
+
 /// The same of what is also elsewhere, in an object store, and will be fetched from there again
 /// after a crash of the machine: nothing is synced, and `written` are files whose checksums were
 /// taken of what was written, which are not read back.

@@ -111,7 +111,6 @@ impl Worker {
                 self.machine.pressure.admit_new(name).await?;
             }
         }
-
         let (worker, first) = (self.clone(), names[0].clone());
         let begun = {
             let (source, request) = (source.clone(), request.clone());
@@ -328,6 +327,9 @@ impl Worker {
             for woken in woken.collect::<Vec<_>>() {
                 let _ = woken.await;
             }
+            // Before they are parked, for which they would stand still.
+            let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
+            tokio::spawn(blocking(move || directories.iter().for_each(|dir| kip_snapshot::sync_unsynced(dir))));
         }
         Ok(clones)
     }

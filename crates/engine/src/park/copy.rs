@@ -1,13 +1,14 @@
 //! Copies a proc that runs on: frozen as for a park, with its memory held by copies of its
 //! processes, which is written when it runs again.
 
-use super::{Freeze, ParkError, Seen, Still, Thawed, finalize, frozen, sealed, sweep};
+use super::take::carry_over;
+use super::{Finalized, Freeze, FrozenMemory, ParkError, Seen, Still, Thawed, finalize, frozen, sealed, sweep};
 use crate::host::Proc;
 use crate::lifted::LiftedGroup;
 use crate::survey;
 use kip_copy::memory::HeldMemory;
-use kip_snapshot::carry;
-use kip_snapshot::pages::UNSYNCED;
+use kip_pager::SWAP;
+use kip_snapshot::carry::Growing;
 use kip_sys::fault;
 use kip_types::Generation;
 use std::time::{Duration, Instant};
@@ -48,46 +49,59 @@ pub fn copy(
     paged_out: bool,
     steps: &mut dyn CopySteps,
 ) -> Result<CopyDone, ParkError> {
-    let lifted = LiftedGroup::for_threads(proc, 2 * pids.len()).map_err(ParkError::Limits)?;
-    let freeze = Freeze { proc, pids, generation, paged_out, once: None, sleeps: steps.is_kept(), leaves_memory: true };
+    let is_kept = steps.is_kept();
+    let freeze = Freeze { proc, pids, generation, paged_out, once: None, sleeps: is_kept, leaves_memory: true };
+    // The pager's file of what is paged out, to which it writes when the program runs again.
+    let into = Growing { generation, is_kept, still_written: Some(SWAP) };
+    let file = into.name_of("memory.pages");
     let mut copied = |still: &Still<'_>, seen: &mut Seen| {
-        let mut memory = HeldMemory::default();
-        let finalized = finalize(&freeze, still, seen, &mut |tree, map| {
+        let (mut memory, mut paged_out, mut lifted) = (HeldMemory::default(), None, None);
+        let mut place = |frozen: FrozenMemory<'_>| {
+            let (threads, mut map) = (&frozen.tree.threads, frozen.map);
             // Of one that has ended CRIU writes no memory.
-            let with_memory = map.processes.keys();
             let processes: Vec<(u32, u32)> =
-                with_memory.filter_map(|inside| Some((*inside, *tree.threads.get(inside)?))).collect();
-            memory = HeldMemory::hold(still.helper, &processes, map)?;
-            Ok(())
-        })?;
+                map.processes.keys().filter_map(|inside| Some((*inside, *threads.get(inside)?))).collect();
+            let group =
+                LiftedGroup::for_threads(proc, threads.len() + 2 * processes.len()).map_err(ParkError::Limits)?;
+            // What a fork wipes is not for a clone.
+            let images = is_kept.then_some(frozen.images);
+            memory = HeldMemory::hold(still.helper, &processes, &mut map, &file, images)?;
+            group.for_copies(processes.len()).map_err(ParkError::Limits)?;
+            (lifted, paged_out) = (Some(group), frozen.paged_out);
+            Ok(map)
+        };
+        let finalized = finalize(&freeze, still, seen, &mut place)?;
         fault::reach("copy-held");
-        lifted.for_copies().map_err(ParkError::Limits)?;
         steps.files().map_err(ParkError::Copy)?;
         fault::reach("copy-files");
-        Ok((finalized, memory))
+        Ok((finalized, memory, paged_out, lifted))
     };
-    let Thawed { outcome: (mut finalized, memory), helper, still, .. } = frozen(&freeze, &mut copied, false)?;
+    let Thawed { outcome, helper, still, .. } = frozen(&freeze, &mut copied, false)?;
+    let (Finalized { body, images, pages, .. }, memory, paged_out, lifted) = outcome;
     let thawed = Instant::now();
     survey::note_ends_of(proc, memory.processes());
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
-    let written = memory.write(&growing).map_err(ParkError::Held).map(|sums| {
-        let file = finalized.pages.files.iter_mut().find(|file| file.name == UNSYNCED && !steps.is_kept());
+    let written = (|| {
+        let sums = memory.write(&growing).map_err(ParkError::Held)?;
+        // The copies are the pager's too, which keeps what was paged out of them as it was.
+        let mut pages = carry_over(proc, pages, paged_out, &growing, into)?;
         // Of one that is kept they are taken of what is read back.
+        let file = pages.files.iter_mut().find(|known| known.name == file && !is_kept);
         file.into_iter().for_each(|file| file.sums.clone_from(&sums));
-    });
+        Ok(pages)
+    })();
     // The copies end with it.
     drop(helper);
     let written_after = thawed.elapsed();
     fault::reach("copy-written");
-    let done = (|| {
-        written?;
-        carry::write_sets(&mut finalized.pages, &growing).map_err(ParkError::Carry)?;
-        sealed(proc, &growing, generation, &finalized.body, finalized.pages, &finalized.images, steps.is_kept())?;
+    let done = written.and_then(|pages| {
+        sealed(proc, &growing, generation, &body, pages, &images, is_kept)?;
         fault::reach("copy-sealed");
         steps.generation(generation).map_err(ParkError::Copy)
-    })();
+    });
     tracing::debug!(proc = %proc.name, ?still, ?written_after, sealed_after = ?thawed.elapsed(), "copied");
     sweep(proc, generation);
     memory.wait_until_gone();
+    drop(lifted);
     done.map(|()| CopyDone { still })
 }

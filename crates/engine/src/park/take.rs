@@ -4,7 +4,7 @@
 use super::{Freeze, ParkError};
 use crate::descriptors::{duplicate, places, seen};
 use crate::fd_store::key;
-use crate::host::proc::{PAGER_DIRECTORY, namespaces_of, user_of};
+use crate::host::proc::{PAGER_DIRECTORY, Proc, namespaces_of, user_of};
 use kip_checkpoint::remake::ObjectNote;
 use kip_checkpoint::{plan, sockets};
 use kip_clocks::tree::Tree;
@@ -12,7 +12,7 @@ use kip_criu_images::Images;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
 use kip_records::body::SleepingSocket;
-use kip_snapshot::carry;
+use kip_snapshot::carry::{self, Growing};
 use kip_snapshot::pages::PageMap;
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,20 +46,19 @@ pub(super) fn paged_out(freeze: &Freeze<'_>, map: &mut PageMap, tree: &Tree) -> 
 
 /// Where the memory of all processes lies: what was written, or is held, and what was paged out.
 pub(super) fn carry_over(
-    freeze: &Freeze<'_>,
+    proc: &Proc,
     mut map: PageMap,
-    carried: Option<PageMap>,
+    paged_out: Option<PageMap>,
     growing: &Path,
+    into: Growing<'_>,
 ) -> Result<PageMap, ParkError> {
-    let Some(mut carried) = carried else { return Ok(map) };
+    let Some(mut carried) = paged_out else { return Ok(map) };
     for (inside, process) in &mut carried.processes {
         process.runs = carry::without(&process.runs, &map.processes[inside].runs);
     }
-    let directory = freeze.proc.dir.join(PAGER_DIRECTORY);
-    carry::carry(&mut map, growing, &carried, &directory, freeze.generation).map_err(ParkError::Carry)?;
-    if !freeze.leaves_memory {
-        carry::write_sets(&mut map, growing).map_err(ParkError::Carry)?;
-    }
+    let directory = proc.dir.join(PAGER_DIRECTORY);
+    carry::carry(&mut map, growing, &carried, &directory, into).map_err(ParkError::Carry)?;
+    carry::write_sets(&mut map, growing).map_err(ParkError::Carry)?;
     Ok(map)
 }
 

@@ -9,7 +9,7 @@ use super::PagedProc;
 use crate::slots::Runs;
 use crate::source::PageSource as _;
 use crate::space::{self, SpaceKind};
-use crate::swap::{Aligned, PAGE};
+use crate::swap::{Aligned, PAGE, SWAP};
 use kip_snapshot::pages::{PageFile, PageMap, ProcessPages, Run};
 use kip_sys::pagemap::{self, Filter, States};
 use std::fs::File;
@@ -44,7 +44,7 @@ impl PagedProc {
         for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
             map.files.push(PageFile { name: format!("{}/{}", super::PARKED, file.name), ..file.clone() });
         }
-        let swap = map.file("swap");
+        let swap = map.file(SWAP);
         (map, swap)
     }
 
