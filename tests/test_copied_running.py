@@ -48,7 +48,7 @@ def was_parked(proc: Proc) -> bool:
 def test_memory_of_one_moment(kip: Kip, options: tuple[str, ...]) -> None:
     proc, clones = sweeper(kip, *options), list[Proc]()
     for turn in range(4):
-        made, view = clone(proc)
+        made, view = clone(proc, *(["--asleep"] if turn == 3 else []))
         clones.append(made)
         assert 0 < view["still_us"] < view["total_us"]
         assert said(made).startswith("sound, zeros"), turn
@@ -106,12 +106,13 @@ def test_a_checkpoint_of_one_moment(kip: Kip) -> None:
 
 # promise clones: what a source that runs has out at that moment stays as it was for its copies,
 #   though the source brings it back and puts other pages out there
-def test_paged_out_memory_stays_of_that_moment(kip: Kip) -> None:
+@pytest.mark.parametrize("tier", ["hibernated", "parked"])
+def test_paged_out_memory_stays_of_that_moment(kip: Kip, tier: str) -> None:
     server = servers.redis()
     proc = kip.run("redis", server.command, ports=server.published, flags=["--never-sleep"])
     client, count = Redis(proc.port()), 4000
     client.ask_all([("SET", f"key:{i}", b"%d " % i * 500) for i in range(count)])
-    proc.hibernate()
+    (proc.hibernate if tier == "hibernated" else proc.sleep)()
     # Most of it stays out.
     assert client.ask("GET", "key:7") == b"7 " * 500
     kip.cli("checkpoint", "redis", "--tag", "t")

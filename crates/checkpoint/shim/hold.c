@@ -56,7 +56,12 @@ struct thread {
 	int adopts;
 };
 
-static struct thread threads[MOST_HELD];
+/* Signals that no mask holds back: they come again when the program goes on. */
+static struct {
+	pid_t pid;
+	int signal;
+} held_back[64];
+static unsigned int held_back_count;
 
 static unsigned long find_entry(pid_t pid)
 {
@@ -94,19 +99,22 @@ static int go_on(pid_t pid, int event)
 {
 	int status;
 
-	if (trace(PTRACE_SYSCALL, pid, NULL, NULL))
-		return -errno;
-	while (waitpid(pid, &status, __WALL) < 0)
-		if (errno != EINTR)
+	for (;;) {
+		if (trace(PTRACE_SYSCALL, pid, NULL, NULL))
 			return -errno;
-	if (!WIFSTOPPED(status))
-		return -ESRCH;
-	if (status >> 8 == AT_CALL || (event && status >> 8 == (SIGTRAP | event << 8)))
-		return status >> 8;
-	/* A signal that no mask holds back: it comes again when the program goes on. */
-	if (!(status >> 16))
-		syscall(SYS_tgkill, pid, pid, WSTOPSIG(status));
-	return -EINTR;
+		while (waitpid(pid, &status, __WALL) < 0)
+			if (errno != EINTR)
+				return -errno;
+		if (!WIFSTOPPED(status))
+			return -ESRCH;
+		if (status >> 8 == AT_CALL || (event && status >> 8 == (SIGTRAP | event << 8)))
+			return status >> 8;
+		/* Otherwise it is told that something about stops has changed, by SIGCONT. */
+		if (!(status >> 16) && held_back_count < sizeof(held_back) / sizeof(*held_back)) {
+			held_back[held_back_count].pid = pid;
+			held_back[held_back_count++].signal = WSTOPSIG(status);
+		}
+	}
 }
 
 /* Has a thread make a system call; one that is to make a child gives that too, as it is numbered here. Returns an errno. */
@@ -286,6 +294,7 @@ static int prepare_thread(struct thread *of, pid_t pid)
 static void put_back(const struct thread *of)
 {
 	const unsigned long set[4] = { PR_SET_CHILD_SUBREAPER, 1, 0, 0 };
+	unsigned int i;
 	long result;
 
 	if (!of->ready)
@@ -295,6 +304,9 @@ static void put_back(const struct thread *of)
 	trace(PTRACE_SETREGS, of->pid, NULL, (void *)&of->regs);
 	trace(PTRACE_SETSIGMASK, of->pid, (void *)sizeof(of->mask), (void *)&of->mask);
 	trace(PTRACE_SETOPTIONS, of->pid, NULL, NULL);
+	for (i = 0; i < held_back_count; i++)
+		if (held_back[i].pid == of->pid)
+			syscall(SYS_tgkill, of->pid, of->pid, held_back[i].signal);
 }
 
 static int hold_one(const struct thread *first, pid_t *holder)
@@ -326,9 +338,12 @@ static int hold_one(const struct thread *first, pid_t *holder)
 
 int hold(ptrace_fn real_ptrace, const uint32_t *pids, uint32_t count, uint32_t *holders)
 {
+	struct thread *threads = calloc(count ? count : 1, sizeof(*threads));
 	uint32_t i, ready, made = 0;
 	int failed = 0;
 
+	if (!threads)
+		return ENOMEM;
 	trace = real_ptrace;
 	for (ready = 0; ready < count && !failed; ready++)
 		failed = prepare_thread(&threads[ready], (pid_t)pids[ready]);
@@ -343,5 +358,6 @@ int hold(ptrace_fn real_ptrace, const uint32_t *pids, uint32_t count, uint32_t *
 	while (failed && made--)
 		if (holders[made])
 			end((pid_t)holders[made]);
+	free(threads);
 	return failed;
 }

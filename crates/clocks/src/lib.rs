@@ -35,6 +35,6 @@ pub use finalize::finalize;
 pub use frozen::{ClockError, Frozen, Pending};
 pub use noted::{AFTER_PACKET, AbsoluteWaits, Clocks, Form, Patch, SocketPatch, Timerfd};
 pub use now::{Boot, Now};
-pub use timers::{Missed, Signals, advance_timers, after_packet, interrupted_at, set_timerfd};
+pub use timers::{Missed, Signals, advance_timers, after_packet, interrupted_at, set_timerfd, spread};
 pub use unread::Unreceived;
 pub use with_time_outs::{IN_MS, POINTED, call_name};

@@ -1,6 +1,6 @@
 //! What a sleep notes of time for its wake, and what becomes of that while the proc sleeps.
 
-use crate::due::Due;
+use crate::due::{Due, Source};
 use crate::now::{Boot, Now};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -191,7 +191,55 @@ pub struct Clocks {
     pub far: Duration,
 }
 
+/// What is left of a periodic timer that is moved by so many parts of 2^32 of its interval, within
+/// the interval; all nanoseconds. One whose first expiration is further away keeps that.
+pub(crate) fn spread_left(left_ns: i64, every_ns: i64, drawn: u32) -> i64 {
+    if left_ns <= 0 || left_ns > every_ns {
+        return left_ns;
+    }
+    let by = ((i128::from(every_ns) * i128::from(drawn)) >> 32) as i64;
+    (left_ns - 1 + by) % every_ns + 1
+}
+
+impl Timerfd {
+    /// It fires again and again, and not by the time of day.
+    fn is_periodic(&self) -> bool {
+        self.every_ns > 0 && self.next_ns.is_some() && (self.is_monotonic() || self.relative)
+    }
+}
+
+impl Due {
+    /// It is a timer that fires again and again, as [`crate::spread`] moves it.
+    pub(crate) fn is_periodic(&self) -> bool {
+        let moves = match self.source {
+            Source::Interval | Source::Posix => true,
+            // One that follows the time of day is on another clock.
+            Source::Timerfd => self.monotonic,
+            Source::Call | Source::Work => false,
+        };
+        moves && self.every_ns.is_some()
+    }
+}
+
 impl Clocks {
+    /// Whether it has timers that fire again and again.
+    pub fn has_periodic(&self) -> bool {
+        self.dues.iter().any(Due::is_periodic) || self.timerfds.iter().any(Timerfd::is_periodic)
+    }
+
+    /// Moves them, but for those in the images, which are not due any more either.
+    pub(crate) fn spread(&mut self, drawn: u32) {
+        // One that has expired before the freeze, and whose signal waits, is due as it was.
+        let frozen_ns = self.frozen_ns;
+        self.dues.retain(|due| !due.is_periodic() || due.at_ns <= frozen_ns);
+        for timer in self.timerfds.iter_mut().filter(|timer| timer.is_periodic()) {
+            let Some(next) = timer.next_ns else { continue };
+            let at_ns = frozen_ns.saturating_add(spread_left(next - frozen_ns, timer.every_ns, drawn));
+            timer.next_ns = Some(at_ns);
+            self.dues.push(Due { source: Source::Timerfd, at_ns, every_ns: Some(timer.every_ns), monotonic: true });
+        }
+    }
+
     /// The same for a program that is given a packet which came while it was being woken for
     /// something else. The moment is not known: what was not due when the wake began comes after
     /// the packet.
@@ -271,7 +319,6 @@ impl Clocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::due::Source;
 
     #[test]
     fn after_a_reboot_all_is_due_by_the_wall_clock() {

@@ -8,7 +8,7 @@
 
 use crate::due::{Due, Left, Source, push_due};
 use crate::frozen::{ClockError, Frozen};
-use crate::noted::{Clocks, MONOTONIC, Timerfd};
+use crate::noted::{Clocks, MONOTONIC, Timerfd, spread_left};
 use crate::now::{Now, SECOND};
 use kip_criu_images::fields::{core_entry, file_entry, itimer_entry, posix_timer_entry};
 use kip_criu_images::fields::{task_core_entry, task_timers_entry, timerfd_entry};
@@ -371,6 +371,57 @@ pub fn advance_timers(images: &mut Images, clocks: &Clocks, now: Now) -> Result<
     Ok(missed)
 }
 
+/// A periodic timer by the time of day with an interval of this or more may be meant for a time of
+/// day, and keeps it, nanoseconds.
+const BY_THE_DAY_NS: i64 = 60 * SECOND;
+
+/// Moves all timers that fire again and again by so many parts of 2^32 of their interval, within
+/// that, in images and in what was noted. Those that fire once keep their time.
+///
+/// # Errors
+/// An image is damaged.
+pub fn spread(images: &mut Images, clocks: &mut Clocks, drawn: u32) -> Result<(), CheckpointImageError> {
+    clocks.spread(drawn);
+    for (pid, name) in images.numbered("core") {
+        let Some(&read_ns) = clocks.read_ns.get(&pid) else { continue };
+        let mut image = images.image(&name)?;
+        let damaged = image.damaged();
+        for core in &mut image.entries {
+            core.edit_messages::<Malformed>(core_entry::TC, |task| {
+                task.edit_messages::<Malformed>(task_core_entry::TIMERS, |timers| spread_task_timers(timers, drawn))
+            })
+            .map_err(&damaged)?;
+            let mut dues = Vec::new();
+            collect(core, read_ns, &mut 0, &mut dues).map_err(&damaged)?;
+            clocks.dues.extend(dues.into_iter().filter(Due::is_periodic));
+        }
+        images.put(&image);
+    }
+    Ok(())
+}
+
+fn spread_task_timers(timers: &mut Message, drawn: u32) -> Result<(), Malformed> {
+    timers.edit_messages::<Malformed>(task_timers_entry::REAL, |real| {
+        let (left, every) = (interval_left(real), interval_every(real));
+        if left > 0 && every > 0 {
+            let micros = (spread_left(left, every, drawn) / 1000).max(1);
+            real.set_varint(itimer_entry::VSEC, (micros / 1_000_000) as u64);
+            real.set_varint(itimer_entry::VUSEC, (micros % 1_000_000) as u64);
+        }
+        Ok(())
+    })?;
+    timers.edit_messages::<Malformed>(task_timers_entry::POSIX, |timer| {
+        let as_read = Posix::read(timer);
+        let by_the_day = !matches!(as_read.clock, 1 | 7 | 9) && as_read.every_ns >= BY_THE_DAY_NS;
+        if is_wall_clock(as_read.clock) && !by_the_day && as_read.left_ns > 0 && as_read.every_ns > 0 {
+            let left = spread_left(as_read.left_ns, as_read.every_ns, drawn);
+            timer.set_varint(posix_timer_entry::VSEC, (left / SECOND) as u64);
+            timer.set_varint(posix_timer_entry::VNSEC, (left % SECOND) as u64);
+        }
+        Ok(())
+    })
+}
+
 /// (what is left, how many expirations of a periodic timer were missed) after `passed`; all
 /// nanoseconds. A single timer that is overdue has a nanosecond left; one that is not armed stays
 /// so.
@@ -497,6 +548,58 @@ mod tests {
         fn single_timers_are_never_early(left in 1..1_000_000_000i64, passed in 0..2_000_000_000i64) {
             let (rest, missed) = advance(left, 0, passed);
             prop_assert_eq!((rest, missed), ((left - passed).max(1), 0));
+        }
+    }
+
+    /// Timers that fire once keep their time, and those of the time of day.
+    #[test]
+    fn periodic_timers_are_moved_by_a_part_of_their_interval() {
+        const HALF: u32 = 1 << 31;
+        let due = |source, at_ns, every_ns, monotonic| Due { source, at_ns, every_ns, monotonic };
+        let timerfd = |clock, every_ns| Timerfd {
+            pid: 2,
+            fd: 3,
+            clock,
+            next_ns: Some(1000),
+            every_ns,
+            unread: 0,
+            relative: false,
+            cancel_on_set: false,
+        };
+        let mut clocks = Clocks {
+            frozen_ns: 100,
+            read_ns: [(2, 100)].into(),
+            dues: vec![
+                due(Source::Interval, 500, Some(60), true),
+                due(Source::Posix, 500, None, true),
+                due(Source::Timerfd, 1000, Some(60), false),
+                due(Source::Call, 500, Some(60), true),
+                due(Source::Interval, 100, Some(60), true),
+            ],
+            timerfds: vec![timerfd(MONOTONIC, 1000), timerfd(REALTIME, 1000), timerfd(MONOTONIC, 0)],
+            ..Clocks::default()
+        };
+        assert!(clocks.has_periodic());
+        clocks.spread(HALF);
+        // That of the images is found in these, as it is there then.
+        let dues: Vec<_> = clocks.dues.iter().map(|due| (due.source, due.at_ns)).collect();
+        let others = [(Source::Posix, 500), (Source::Timerfd, 1000), (Source::Call, 500), (Source::Interval, 100)];
+        assert_eq!(dues[..4], others);
+        assert_eq!(dues[4..], [(Source::Timerfd, 500)]);
+        assert_eq!(clocks.timerfds.iter().map(|timer| timer.next_ns).collect::<Vec<_>>(), [500, 1000, 1000].map(Some));
+        clocks.dues.retain(|due| due.every_ns.is_none());
+        clocks.timerfds.clear();
+        assert!(!clocks.has_periodic());
+        for (left, every, moved) in [(5, 2, 5), (2, 2, 1), (1, 2, 2), (0, 2, 0), (900, 1000, 400)] {
+            assert_eq!(crate::noted::spread_left(left, every, HALF), moved, "{left} of {every}");
+        }
+        for (left, every, moved) in [((1, 0), (2, 0), (2, 0)), ((5, 0), (0, 0), (5, 0)), ((0, 0), (2, 0), (0, 0))] {
+            let mut core = core_of(task_timers_entry::REAL, &real(left, every));
+            let edited = core.edit_messages::<Malformed>(core_entry::TC, |task| {
+                task.edit_messages::<Malformed>(task_core_entry::TIMERS, |timers| spread_task_timers(timers, HALF))
+            });
+            edited.unwrap();
+            assert_eq!(core, core_of(task_timers_entry::REAL, &real(moved, every)), "{left:?} of {every:?}");
         }
     }
 

@@ -7,11 +7,13 @@
 
 pub mod memory;
 pub mod random;
+mod spread;
 mod stage;
 mod tree;
 
 pub use stage::{Becomes, ProcCopy, copy_volume, sync};
 
+use kip_criu_images::CheckpointImageError;
 use kip_snapshot::SnapshotError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,6 +35,8 @@ pub enum CopyError {
     Remote,
     #[error(transparent)]
     Generation(SnapshotError),
+    #[error(transparent)]
+    Images(#[from] CheckpointImageError),
     #[error("it was removed meanwhile")]
     Removed,
 }

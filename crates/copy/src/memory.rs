@@ -11,7 +11,7 @@ use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::carry::without;
 use kip_snapshot::pages::{PAGE, PageMap, Run};
 use kip_sys::pagemap::{self, Filter, States, WHOLE, guards};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
@@ -45,9 +45,6 @@ pub enum HoldError {
         /// Where it begins.
         address: u64,
     },
-    /// The images do not say what a fork wipes.
-    #[error(transparent)]
-    Image(#[from] CheckpointImageError),
     /// /proc of a process or of its copy.
     #[error("what a copy of process {pid} holds cannot be read")]
     Unread {
@@ -73,25 +70,30 @@ pub struct HeldMemory {
 }
 
 impl HeldMemory {
+    /// None yet, which is to be written to the file of that name.
+    pub fn new(file: String) -> HeldMemory {
+        HeldMemory { file, ..HeldMemory::default() }
+    }
+
     /// Has copies hold the memory of `processes`, each as numbered inside and on the host, all of
     /// which CRIU has stopped for a dump without it, and adds to `map`, which has what CRIU wrote
-    /// of them, where it will be: in the file of that name. `images` say what a fork wipes
-    /// (MADV_WIPEONFORK), which comes along too if there are any.
+    /// of them, where it will be. What a fork wipes (MADV_WIPEONFORK) comes along where it is
+    /// listed, by numbers inside ([`wiped`]).
     ///
     /// # Errors
     /// [`HoldError`].
     pub fn hold(
+        &mut self,
         helper: &Helper,
         processes: &[(u32, u32)],
         map: &mut PageMap,
-        name: &str,
-        images: Option<&Images>,
-    ) -> Result<HeldMemory, HoldError> {
+        wiped: &BTreeMap<u32, Vec<Range<u64>>>,
+    ) -> Result<(), HoldError> {
         let pids: Vec<u32> = processes.iter().map(|(_, pid)| *pid).collect();
-        let copies = helper.hold(&pids)?;
-        let (file, mut first) = (map.file(name), 0);
-        let (mut parts, mut read, mut read_bytes) = (Vec::new(), Vec::new(), 0);
-        for ((inside, pid), copy) in processes.iter().zip(copies.iter().copied()) {
+        self.copies = helper.hold(&pids)?;
+        self.processes = pids;
+        let (file, mut first, mut read_bytes) = (map.file(&self.file), 0, 0);
+        for ((inside, pid), copy) in processes.iter().zip(self.copies.iter().copied()) {
             let unread = |source| HoldError::Unread { pid: *pid, source };
             // What the program writes meanwhile is there twice, and on its account: the program
             // must not end for that, and the copy may.
@@ -110,11 +112,16 @@ impl HeldMemory {
                 placed
             };
             let held = place(present(copy, WHOLE).map_err(unread)?);
-            parts.extend(held.into_iter().map(|run| (copy, run)));
+            self.parts.extend(held.into_iter().map(|run| (copy, run)));
             // What no fork copies is read while its process still stands there.
             let of_copy: HashSet<&Range<u64>> = of_copy.iter().collect();
-            let wiped = images.map_or(Ok(Vec::new()), |images| wiped(images, *inside))?;
-            for lost in of_process.iter().filter(|mapping| !of_copy.contains(mapping)).chain(&wiped) {
+            let mut lost: Vec<Range<u64>> =
+                of_process.into_iter().filter(|mapping| !of_copy.contains(mapping)).collect();
+            let wiped = wiped.get(inside).into_iter().flatten();
+            let wiped: Vec<Range<u64>> =
+                wiped.filter(|range| !lost.iter().any(|other| meet(other, range))).cloned().collect();
+            lost.extend(wiped);
+            for lost in &lost {
                 for run in place(present(*pid, lost.clone()).map_err(unread)?) {
                     let length = run.pages as usize * PAGE;
                     read_bytes += length;
@@ -123,12 +130,12 @@ impl HeldMemory {
                     }
                     let mut bytes = vec![0; length];
                     open_memory(*pid).and_then(|memory| memory.read_exact_at(&mut bytes, run.start)).map_err(unread)?;
-                    read.push((run, bytes));
+                    self.read.push((run, bytes));
                 }
             }
             own.sort_unstable_by_key(|run| run.start);
         }
-        Ok(HeldMemory { file: name.to_owned(), processes: pids, copies, parts, read })
+        Ok(())
     }
 
     /// The processes that were copied, by host pid.
@@ -208,17 +215,36 @@ fn holds(copy: u32) -> bool {
     state.is_some_and(|state| !b"ZX".contains(state))
 }
 
-/// What a fork wipes of a process, as numbered inside.
-fn wiped(images: &Images, inside: u32) -> Result<Vec<Range<u64>>, CheckpointImageError> {
+fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// What a fork wipes of each process, by numbers inside.
+///
+/// # Errors
+/// An image is damaged.
+pub fn wiped(images: &Images) -> Result<BTreeMap<u32, Vec<Range<u64>>>, CheckpointImageError> {
     const WIPED: u64 = 1 << 18;
-    let name = format!("mm-{inside}.img");
-    let mut found = Vec::new();
-    for mm in images.entries(&name)? {
-        let mappings = mm.messages(mm_entry::VMAS).map_err(images.damaged(&name))?;
-        let wiped = mappings.iter().filter(|vma| vma.number(vma_entry::MADV) & WIPED != 0);
-        found.extend(wiped.map(|vma| vma.number(vma_entry::START)..vma.number(vma_entry::END)));
+    let mut found: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
+    for (inside, name) in images.numbered("mm") {
+        for mm in images.entries(&name)? {
+            let mappings = mm.messages(mm_entry::VMAS).map_err(images.damaged(&name))?;
+            let wiped = mappings.iter().filter(|vma| vma.number(vma_entry::MADV) & WIPED != 0);
+            let ranges = wiped.map(|vma| vma.number(vma_entry::START)..vma.number(vma_entry::END));
+            found.entry(inside).or_default().extend(ranges);
+        }
     }
     Ok(found)
+}
+
+/// Leaves out of a page map what a fork wipes.
+pub fn leave_out(map: &mut PageMap, wiped: &BTreeMap<u32, Vec<Range<u64>>>) {
+    for (inside, process) in &mut map.processes {
+        let mut ranges: Vec<Run> =
+            wiped.get(inside).into_iter().flatten().map(|range| run_of(range.clone(), 0)).collect();
+        ranges.sort_unstable_by_key(|run| run.start);
+        process.runs = without(&process.runs, &ranges);
+    }
 }
 
 /// Mappings of a process, by address: proc_pid_maps(5).

@@ -14,13 +14,14 @@
 //! must have come.
 
 use kip_clocks::tree::Tree;
+use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::inspect::{ImageProcess, MappedRange, MappingKind, processes};
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::MemoryPatch;
 use kip_snapshot::pages::{PAGE, PageMap, ProcessPages};
 use kip_snapshot::remote::OpenPages;
 use kip_sys::process::write_memory;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -83,6 +84,25 @@ pub fn apply(tree: &Tree, patches: &[MemoryPatch]) -> io::Result<()> {
         done = write(patch).and(done);
     }
     done
+}
+
+/// Programs and libraries with a random number generator that takes a clone for the process that it
+/// was: it draws new numbers from the kernel when its pid changes, and that is the same. None of
+/// them was found in memory: there may be none yet.
+///
+/// # Errors
+/// An image is damaged.
+pub fn suspects(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
+    let mut notes = BTreeSet::new();
+    for file in images.entries("files.img")? {
+        let reg = file.message(file_entry::REG).map_err(images.damaged("files.img"))?.unwrap_or_default();
+        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if name.starts_with("libcrypto.so") || name == "node" {
+            notes.insert(format!("{path} may have OpenSSL's random numbers, and none were found to be made others: those that were drawn before may go on alike in source and clones"));
+        }
+    }
+    Ok(notes.into_iter().collect())
 }
 
 /// The pages of one process in a generation.

@@ -4,6 +4,7 @@
 //! there, and get a second name. The proc's own files are copied, with the ids of the clone's
 //! block. Owns the two directories while it works; knows of no record.
 
+use crate::spread::spread;
 use crate::tree::{self, How};
 use crate::{CopyError, at};
 use kip_archive::files::restore::IdShift;
@@ -58,6 +59,9 @@ impl ProcCopy {
     /// As [`ProcCopy::copy_files`].
     pub fn copy_generation(&self, generation: Generation) -> Result<(), CopyError> {
         self.link_generation(generation)?;
+        if self.becomes == Becomes::Another {
+            spread(&kip_snapshot::path_of(&self.to, generation))?;
+        }
         // Of a source that is a copy itself.
         let patches = kip_snapshot::cloned_patches(&self.from, generation).unwrap_or_default();
         kip_snapshot::note_cloned(&self.to, generation, &patches).map_err(at(&self.to))

@@ -16,6 +16,7 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Its name in the pager's directory of a proc.
@@ -27,14 +28,19 @@ pub const PARKED: u32 = 1 << 31;
 /// Bytes of a page and of a slot.
 pub const PAGE: usize = 4096;
 
-/// The most bytes of one sleep that are written by way of the page cache, and of all sleeps of the
-/// last moments: more would push out what other programs have there, and be no room for others
-/// until the disk has it.
+/// The most bytes of one sleep that are written by way of the page cache: more would push out what
+/// other programs have there, and be no room for others until the disk has it.
 const MOST_CACHED: usize = 64 << 20;
-const MOST_OF_ALL: usize = 256 << 20;
+/// The same of what all have there, at least, and as a part of the machine's memory.
+const LEAST_OF_ALL: usize = 256 << 20;
+const PART_OF_ALL: u64 = 16;
 
-/// So many bytes all swap files may still write that way.
-static ROOM_OF_ALL: AtomicUsize = AtomicUsize::new(MOST_OF_ALL);
+/// So many bytes all swap files may still have there.
+static ROOM_OF_ALL: LazyLock<AtomicUsize> = LazyLock::new(|| {
+    let machine = rustix::system::sysinfo();
+    let memory = machine.totalram.saturating_mul(machine.mem_unit.into());
+    LEAST_OF_ALL.max((memory / PART_OF_ALL) as usize).into()
+});
 
 /// Takes room; false if there is not enough.
 fn take(room: &AtomicUsize, bytes: usize) -> bool {
@@ -99,6 +105,25 @@ struct Counts {
     used: usize,
 }
 
+/// Slots that have room in the page cache. One that is written again there takes no more: a proc
+/// that sleeps again and again writes much the same.
+#[derive(Debug, Default)]
+struct Cached(Vec<u64>);
+
+impl Cached {
+    fn has(&self, slot: usize) -> bool {
+        self.0.get(slot / 64).is_some_and(|word| word & 1 << (slot % 64) != 0)
+    }
+
+    fn set(&mut self, slot: usize, is_there: bool) {
+        if self.0.len() <= slot / 64 {
+            self.0.resize(slot / 64 + 1, 0);
+        }
+        let bit = 1 << (slot % 64);
+        if is_there { self.0[slot / 64] |= bit } else { self.0[slot / 64] &= !bit }
+    }
+}
+
 /// The swap file of one proc.
 #[derive(Debug)]
 pub struct Swap {
@@ -109,8 +134,9 @@ pub struct Swap {
     caching: AtomicUsize,
     /// Bytes that this sleep may still write that way.
     room: AtomicUsize,
-    /// Bytes that were written that way, of those of all.
+    /// Bytes that it has there, of those of all.
     taken: AtomicUsize,
+    in_cache: Mutex<Cached>,
     /// No slot is written while what is in the page cache is written once more.
     writing: Mutex<()>,
     counts: Mutex<Counts>,
@@ -143,6 +169,7 @@ impl Swap {
             caching: 0.into(),
             room: 0.into(),
             taken: 0.into(),
+            in_cache: Mutex::default(),
             writing: Mutex::default(),
             counts: Mutex::default(),
         })
@@ -191,6 +218,7 @@ impl Swap {
     }
 
     fn give_room_back(&self) {
+        self.in_cache.lock().0.clear();
         ROOM_OF_ALL.fetch_add(self.taken.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
@@ -282,13 +310,28 @@ impl Swap {
     /// # Errors
     /// The file system's; EINVAL when `bytes` is not aligned.
     pub fn write(&self, slot: u32, bytes: &[u8]) -> io::Result<()> {
-        let fits = take(&self.room, bytes.len()) && take(&ROOM_OF_ALL, bytes.len());
-        if fits {
-            self.taken.fetch_add(bytes.len(), Ordering::Relaxed);
-        }
         let _writing = self.writing.lock();
-        let file = if fits { self.now() } else { &self.file };
+        let first = slot as usize;
+        let file = if self.goes_to_cache(first..first + bytes.len() / PAGE) { &self.cached } else { &self.file };
         file.write_all_at(bytes, u64::from(slot) * PAGE as u64)
+    }
+
+    /// Whether slots are written by way of the page cache: there is room for those that are not
+    /// there yet. What goes past it is there no more.
+    fn goes_to_cache(&self, slots: Range<usize>) -> bool {
+        let mut there = self.in_cache.lock();
+        let new = slots.clone().filter(|slot| !there.has(*slot)).count() * PAGE;
+        let is_cached = self.caching.load(Ordering::Relaxed) > 0;
+        let fits = is_cached && (new == 0 || take(&self.room, new) && take(&ROOM_OF_ALL, new));
+        if fits {
+            self.taken.fetch_add(new, Ordering::Relaxed);
+        } else {
+            let gone = slots.len() * PAGE - new;
+            self.taken.fetch_sub(gone, Ordering::Relaxed);
+            ROOM_OF_ALL.fetch_add(gone, Ordering::Relaxed);
+        }
+        slots.for_each(|slot| there.set(slot, fits));
+        fits
     }
 
     /// Reads whole pages from `slot` on.
@@ -343,10 +386,21 @@ mod tests {
         page.fill(8);
         swap.write(4, &page[..PAGE]).unwrap();
         assert_eq!(swap.room.load(Ordering::Relaxed), MOST_CACHED - PAGE);
+        // It is there already, in the next sleep too.
+        swap.write(4, &page[..PAGE]).unwrap();
+        assert_eq!(swap.room.load(Ordering::Relaxed), MOST_CACHED - PAGE);
+        assert_eq!(swap.taken.load(Ordering::Relaxed), PAGE);
         // More than fits goes the other way.
         swap.room.store(PAGE / 2, Ordering::Relaxed);
         swap.write(5, &page[..PAGE]).unwrap();
         assert_eq!(swap.room.load(Ordering::Relaxed), PAGE / 2);
+        page.fill(9);
+        swap.write(3, &page).unwrap();
+        assert_eq!(swap.taken.load(Ordering::Relaxed), 0, "of two slots one is new, and both went past it");
+        page.fill(7);
+        swap.write(3, &page[..PAGE]).unwrap();
+        page.fill(8);
+        swap.write(4, &page[..PAGE]).unwrap();
         // Should the disk not have taken what is in the page cache.
         swap.hold(3..5);
         swap.write_past_cache().unwrap();

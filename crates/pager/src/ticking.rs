@@ -65,6 +65,12 @@ impl Ticking {
         self.is_long
     }
 
+    /// A fault that was judged has been answered: what follows it now follows it at once, however
+    /// long the disk took.
+    pub fn answered(&mut self) {
+        self.last = self.last.map(|_| Instant::now());
+    }
+
     fn judge(&mut self, now: Instant, packets: impl Fn() -> Option<u64>) -> bool {
         let begins = self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > BURST);
         if begins {

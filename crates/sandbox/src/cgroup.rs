@@ -339,19 +339,23 @@ impl Cgroup {
     pub fn set_limits(&self, limits: &Limits) -> Result<(), CgroupError> {
         check(limits)?;
         let quota_us = limits.cpus.map(|c| ((c * CPU_PERIOD_US as f64) as u64).max(1000));
+        // The others are set whatever becomes of it.
+        let memory =
+            if self.v2 { self.set_v2_memory(limits.memory_bytes) } else { self.set_v1_memory(limits.memory_bytes) };
         if self.v2 {
-            let memory = limits.memory_bytes.map_or("max".into(), |m| m.to_string());
-            self.write("memory", "memory.max", memory)?;
-            self.write_if_there("memory", "memory.swap.max", if limits.memory_bytes.is_some() { "0" } else { "max" })?;
             let quota = quota_us.map_or("max".into(), |q| q.to_string());
             self.write("cpu", "cpu.max", format!("{quota} {CPU_PERIOD_US}"))?;
         } else {
-            self.set_v1_memory(limits.memory_bytes)?;
             self.write_if_there("cpu", "cpu.cfs_period_us", CPU_PERIOD_US)?;
             let quota = quota_us.map_or(-1, |q| q as i64);
             self.write_if_there("cpu", "cpu.cfs_quota_us", quota)?;
         }
-        self.write("pids", "pids.max", limits.pids)
+        self.write("pids", "pids.max", limits.pids).and(memory)
+    }
+
+    fn set_v2_memory(&self, bytes: Option<u64>) -> Result<(), CgroupError> {
+        self.write("memory", "memory.max", bytes.map_or("max".into(), |m| m.to_string()))?;
+        self.write_if_there("memory", "memory.swap.max", if bytes.is_some() { "0" } else { "max" })
     }
 
     /// The limit with swap may never be below the one without, so which goes first depends on the

@@ -63,11 +63,11 @@ pub struct Growing<'a> {
 impl Growing<'_> {
     /// What a page file is called in it that is called `last` elsewhere.
     pub fn name_of(&self, last: &str) -> String {
-        let last = last.strip_prefix(UNSYNCED).unwrap_or(last);
+        let last = last.strip_suffix(UNSYNCED).unwrap_or(last);
         // A name that it has from an earlier generation is no other's.
         let is_own = last.starts_with('g') && last.contains('-');
         let own = if is_own { last.to_owned() } else { format!("g{}-{last}", self.generation) };
-        if self.is_kept { own } else { format!("{UNSYNCED}{own}") }
+        if self.is_kept { own } else { format!("{own}{UNSYNCED}") }
     }
 }
 
@@ -100,7 +100,7 @@ pub fn carry(
             let linked = &mut map.files[number as usize];
             linked.sums.clone_from(&file.sums);
             linked.remote = file.remote;
-            if into.is_kept && last.starts_with(UNSYNCED) {
+            if into.is_kept && last.ends_with(UNSYNCED) {
                 File::open(&path).and_then(|file| file.sync_all()).map_err(io_at(&path))?;
             }
             for (old, new) in file.names().zip(linked.names()) {
@@ -258,9 +258,9 @@ mod tests {
         let into = Growing { still_written: Some("swap"), is_kept: false, ..growing_as(7) };
         carry(&mut map, &one, &carried, &from, into).unwrap();
         let names = |map: &PageMap| map.files.iter().map(|file| file.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(&map), ["unsynced-g1-memory", "unsynced-g7-carried"]);
+        assert_eq!(names(&map), ["g1-memory.unsynced", "g7-carried.unsynced"]);
         fs::write(from.join("swap"), vec![9; 300 * PAGE]).unwrap();
-        assert_eq!(fs::read(one.join("unsynced-g7-carried")).unwrap(), vec![3; 300 * PAGE]);
+        assert_eq!(fs::read(one.join("g7-carried.unsynced")).unwrap(), vec![3; 300 * PAGE]);
         // Later it is parked.
         let mut next = PageMap::default();
         carry(&mut next, &two, &map, &one, growing_as(8)).unwrap();

@@ -258,13 +258,26 @@ pub fn seal_for_now<B: Serialize>(
     seal_as(growing, generation, contents, Kept::Unsynced, Vec::new())
 }
 
+/// Takes a part that is another now into a generation's manifest, which is written anew: its other
+/// names go on to be what they were.
+///
+/// # Errors
+/// The file system's.
+pub fn replace_part<B: Serialize>(dir: &Path, mut manifest: Manifest<B>, name: &str) -> Result<(), SnapshotError> {
+    manifest.parts.retain(|part| part.name != name);
+    manifest.parts.push(read_back(dir, name, Kept::Unsynced)?);
+    let (path, new) = (dir.join(MANIFEST), dir.join("manifest.new"));
+    let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
+    fs::write(&new, text).and_then(|()| fs::rename(&new, &path)).map_err(io_at(&path))
+}
+
 /// Syncs the page files that were not of all generations in a proc's directory, so that a later one
 /// that takes them over has not to wait for the disk.
 pub fn sync_unsynced(dir: &Path) {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
-    let named = |entry: &fs::DirEntry, start: &str| entry.file_name().to_string_lossy().starts_with(start);
-    for generation in entries(dir).filter(|entry| named(entry, "gen-")) {
-        for file in entries(&generation.path()).filter(|entry| named(entry, pages::UNSYNCED)) {
+    let name = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    for generation in entries(dir).filter(|entry| name(entry).starts_with("gen-")) {
+        for file in entries(&generation.path()).filter(|entry| name(entry).ends_with(pages::UNSYNCED)) {
             let synced = File::open(file.path()).and_then(|file| file.sync_all());
             if let Err(error) = synced {
                 tracing::debug!(path = %file.path().display(), %error, "a page file is not synced yet");
@@ -296,6 +309,9 @@ fn seal_as<B: Serialize>(
     let mut written: BTreeMap<String, Part> = written.into_iter().map(|part| (part.name.clone(), part)).collect();
     let mut parts = Vec::new();
     let mut bytes = 0;
+    if let Some(lost) = pages.files.iter().find(|file| file.remote.is_none() && !growing.join(&file.name).exists()) {
+        return Err(io_at(&growing.join(&lost.name))(io::ErrorKind::NotFound.into()));
+    }
     // What comes from elsewhere when it is needed is checked when it comes.
     let remote: Vec<String> = pages.files.iter().filter(|f| f.remote.is_some()).flat_map(|f| f.names()).collect();
     for name in part_names(growing)?.into_iter().filter(|name| !remote.contains(name)) {

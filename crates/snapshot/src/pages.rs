@@ -30,9 +30,9 @@ pub const PAGES: &str = "pages.map";
 /// Name of the page file with the pages of all working sets once more, each process's by address,
 /// the processes by number.
 pub const SETS: &str = "sets.pages";
-/// What the name of a page file begins with that was not synced when its generation was sealed: a
+/// What the name of a page file ends with that was not synced when its generation was sealed: a
 /// later one that takes it over, and is to be kept, syncs it and leaves that out.
-pub const UNSYNCED: &str = "unsynced-";
+pub const UNSYNCED: &str = ".unsynced";
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"KIPPAGES");

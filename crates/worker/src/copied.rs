@@ -8,7 +8,6 @@
 
 use crate::volumes_of_clones::{self, OwnVolume};
 use kip_copy::{Becomes, ProcCopy, random};
-use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
@@ -20,7 +19,7 @@ use kip_snapshot::pages::PageMap;
 use kip_supervisor::task::{ASIDE, CopyRunning, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Generation, ProcName, Spec, State, VolumeSource, chain};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -122,7 +121,7 @@ impl Inspected {
         let of_generation = kip_snapshot::path_of(directory, generation);
         let images = Images::read(&of_generation)?;
         let patches = if known.is_empty() { random::find(&of_generation, &images)? } else { known };
-        let notes = if patches.is_empty() { generators(&images)? } else { Vec::new() };
+        let notes = if patches.is_empty() { random::suspects(&images)? } else { Vec::new() };
         Ok(Inspected { barred: bars_criu(&images)?, patches, notes })
     }
 }
@@ -139,6 +138,10 @@ struct Copying {
 impl CopySteps for Copying {
     fn is_kept(&self) -> bool {
         self.is_kept
+    }
+
+    fn is_clone(&self) -> bool {
+        self.copy.becomes == Becomes::Another
     }
 
     fn files(&mut self) -> Result<(), String> {
@@ -288,22 +291,6 @@ pub(crate) fn finish_copy(
         Err(e) => chain(&e),
     };
     Err(purpose.refuse(source, Code::State, &why))
-}
-
-/// Programs and libraries with a random number generator that takes a clone for the process that it
-/// was: it draws new numbers from the kernel when its pid changes, and that is the same. None of
-/// them was found in memory: there may be none yet.
-fn generators(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
-    let mut notes = BTreeSet::new();
-    for file in images.entries("files.img")? {
-        let reg = file.message(file_entry::REG).map_err(images.damaged("files.img"))?.unwrap_or_default();
-        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
-        let name = path.rsplit('/').next().unwrap_or_default();
-        if name.starts_with("libcrypto.so") || name == "node" {
-            notes.insert(format!("{path} may have OpenSSL's random numbers, and none were found to be made others: those that were drawn before may go on alike in source and clones"));
-        }
-    }
-    Ok(notes.into_iter().collect())
 }
 
 /// Waits until the source runs.

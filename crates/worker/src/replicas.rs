@@ -94,7 +94,11 @@ impl Fleet for Worker {
     }
 
     async fn spread(&self, primary: u64, over: &[u64]) -> Result<(), String> {
-        let of = self.numbered(primary)?.proc.slot;
+        let of = match self.numbered(primary) {
+            // Nothing leads to one that is gone.
+            Err(_) if over.is_empty() => return Ok(()),
+            of => of?.proc.slot,
+        };
         let over: Vec<Slot> = over.iter().filter_map(|id| Some(self.numbered(*id).ok()?.proc.slot)).collect();
         let machine = Arc::clone(&self.machine);
         blocking(move || machine.nat.spread(of, &over)).await.map_err(|e| chain(&e))

@@ -6,11 +6,12 @@ use super::{Finalized, Freeze, FrozenMemory, ParkError, Seen, Still, Thawed, fin
 use crate::host::Proc;
 use crate::lifted::LiftedGroup;
 use crate::survey;
-use kip_copy::memory::HeldMemory;
+use kip_copy::memory::{HeldMemory, leave_out, wiped};
 use kip_pager::SWAP;
 use kip_snapshot::carry::Growing;
 use kip_sys::fault;
 use kip_types::Generation;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// What is done with a proc that is copied.
@@ -23,6 +24,9 @@ pub trait CopySteps {
 
     /// Whether the generation is to outlive the machine.
     fn is_kept(&self) -> bool;
+
+    /// Whether the copy is another proc, in which memory is zeros that a fork wipes.
+    fn is_clone(&self) -> bool;
 
     /// Its generation is taken, which is gone afterwards, while it runs.
     ///
@@ -54,30 +58,41 @@ pub fn copy(
     // The pager's file of what is paged out, to which it writes when the program runs again.
     let into = Growing { generation, is_kept, still_written: Some(SWAP) };
     let file = into.name_of("memory.pages");
+    // Both outlive a failure: the copies are to be gone before the limits are back.
+    let (mut lifted, mut memory) = (None, HeldMemory::new(file.clone()));
     let mut copied = |still: &Still<'_>, seen: &mut Seen| {
-        let (mut memory, mut paged_out, mut lifted) = (HeldMemory::default(), None, None);
-        let mut place = |frozen: FrozenMemory<'_>| {
+        let mut paged_out = None;
+        let mut place = |mut frozen: FrozenMemory<'_>| {
             let (threads, mut map) = (&frozen.tree.threads, frozen.map);
             // Of one that has ended CRIU writes no memory.
             let processes: Vec<(u32, u32)> =
                 map.processes.keys().filter_map(|inside| Some((*inside, *threads.get(inside)?))).collect();
-            let group =
-                LiftedGroup::for_threads(proc, threads.len() + 2 * processes.len()).map_err(ParkError::Limits)?;
-            // What a fork wipes is not for a clone.
-            let images = is_kept.then_some(frozen.images);
-            memory = HeldMemory::hold(still.helper, &processes, &mut map, &file, images)?;
+            let tasks = threads.len() + 2 * processes.len();
+            let group = lifted.insert(LiftedGroup::for_threads(proc, tasks).map_err(ParkError::Limits)?);
+            let wiped = wiped(frozen.images)?;
+            let comes_along = if steps.is_clone() { BTreeMap::new() } else { wiped.clone() };
+            memory.hold(still.helper, &processes, &mut map, &comes_along)?;
+            if let Some(paged_out) = frozen.paged_out.as_mut().filter(|_| steps.is_clone()) {
+                leave_out(paged_out, &wiped);
+            }
             group.for_copies(processes.len()).map_err(ParkError::Limits)?;
-            (lifted, paged_out) = (Some(group), frozen.paged_out);
+            paged_out = frozen.paged_out;
             Ok(map)
         };
         let finalized = finalize(&freeze, still, seen, &mut place)?;
         fault::reach("copy-held");
         steps.files().map_err(ParkError::Copy)?;
         fault::reach("copy-files");
-        Ok((finalized, memory, paged_out, lifted))
+        Ok((finalized, paged_out))
     };
-    let Thawed { outcome, helper, still, .. } = frozen(&freeze, &mut copied, false)?;
-    let (Finalized { body, images, pages, .. }, memory, paged_out, lifted) = outcome;
+    let (outcome, helper, still) = match frozen(&freeze, &mut copied, false) {
+        Ok(Thawed { outcome, helper, still, .. }) => (outcome, helper, still),
+        Err(error) => {
+            memory.wait_until_gone();
+            return Err(error);
+        }
+    };
+    let (Finalized { body, images, pages, .. }, paged_out) = outcome;
     let thawed = Instant::now();
     survey::note_ends_of(proc, memory.processes());
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
