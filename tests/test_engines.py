@@ -32,6 +32,8 @@ def natural(of: test_natural.Natural) -> Sleeper:
         if of.port in (5672, 6379):
             with_amqp = of.port == 5672
             sleepers.profiled.said(proc, of.port, b"AMQP\0\0\x09\x01" if with_amqp else b"PING\r\n", b"RabbitMQ" if with_amqp else b"+PONG")
+        elif of.port == 21:
+            sleepers.profiled.said(proc, of.port, b"", b"220 ")
         else:
             assert http_get(proc.port()) == b"natural\n"
 

@@ -243,7 +243,7 @@ OWN = [
     Sleeper("kept", kept.server, lambda proc: leave_alone(proc, "?"), count, sources=("kept.c",)),
     Sleeper("reader", lambda: servers.reader(500), lines(7300, "read 2 0 100 1 0", "wrong 0"), sources=("reader.c",)),
     Sleeper("holder", c_server("holder", 7000, "7000", "8"), lines(7000, "word", "ok word"), same_line(7000, "eat 1", "ok eat 1"), sources=("holder.c",)),
-    Sleeper("filtered", c_server("filtered", 7000), told, native=False, sources=("filtered.c",)),
+    Sleeper("filtered", c_server("filtered", 7000), told, sources=("filtered.c",)),
     Sleeper("handlers", c_server("handlers", 7000), told, sources=("handlers.c",)),
     Sleeper("system-v", c_server("system_v", 7000), lines(7000, "check", "ok"), sources=("system_v.c",)),
     Sleeper("rings", c_server("rings", 7000), lines(7000, "check", "ok"), sources=("rings.c",)),

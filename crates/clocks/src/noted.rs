@@ -191,6 +191,9 @@ pub struct Clocks {
     pub far: Duration,
 }
 
+/// All timerfds are noted this long after the freeze, nanoseconds.
+const NOTED_WITHIN_NS: i64 = 200_000_000;
+
 /// What is left of a periodic timer that is moved by so many parts of 2^32 of its interval, within
 /// the interval; all nanoseconds. One whose first expiration is further away keeps that.
 pub(crate) fn spread_left(left_ns: i64, every_ns: i64, drawn: u32) -> i64 {
@@ -234,7 +237,10 @@ impl Clocks {
         self.dues.retain(|due| !due.is_periodic() || due.at_ns <= frozen_ns);
         for timer in self.timerfds.iter_mut().filter(|timer| timer.is_periodic()) {
             let Some(next) = timer.next_ns else { continue };
-            let at_ns = frozen_ns.saturating_add(spread_left(next - frozen_ns, timer.every_ns, drawn));
+            // It may have expired between the freeze and the moment at which it was noted.
+            let (left, every) = (next - frozen_ns, timer.every_ns);
+            let left = if left > every && left - every < NOTED_WITHIN_NS { (left - 1) % every + 1 } else { left };
+            let at_ns = frozen_ns.saturating_add(spread_left(left, every, drawn));
             timer.next_ns = Some(at_ns);
             self.dues.push(Due { source: Source::Timerfd, at_ns, every_ns: Some(timer.every_ns), monotonic: true });
         }

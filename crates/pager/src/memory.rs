@@ -53,26 +53,6 @@ struct Fault {
     thread: u32,
 }
 
-/// What is served for so long without a pause is one space's turn: the thread serves others too,
-/// and one page of a busy disk takes longer.
-const TURN: Duration = Duration::from_millis(2);
-
-/// One space's turn at the thread that serves it. One fault is answered in it at least.
-struct Turn {
-    began: Instant,
-    has_begun: bool,
-}
-
-impl Turn {
-    fn begin() -> Turn {
-        Turn { began: Instant::now(), has_begun: false }
-    }
-
-    fn is_over(&self) -> bool {
-        self.has_begun && self.began.elapsed() > TURN
-    }
-}
-
 /// So often a fault is tried again before others are served.
 const PATIENT_ROUNDS: u32 = 16;
 /// A space whose events do not end lets others have their turn after so many; also those that only
@@ -335,9 +315,9 @@ impl Memory {
         if state.closed {
             return Ok(false);
         }
-        let (mut rounds, mut turn) = (0, Turn::begin());
+        let mut rounds = 0;
         loop {
-            if rounds > MOST_ROUNDS || turn.is_over() {
+            if rounds > MOST_ROUNDS {
                 return Ok(true);
             }
             let events = state.map.events.read(self.uffd.as_fd())?;
@@ -351,7 +331,7 @@ impl Memory {
             state.fetching = false;
             if !state.damaged {
                 for fault in std::mem::take(&mut state.again) {
-                    failed = self.fault_in_turn(&mut state, fault, &mut turn).err().or(failed);
+                    failed = self.fault_or_again(&mut state, fault).err().or(failed);
                 }
             }
             for (index, event) in events.into_iter().enumerate() {
@@ -361,8 +341,7 @@ impl Memory {
                         uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
                     }
                     FaultEvent::Fault { address, write, thread, .. } => {
-                        let fault = Fault { address, write, thread };
-                        failed = self.fault_in_turn(&mut state, fault, &mut turn).err().or(failed);
+                        failed = self.fault_or_again(&mut state, Fault { address, write, thread }).err().or(failed);
                     }
                     FaultEvent::Fork(uffd) => {
                         if let Err(error) = birth(&state, uffd) {
@@ -390,13 +369,7 @@ impl Memory {
         }
     }
 
-    /// Answers a fault, or leaves it to the next turn.
-    fn fault_in_turn(&self, state: &mut MemoryState, fault: Fault, turn: &mut Turn) -> io::Result<()> {
-        if turn.is_over() {
-            state.again.push(fault);
-            return Ok(());
-        }
-        turn.has_begun = true;
+    fn fault_or_again(&self, state: &mut MemoryState, fault: Fault) -> io::Result<()> {
         let result = self.fault(state, fault);
         if result.is_err() {
             state.again.push(fault);

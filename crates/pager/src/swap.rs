@@ -218,7 +218,8 @@ impl Swap {
     }
 
     fn give_room_back(&self) {
-        self.in_cache.lock().0.clear();
+        let mut there = self.in_cache.lock();
+        there.0.clear();
         ROOM_OF_ALL.fetch_add(self.taken.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
