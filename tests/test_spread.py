@@ -46,4 +46,7 @@ def test_periodic_timers_of_clones_are_spread(kip: Kip, kind: str, asleep: bool)
     for one in clones:
         apart = [b - a for a, b in itertools.pairwise(beats(one)[1:])]
         assert abs(sorted(apart)[len(apart) // 2] - EVERY) < 0.1, apart
-    assert max(phases(proc)) - min(phases(proc)) < 0.3 or max(phases(proc)) - min(phases(proc)) > 0.7, phases(proc)
+    # What it missed while it slept comes at its wake, as one beat.
+    mine = sorted(phases(proc))
+    near = [phase for phase in mine if min(gap := abs(phase - mine[len(mine) // 2]), 1 - gap) < 0.15]
+    assert len(near) >= len(mine) - 1, mine
