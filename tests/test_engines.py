@@ -4,6 +4,7 @@ The other engine wakes it with its state, if it can. Where none can it starts co
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,9 +85,11 @@ def stacks(proc: Proc) -> set[str]:
     processes all the time has others the next time."""
     found = set()
     for pid in proc.inspect()["pids"]:
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"kip-init"):
-            continue
-        found |= {line.split()[0].split("-")[1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.endswith("[stack]")}
+        # One that serves a session may end with it.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"kip-init"):
+                maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                found |= {line.split()[0].split("-")[1] for line in maps if line.endswith("[stack]")}
     return found
 
 
