@@ -1,6 +1,6 @@
 /*
- * A copy of a process, by fork: its pages are those of the process until that writes to them, so that the copy is made in
- * 20 us a MB and costs what is written meanwhile.
+ * A copy of a process, by fork: its pages are those of the process until that writes to them, so that a copy costs page
+ * tables, and what is written meanwhile.
  *
  * The process must not notice. Its first thread makes a short-lived helper that shares its memory and files, and that one
  * makes the copy: when the helper ends the copy is a child of the sandbox's init, which reaps it, and no child of the
@@ -345,6 +345,7 @@ int hold(ptrace_fn real_ptrace, const uint32_t *pids, uint32_t count, uint32_t *
 	if (!threads)
 		return ENOMEM;
 	trace = real_ptrace;
+	held_back_count = 0;
 	for (ready = 0; ready < count && !failed; ready++)
 		failed = prepare_thread(&threads[ready], (pid_t)pids[ready]);
 	for (; made < count && !failed; made++) {

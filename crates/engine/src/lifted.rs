@@ -20,7 +20,10 @@ const GONE_WITHIN: Duration = Duration::from_millis(500);
 
 /// A proc's own limits, lifted until this is dropped: the program had filled them maybe to the last
 /// process or page, and a share of a core would make Kip's work as slow as the program.
-pub struct LiftedGroup<'a>(Option<&'a Proc>);
+pub struct LiftedGroup<'a> {
+    proc: Option<&'a Proc>,
+    has_copies: bool,
+}
 
 impl<'a> LiftedGroup<'a> {
     /// For a restore of so many threads.
@@ -31,10 +34,10 @@ impl<'a> LiftedGroup<'a> {
         let limits = &proc.spec().limits;
         let tight = threads.saturating_add(SPARE_PIDS) > limits.pids as usize;
         if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
-            return Ok(LiftedGroup(None));
+            return Ok(LiftedGroup { proc: None, has_copies: false });
         }
         proc.cgroup.set_limits(&Limits { pids: MANY_PIDS, ..Limits::default() })?;
-        Ok(LiftedGroup(Some(proc)))
+        Ok(LiftedGroup { proc: Some(proc), has_copies: false })
     }
 
     /// Puts all of them back but for what copies of so many processes take: themselves, and the
@@ -42,8 +45,9 @@ impl<'a> LiftedGroup<'a> {
     ///
     /// # Errors
     /// [`CgroupError`].
-    pub fn for_copies(&self, copies: usize) -> Result<(), CgroupError> {
-        let Some(proc) = self.0 else { return Ok(()) };
+    pub fn for_copies(&mut self, copies: usize) -> Result<(), CgroupError> {
+        let Some(proc) = self.proc else { return Ok(()) };
+        self.has_copies = true;
         let limits = &proc.spec().limits;
         let memory_bytes = limits.memory_bytes.map(|bytes| bytes.saturating_add(proc.cgroup.held_bytes()));
         let pids = limits.pids.saturating_add(copies as u32);
@@ -53,12 +57,13 @@ impl<'a> LiftedGroup<'a> {
 
 impl Drop for LiftedGroup<'_> {
     fn drop(&mut self) {
-        let Some(proc) = self.0 else { return };
+        let Some(proc) = self.proc else { return };
         let limits = proc.spec().limits.clone();
         let (began, used) = (Instant::now(), || proc.cgroup.usage().map_or(0, |usage| usage.memory_bytes));
-        // A limit below what is used ends the program (memory.max), or is refused: what Kip had in
-        // the cgroup is given back in a moment.
-        while limits.memory_bytes.is_some_and(|most| used() > most) && began.elapsed() < GONE_WITHIN {
+        // A limit below what is used ends the program (memory.max), or is refused: what copies had
+        // is given back in a moment.
+        while self.has_copies && limits.memory_bytes.is_some_and(|most| used() > most) && began.elapsed() < GONE_WITHIN
+        {
             std::thread::sleep(Duration::from_millis(2));
         }
         let mut set = proc.cgroup.set_limits(&limits);

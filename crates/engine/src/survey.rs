@@ -37,7 +37,8 @@ pub fn note_ends(proc: &Proc) {
 /// to go on.
 pub fn note_ends_of(proc: &Proc, pids: &[u32]) {
     let list = proc.dir.join("processes");
-    let text: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+    let there = proc.cgroup.pids().unwrap_or_default();
+    let text: String = pids.iter().filter(|pid| there.contains(pid)).map(|pid| format!("{pid}\n")).collect();
     let order = || proc.shared.pager.survey(proc.key.as_str(), &list, Survey::Records);
     let answer = fs::write(&list, text).map_err(|e| PagerError::Refused(e.to_string()));
     let answer = answer.and_then(|()| asked_again(order));
