@@ -329,19 +329,24 @@ impl Memory {
             }
             let mut failed = None;
             state.fetching = false;
-            if !state.damaged {
-                for fault in std::mem::take(&mut state.again) {
-                    failed = self.fault_or_again(&mut state, fault).err().or(failed);
-                }
-            }
+            // First what changes the map: the read that brought these events lets their threads go
+            // on, so that the pages are given up or moved while faults of the same read wait for
+            // the disk, and what is read ahead for those faults must not be put there any more.
+            let mut faults = if state.damaged { Vec::new() } else { std::mem::take(&mut state.again) };
+            let mut read = Vec::new();
             for (index, event) in events.into_iter().enumerate() {
                 match event {
-                    FaultEvent::Fault { address, protected: true, .. } => {
-                        uffd::write_protect(self.uffd.as_fd(), address..address + PAGE64, false)?;
-                        uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
-                    }
-                    FaultEvent::Fault { address, write, thread, .. } => {
-                        failed = self.fault_or_again(&mut state, Fault { address, write, thread }).err().or(failed);
+                    FaultEvent::Fault { address, protected, write, thread } => {
+                        read.push(index);
+                        if protected {
+                            // Whatever comes of it: a write that is refused again faults again.
+                            let page = address..address + PAGE64;
+                            let _ = uffd::write_protect(self.uffd.as_fd(), page.clone(), false);
+                            uffd::wake(self.uffd.as_fd(), page)?;
+                        } else {
+                            faults.push(Fault { address, write, thread });
+                        }
+                        continue;
                     }
                     FaultEvent::Fork(uffd) => {
                         if let Err(error) = birth(&state, uffd) {
@@ -358,6 +363,10 @@ impl Memory {
                 }
                 state.map.done(index);
             }
+            for fault in faults {
+                failed = self.fault_or_again(&mut state, fault).err().or(failed);
+            }
+            read.into_iter().for_each(|index| state.map.done(index));
             if let Some(error) = failed {
                 let known = state.damaged;
                 state.damaged |= error.kind() == io::ErrorKind::InvalidData;
@@ -487,3 +496,7 @@ impl Memory {
         ask.is_err_and(|e| Errno::from_io_error(&e) == Some(Errno::SRCH))
     }
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;
