@@ -3,22 +3,28 @@ notice."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import servers
+from harness import logged, servers
 from harness.clients import Redis
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
+from harness.wait import wait_for
 
 # Of the sweeper's memory, MiB, all of which it writes anew within some ten milliseconds.
 SIZE = 48
 
 
-def sweeper(kip: Kip, *options: str, flags: tuple[str, ...] = ()) -> Proc:
-    command = ["/usr/bin/python3", "/srv/sweeper.py", str(SIZE), *options]
+def sweeper(kip: Kip, *options: str, size: int = SIZE, flags: tuple[str, ...] = ()) -> Proc:
+    command = ["/usr/bin/python3", "/srv/sweeper.py", str(size), *options]
     source = f"{SOURCES / 'sweeper.py'}:/srv/sweeper.py:ro"
     proc = kip.run("sweeper", command, ports=["8080"], flags=["-v", source, "--never-sleep", *flags])
     assert said(proc).startswith("sound")
@@ -126,3 +132,108 @@ def test_paged_out_memory_stays_of_that_moment(kip: Kip, tier: str) -> None:
     for name in ("asleep", "awake", "kept"):
         of_it = Redis(Proc(kip, name).port())
         assert of_it.ask_all([("GET", f"key:{i}") for i in range(count)]) == [b"%d " % i * 500 for i in range(count)], name
+
+
+# Milliseconds that the daemon waits before it copies what no clone has asked for.
+BEHIND = 5000
+# Enough to be copied behind a clone, MiB.
+SMALL = 16
+
+
+@pytest.fixture
+def slow(fresh_kip: Callable[..., Kip]) -> Kip:
+    """A daemon in which memory is copied long after its clone runs."""
+    kip = fresh_kip(start=False)
+    kip.up("--fault-at", f"copy-behind:{BEHIND}")
+    return kip
+
+
+def cloning(proc: Proc, name: str) -> tuple[Proc, Future[Any]]:
+    """A clone that runs, and its command, which has not ended."""
+    command = ThreadPoolExecutor(1).submit(proc.kip.cli, "clone", proc.name, name, check=False)
+    made = Proc(proc.kip, name)
+    wait_for("the clone runs", lambda: name in proc.kip.names() and made.state == "running", 20)
+    assert not command.done()
+    return made, command
+
+
+# promise clones: a clone of a source that runs answers before most of its memory is copied: what it
+#   needs comes first; what is done with it meanwhile is as at any other time
+@pytest.mark.parametrize("meanwhile", ["nothing", "hibernate", "sleep", "clone", "checkpoint", "restart"])
+def test_a_clone_answers_before_its_memory_is_copied(slow: Kip, meanwhile: str) -> None:
+    proc = sweeper(slow, size=SMALL)
+    made, command = cloning(proc, "made")
+    match meanwhile:
+        case "hibernate" | "sleep":
+            # It is at work all the time, and is woken at once.
+            slow.cli("sleep", "made", *(["--to", "hibernated"] if meanwhile == "hibernate" else []))
+        case "clone":
+            slow.cli("clone", "made", "again", "--asleep")
+        case "checkpoint":
+            slow.cli("checkpoint", "made", "--tag", "t")
+        case "restart":
+            slow.cli("restart", "made")
+        case _:
+            pass
+    if meanwhile in ("nothing", "hibernate"):
+        assert said(made).startswith("sound, zeros")
+        assert not command.done()
+    assert command.result(60).returncode == 0
+    others = {"clone": ["again"], "checkpoint": ["of-t"]}.get(meanwhile, [])
+    if meanwhile == "checkpoint":
+        slow.cli("clone", "made@t", "of-t")
+    for one in (proc, made, *(Proc(slow, name) for name in others)):
+        assert said(one).startswith("sound"), one.name
+    slow.cli("sleep", "made")
+    assert said(made).startswith("sound")
+    assert not was_parked(proc)
+
+
+# promise clones: a clone that is removed before its memory is copied is gone, and its source goes on
+def test_a_clone_is_removed_before_its_memory_is_copied(slow: Kip) -> None:
+    proc = sweeper(slow, size=SMALL)
+    made, command = cloning(proc, "made")
+    made.remove()
+    command.result(60)
+    assert slow.names() == ["sweeper"] and said(proc).startswith("sound, kept")
+
+
+# promise clones: clones whose memory cannot be copied to its end are not made, which is said
+def test_a_clone_whose_memory_is_lost_is_not_made(slow: Kip) -> None:
+    slow.expected += [r"a program waits for memory", r"memory of its source was not copied", r"damaged"]
+    proc = sweeper(slow, size=SMALL)
+    _, command = cloning(proc, "made")
+    copies = [pid for pid in proc.inspect()["pids"] if Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"]
+    assert copies
+    for copy in copies:
+        os.kill(copy, signal.SIGKILL)
+    done = command.result(60)
+    assert done.returncode == 1 and "sweeper cannot be cloned now: memory of its source was lost" in done.stderr, done.stderr
+    assert slow.names() == ["sweeper"] and said(proc).startswith("sound, kept")
+    assert not was_parked(proc)
+
+
+# promise clones: a clone whose memory was not yet copied when the daemon was killed is not made; one
+#   of which all was copied is
+@pytest.mark.parametrize("step", [f"copy-behind:{10 * BEHIND}", "clone-filled"])
+def test_the_daemon_is_killed_while_memory_is_copied(fresh_kip: Callable[..., Kip], step: str) -> None:
+    kip = fresh_kip(start=False)
+    kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_GONE]
+    kip.up("--fault-at", step)
+    proc = sweeper(kip, size=SMALL)
+    if step == "clone-filled":
+        kip.cli("clone", "sweeper", "made", check=False)
+        assert kip.wait_dead(30) == -signal.SIGKILL
+    else:
+        _, command = cloning(proc, "made")
+        kip.kill()
+        assert command.result(60).returncode == 1
+    kip.up()
+    assert kip.names() == (["made", "sweeper"] if step == "clone-filled" else ["sweeper"])
+    if step == "clone-filled":
+        made = Proc(kip, "made")
+        assert said(made).startswith("sound, zeros")
+        kip.cli("sleep", "made")
+        assert said(made).startswith("sound, zeros")
+    again, _ = clone(proc, "again")
+    assert said(again).startswith("sound, zeros") and said(proc).startswith("sound, kept")

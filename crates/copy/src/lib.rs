@@ -5,6 +5,8 @@
 //! when.
 #![forbid(unsafe_code)]
 
+pub mod fill;
+pub mod inspected;
 pub mod memory;
 pub mod random;
 mod spread;

@@ -5,11 +5,14 @@
 //! themselves when they run again. Owns the file that it writes. What the processes share with each
 //! other, and what was paged out, is not in it.
 
+use crate::fill::Fill;
 use kip_checkpoint::helper::{Helper, HelperError};
 use kip_criu_images::fields::{mm_entry, vma_entry};
 use kip_criu_images::{CheckpointImageError, Images};
+use kip_snapshot::SnapshotError;
 use kip_snapshot::carry::without;
 use kip_snapshot::pages::{PAGE, PageMap, Run};
+use kip_snapshot::remote::RemoteFile;
 use kip_sys::pagemap::{self, Filter, States, WHOLE, guards};
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
@@ -150,6 +153,30 @@ impl HeldMemory {
         while self.copies.iter().any(|copy| holds(*copy)) && began.elapsed() < GONE_WITHIN {
             thread::sleep(Duration::from_micros(500));
         }
+    }
+
+    /// How much it is, pages.
+    pub fn pages(&self) -> u32 {
+        let runs = self.parts.iter().map(|(_, run)| run).chain(self.read.iter().map(|(run, _)| run));
+        runs.map(|run| run.pages).sum()
+    }
+
+    /// Begins to put it into its file, which it makes in that directory.
+    ///
+    /// # Errors
+    /// The file system's; a copy has ended.
+    pub fn fill(&self, directory: &Path) -> Result<Fill, SnapshotError> {
+        let file = RemoteFile::create(directory, &self.file, self.pages())?;
+        let path = || directory.join(&self.file);
+        let failed = |source| SnapshotError::Io { path: path(), source };
+        for (run, bytes) in &self.read {
+            file.put(run.first, bytes).map_err(failed)?;
+        }
+        let memory: Vec<File> =
+            self.copies.iter().map(|copy| open_memory(*copy)).collect::<Result<_, _>>().map_err(failed)?;
+        let place = |copy: &u32| self.copies.iter().position(|known| known == copy).expect("it is a part of a copy");
+        let parts = self.parts.iter().flat_map(|(copy, run)| pieces(*run).map(|run| (place(copy), run)));
+        Ok(Fill::new(file, memory, parts.collect()))
     }
 
     /// Writes it into that directory, on all cores, and gives the checksum of each page.

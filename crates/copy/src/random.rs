@@ -13,6 +13,7 @@
 //! generation, and no process; what is in no page of it was never written, and what is in a store
 //! must have come.
 
+use crate::fill::Fills;
 use kip_clocks::tree::Tree;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::inspect::{ImageProcess, MappedRange, MappingKind, processes};
@@ -56,13 +57,14 @@ const MOST_AT_ONCE: u64 = 1 << 16;
 ///
 /// # Errors
 /// An image is damaged.
-pub fn find(directory: &Path, images: &Images) -> Result<Vec<MemoryPatch>, CheckpointImageError> {
+pub fn find(directory: &Path, images: &Images, fills: &Fills) -> Result<Vec<MemoryPatch>, CheckpointImageError> {
     // Without one it is a generation of an older Kip.
     let Ok(map) = PageMap::load(directory) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for process in processes(images)?.iter().filter(|process| !process.ended) {
         if let Some(pages) = map.processes.get(&process.pid) {
-            let memory = Memory { directory, map: &map, pages, files: HashMap::new(), read: HashMap::new() };
+            let files = PageFiles { directory, map: &map, fills, open: HashMap::new() };
+            let memory = Memory { files, pages, read: HashMap::new() };
             let search = Search::of(process, memory);
             found.extend(if search.memory.is_small() { search.all() } else { search.generators() });
         }
@@ -105,12 +107,34 @@ pub fn suspects(images: &Images) -> Result<Vec<String>, CheckpointImageError> {
     Ok(notes.into_iter().collect())
 }
 
-/// The pages of one process in a generation.
-struct Memory<'a> {
+/// The page files of a generation.
+struct PageFiles<'a> {
     directory: &'a Path,
     map: &'a PageMap,
+    fills: &'a Fills,
+    open: HashMap<u32, Option<OpenPages>>,
+}
+
+impl PageFiles<'_> {
+    /// Reads pages one behind the other. None: they are not in the file, or not here.
+    fn read(&mut self, file: u32, first: u32, bytes: &mut [u8]) -> Option<()> {
+        let known = &self.map.files[file as usize];
+        let open = self.open.entry(file).or_insert_with(|| OpenPages::open(self.directory, known).ok());
+        let open = open.as_ref()?;
+        match open.read(first, bytes) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let fill = self.fills.of(&self.directory.join(&known.name)).ok().flatten()?;
+                fill.read(first, bytes).ok()
+            }
+            read => read.ok(),
+        }
+    }
+}
+
+/// The pages of one process in a generation.
+struct Memory<'a> {
+    files: PageFiles<'a>,
     pages: &'a ProcessPages,
-    files: HashMap<u32, Option<OpenPages>>,
     read: HashMap<u64, Box<[u8; PAGE]>>,
 }
 
@@ -124,10 +148,9 @@ impl Memory<'_> {
         let mut found = Vec::new();
         let mut buffer = vec![0; SCANNED_AT_ONCE as usize * PAGE];
         for run in &self.pages.runs {
-            let Some(file) = open(&mut self.files, self.directory, self.map, run.file) else { continue };
             for done in (0..run.pages).step_by(SCANNED_AT_ONCE as usize) {
                 let bytes = &mut buffer[..SCANNED_AT_ONCE.min(run.pages - done) as usize * PAGE];
-                if file.read(run.first + done, bytes).is_err() {
+                if self.files.read(run.file, run.first + done, bytes).is_none() {
                     continue;
                 }
                 let start = run.start + u64::from(done) * PAGE as u64;
@@ -154,8 +177,7 @@ impl Memory<'_> {
         }
         let page = u64::from(run.first) + (address - run.start) / PAGE as u64;
         let mut bytes = Box::new([0; PAGE]);
-        let file = open(&mut self.files, self.directory, self.map, run.file)?;
-        file.read(page.try_into().ok()?, &mut bytes[..]).ok()?;
+        self.files.read(run.file, page.try_into().ok()?, &mut bytes[..])?;
         Some(bytes)
     }
 
@@ -170,17 +192,6 @@ impl Memory<'_> {
             bytes.extend_from_slice(&page[within..end]);
         }
     }
-}
-
-/// A page file, opened once.
-fn open<'f>(
-    files: &'f mut HashMap<u32, Option<OpenPages>>,
-    directory: &Path,
-    map: &PageMap,
-    file: u32,
-) -> Option<&'f OpenPages> {
-    let known = &map.files[file as usize];
-    files.entry(file).or_insert_with(|| OpenPages::open(directory, known).ok()).as_ref()
 }
 
 struct Search<'a> {
@@ -323,8 +334,9 @@ mod tests {
     fn a_generator_is_known_by_its_functions_and_its_pid() {
         let map = PageMap::default();
         let pages = ProcessPages::default();
-        let memory =
-            Memory { directory: Path::new("/"), map: &map, pages: &pages, files: HashMap::new(), read: HashMap::new() };
+        let fills = Fills::default();
+        let files = PageFiles { directory: Path::new("/"), map: &map, fills: &fills, open: HashMap::new() };
+        let memory = Memory { files, pages: &pages, read: HashMap::new() };
         let code = vec![0x1000..0x2000, 0x8000..0x9000];
         let search = Search { pid: 7, memory, code, data: Vec::new(), roots: Vec::new() };
         let mut bytes = vec![0; LOOKED_AT];

@@ -15,11 +15,12 @@ pub use proc::Proc;
 use crate::descriptors::reopen;
 use crate::exec_ends::Ends;
 use crate::fd_store::key;
-use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
 use crate::prepared::PreparedNetworks;
 use kip_checkpoint::helper_pool::HelperPool;
 use kip_image::ImageStore;
+use kip_copy::fill::Fills;
+use kip_journal::metrics::Metrics;
 use kip_journal::events::Events;
 use kip_keeper::Keeper;
 use kip_logs::{LogPump, Rotation};
@@ -78,6 +79,8 @@ pub struct Host {
     pub observer: Option<Arc<dyn WakeObserver>>,
     /// The object store, if there is one.
     pub archive: Option<Arc<Archive>>,
+    /// Memory of clones that is still copied.
+    pub fills: Fills,
     /// Directory of `kip-keeper`, `kip-pager` and `kip-launch`.
     pub programs: PathBuf,
     /// Starts processes.

@@ -9,7 +9,7 @@
 //! | [`fd_store`] | descriptors that must survive the daemon, in the keeper |
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
-//! | [`metering`], [`metrics`] | what each proc has used, for its meter; counters for Prometheus |
+//! | [`metering`] | what each proc has used, for its meter |
 //! | [`plans`] | how a wake will be done |
 //! | [`descriptors`], [`watches`], [`owners`], [`inotify`], [`lifted`] | what a program has and waits for |
 //! | [`input`] | the standard input of a program |
@@ -33,7 +33,6 @@ pub mod inotify;
 pub mod input;
 pub mod lifted;
 pub mod metering;
-pub mod metrics;
 pub mod observe;
 pub mod owners;
 pub mod page_out;

@@ -96,6 +96,8 @@ pub enum WakeError {
     Lost { what: String },
     #[error("some of its memory is in the store and does not come")]
     Fetch(#[from] DemandError),
+    #[error("its memory cannot be copied from the proc that it is a clone of")]
+    Uncopied(#[source] io::Error),
     #[error("some of its memory is in a store, and there is none: `kip up --store URL`")]
     NoStore,
     #[error("the images cannot be prepared in {path}")]
@@ -151,8 +153,8 @@ impl Steps {
     }
 }
 
-/// Fetches what is still in the store and needed before the program runs: the pages of these
-/// places, or all.
+/// Fetches what is still in the store, or in copies of another proc's processes, and needed before
+/// the program runs: the pages of these places, or all.
 fn fetch_pages(
     proc: &Proc,
     images: &Path,
@@ -160,6 +162,7 @@ fn fetch_pages(
     which: Option<&[(u32, u32, u32)]>,
     steps: &mut Steps,
 ) -> Result<(), WakeError> {
+    proc.shared.fills.put_of(images, which).map_err(WakeError::Uncopied)?;
     let is_remote = |(file, ..): &(u32, u32, u32)| manifest.remote.contains(file);
     if manifest.remote.is_empty() || which.is_some_and(|which| !which.iter().any(is_remote)) {
         return Ok(());

@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | [`events`] | the newest events, in memory and in a file of the data directory, and their listeners |
 //! | [`meter`] | time and memory of a proc by tier, its CPU time, connections and wakes |
+//! | [`metrics`] | counters and durations for Prometheus |
 //!
-//! Never acts on what it notes, and asks no process: both are given what they note.
+//! Never acts on what it notes, and asks no process: all are given what they note.
 #![forbid(unsafe_code)]
 
 pub mod events;
 pub mod meter;
+pub mod metrics;

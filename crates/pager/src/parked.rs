@@ -9,7 +9,7 @@ use crate::source::PageSource;
 use crate::swap::{PAGE, PARKED};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGES, PageFile, PageMap, ProcessPages, Run, SETS, damaged};
-use kip_snapshot::remote::RemoteFile;
+use kip_snapshot::remote::{self, RemoteFile};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -40,7 +40,8 @@ pub fn keep(generation: &Path, directory: &Path) -> Result<PageMap, SnapshotErro
     };
     std::fs::create_dir(directory).map_err(failed(directory))?;
     let map = PageMap::load(generation)?;
-    for name in map.files.iter().flat_map(PageFile::names).chain([PAGES.to_owned()]) {
+    let filled = remote::filled_names(generation, &map).into_iter().filter(|name| name.ends_with(remote::HERE));
+    for name in map.files.iter().flat_map(PageFile::names).chain(filled).chain([PAGES.to_owned()]) {
         let path = generation.join(&name);
         std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))?;
     }
@@ -64,6 +65,16 @@ enum Pages {
     Remote(RemoteFile),
 }
 
+impl Pages {
+    /// What says which pages are here, if it is a page file that is, or was, being filled.
+    fn being_filled(&self, file: &PageFile) -> Option<&RemoteFile> {
+        match self {
+            Pages::Remote(filled) if file.remote.is_none() => Some(filled),
+            _ => None,
+        }
+    }
+}
+
 impl std::fmt::Debug for Parked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parked").field("files", &self.files).finish_non_exhaustive()
@@ -82,8 +93,8 @@ impl Parked {
         let mut next = PARKED;
         let mut open = Vec::with_capacity(files.len());
         for file in files {
-            let (pages, opened) = match file.remote {
-                Some(pages) => (pages, Pages::Remote(RemoteFile::open(dir, &file)?)),
+            let (pages, opened) = match RemoteFile::find(dir, &file)? {
+                Some(remote) => (remote.pages(), Pages::Remote(remote)),
                 None => {
                     let path = dir.join(&file.name);
                     let opened = File::open(&path).map_err(|source| SnapshotError::Io { path, source })?;
@@ -127,9 +138,18 @@ impl Parked {
         Ok(())
     }
 
-    /// The files, as a page map names them.
-    pub fn files(&self) -> impl Iterator<Item = &PageFile> {
-        self.files.iter().map(|(_, file, _)| file)
+    /// The files, as a page map names them. One that was filled has its checksums.
+    pub fn files(&self) -> impl Iterator<Item = PageFile> {
+        self.files.iter().map(|(_, file, pages)| {
+            let sums = pages.being_filled(file).and_then(|filled| filled.sums().ok().flatten());
+            PageFile { sums: sums.unwrap_or_else(|| file.sums.clone()), ..file.clone() }
+        })
+    }
+
+    /// Whether pages are missing that come from copies of another proc's processes.
+    pub fn is_being_filled(&self) -> bool {
+        let mut filled = self.files.iter().filter_map(|(_, file, pages)| pages.being_filled(file));
+        filled.any(|filled| !filled.sums().is_ok_and(|sums| sums.is_some()))
     }
 
     /// The file of a slot, and which of its pages that is.

@@ -122,8 +122,11 @@ pub fn note_cloned(dir: &Path, generation: Generation, patches: &[MemoryPatch]) 
 /// What is another in a proc's memory than in that generation; none if the proc has the generation
 /// not from the proc that it is a clone of.
 pub fn cloned_patches(dir: &Path, generation: Generation) -> Option<Vec<MemoryPatch>> {
-    let note: ClonedNote = serde_json::from_slice(&fs::read(dir.join(CLONED)).ok()?).ok()?;
-    (note.generation == generation.0).then_some(note.patches)
+    cloned_note(dir).filter(|note| note.generation == generation.0).map(|note| note.patches)
+}
+
+fn cloned_note(dir: &Path) -> Option<ClonedNote> {
+    serde_json::from_slice(&fs::read(dir.join(CLONED)).ok()?).ok()
 }
 
 /// Notes that none of a proc's generations is another's any more: it starts, and counts them anew.
@@ -286,6 +289,22 @@ pub fn sync_unsynced(dir: &Path) {
     }
 }
 
+/// Settles the generation that a proc has from the proc that it is a clone of ([`remote::settle`]);
+/// whether all of its pages have come.
+pub fn settle_cloned(dir: &Path) -> bool {
+    let Some(note) = cloned_note(dir) else { return true };
+    let path = path_of(dir, Generation(note.generation));
+    match remote::settle(&path) {
+        Err(SnapshotError::Damaged { .. }) => false,
+        Err(error) => {
+            // It may have been parked or removed meanwhile.
+            tracing::debug!(path = %path.display(), %error, "page files are read as filled ones");
+            true
+        }
+        Ok(()) => true,
+    }
+}
+
 /// The same of what is also elsewhere, in an object store, and will be fetched from there again
 /// after a crash of the machine: nothing is synced, and `written` are files whose checksums were
 /// taken of what was written, which are not read back.
@@ -313,7 +332,8 @@ fn seal_as<B: Serialize>(
         return Err(io_at(&growing.join(&lost.name))(io::ErrorKind::NotFound.into()));
     }
     // What comes from elsewhere when it is needed is checked when it comes.
-    let remote: Vec<String> = pages.files.iter().filter(|f| f.remote.is_some()).flat_map(|f| f.names()).collect();
+    let mut remote: Vec<String> = pages.files.iter().filter(|f| f.remote.is_some()).flat_map(|f| f.names()).collect();
+    remote.extend(remote::filled_names(growing, &pages));
     for name in part_names(growing)?.into_iter().filter(|name| !remote.contains(name)) {
         let page_file = pages.files.iter_mut().find(|file| file.name == name);
         let is_link = page_file.as_ref().is_some_and(|file| !file.sums.is_empty());

@@ -256,8 +256,7 @@ impl PageMap {
         for run in ranges {
             let file = &self.files[run.file as usize];
             let path = dir.join(&file.name);
-            if file.remote.is_some() {
-                let remote = RemoteFile::open(dir, file)?;
+            if let Some(remote) = RemoteFile::find(dir, file)? {
                 for first in (0..run.pages).step_by(CHUNK) {
                     let count = (run.pages - first).min(CHUNK as u32) as usize;
                     remote.read(run.first + first, &mut buffer[..count * PAGE]).map_err(io_at(&path))?;

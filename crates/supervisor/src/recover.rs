@@ -137,6 +137,11 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
     }
+    if !kip_snapshot::settle_cloned(&proc.dir) {
+        tracing::info!(proc = %proc.name, "a clone that ran before all of its memory was copied is undone");
+        undo(&proc).await;
+        return Ok(None);
+    }
     let state = match record.state.clone() {
         State::Parked { generation } if has_ended(&proc) && is_lost_copy(&proc, generation) => {
             tracing::warn!(proc = %proc.name, "what came from the store is lost on the local disk: it is fetched again");
@@ -152,9 +157,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
         }
         State::Starting if !record.established => {
             tracing::info!(proc = %proc.name, "a start that was cut off is undone");
-            if let Err(e) = stop::remove(&proc).await {
-                tracing::warn!(proc = %proc.name, error = %e, "a start that was cut off is not undone whole");
-            }
+            undo(&proc).await;
             return Ok(None);
         }
         State::Restarting { .. } => {
@@ -217,6 +220,13 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
         tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
     }
     Ok(Some((proc, next)))
+}
+
+/// Removes what was not made whole.
+async fn undo(proc: &Arc<Proc>) {
+    if let Err(e) = stop::remove(proc).await {
+        tracing::warn!(proc = %proc.name, error = %e, "what was cut off is not undone whole");
+    }
 }
 
 /// Its limits hold, although an update or a wake may have been cut off before they did.

@@ -9,11 +9,13 @@ use kip_net::Slot;
 use kip_offload::Fetched;
 use kip_pager::protocol::PagerEvent;
 use kip_pressure::Grant;
+use kip_snapshot::pages::UNSYNCED;
 use kip_types::State;
 use kip_types::api::EventKind;
 use kip_types::chain;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,14 +145,23 @@ impl Registry {
         slot.and_then(|slot| self.handles().get(&slot).cloned())
     }
 
-    /// A running proc waits for pages that are in the store.
+    /// A running proc waits for pages that are in the store, or in copies of another one's processes.
     fn fetch_missing(&self, number: u32, file: String, pages: Range<u32>) {
         let Some(Handle { proc, inbox, .. }) = self.numbered(number) else { return };
+        let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
+        if file.ends_with(UNSYNCED) {
+            let copied = self.host.fills.put_waited_for(&directory, &file, pages);
+            // It may have been parked or have ended meanwhile.
+            if let Err(e) = copied.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) }) {
+                let message = format!("memory of its source was not copied: {}", chain(&e));
+                self.notify_task(number, TaskCommand::Damaged { message });
+            }
+            return;
+        }
         let Some(archive) = self.host.archive.clone() else {
             let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
             return tracing::error!(proc = %proc.name, message);
         };
-        let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         archive.clone().spawn(async move {
             match archive.fetch_missing(&directory, &file, pages).await {
                 Fetched::All | Fetched::Later { report: None } => {}

@@ -7,7 +7,7 @@
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
 
-use crate::copied::{CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
+use crate::copied::{Behind, CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::staging::{CopiedFrom, Moment, Staging};
 use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
@@ -143,7 +143,7 @@ impl Worker {
         };
         drop(templates_stay);
         fault::reach("clone-copied");
-        let SourceCopy { mut record, was_awake, still_us, inspected, .. } = copied;
+        let SourceCopy { mut record, was_awake, still_us, inspected, behind, .. } = copied;
         record.wakes_again = was_awake && !asleep;
         let generation = generation_in(&record);
         let (worker, others) = (self.clone(), names[1..].to_vec());
@@ -182,10 +182,30 @@ impl Worker {
             CloneMethod::Hot | CloneMethod::Cold | CloneMethod::Auto => origin(&name, tag.as_ref()),
         };
         let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep, false).await?;
+        if let Some(behind) = behind {
+            self.finish_behind(&name, &clones, behind).await?;
+        }
+        // Before they are parked, for which they would stand still.
+        let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
+        tokio::spawn(blocking(move || directories.iter().for_each(|dir| kip_snapshot::sync_unsynced(dir))));
         drop(claimed);
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         let total_us = began.elapsed().as_micros() as u64;
         Ok(ClonesView { clones: views, method, why: None, still_us, total_us, notes })
+    }
+
+    /// Waits until the memory of clones that run is copied. If it cannot be, they are removed.
+    async fn finish_behind(&self, source: &ProcName, clones: &[Handle], behind: Behind) -> Result<(), Refusal> {
+        if let Err(why) = behind.finish().await {
+            for clone in clones {
+                self.discard(clone).await;
+            }
+            return Err(Purpose::Clone.refuse(source, Code::Failed, &why));
+        }
+        fault::reach("clone-filled");
+        let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
+        blocking(move || directories.iter().for_each(|dir| _ = kip_snapshot::settle_cloned(dir))).await;
+        Ok(())
     }
 
     /// Starts clones that are no more like their source than what it was asked to be. All of them,
@@ -327,9 +347,6 @@ impl Worker {
             for woken in woken.collect::<Vec<_>>() {
                 let _ = woken.await;
             }
-            // Before they are parked, for which they would stand still.
-            let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
-            tokio::spawn(blocking(move || directories.iter().for_each(|dir| kip_snapshot::sync_unsynced(dir))));
         }
         Ok(clones)
     }
@@ -443,7 +460,7 @@ pub(crate) async fn from_checkpoint(
             becomes: Becomes::Another,
         };
         copied.copy(&first, generation_in(&from.record))?;
-        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None }))
+        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None, behind: None }))
     })
     .await
 }

@@ -7,16 +7,16 @@
 //! has been started anew since: nothing in the kernel is its own.
 
 use crate::volumes_of_clones::{self, OwnVolume};
-use kip_copy::{Becomes, ProcCopy, random};
-use kip_criu_images::{CheckpointImageError, Images, bars_criu};
+use kip_copy::fill::Fills;
+use kip_copy::inspected::Inspected;
+use kip_copy::{Becomes, ProcCopy};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
-use kip_engine::park::CopySteps;
+use kip_engine::park::{CopyDone, CopySteps};
 use kip_records::state::Record;
-use kip_snapshot::MemoryPatch;
 use kip_snapshot::pages::PageMap;
-use kip_supervisor::task::{ASIDE, CopyRunning, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
+use kip_supervisor::task::{ASIDE, Copied, CopyRunning, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Generation, ProcName, Spec, State, VolumeSource, chain};
 use std::collections::BTreeMap;
@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 /// How long the source may take to run again before the answer says so.
 const RUNS_WITHIN: Duration = Duration::from_secs(30);
@@ -102,27 +104,27 @@ pub(crate) struct SourceCopy {
     pub(crate) still: Option<Still>,
     /// What its generation says, read while it was copied.
     pub(crate) inspected: Option<Inspected>,
+    /// Its memory is still copied.
+    pub(crate) behind: Option<Behind>,
 }
 
-/// What a generation says about those that go on from it.
-pub(crate) struct Inspected {
-    /// What keeps it from being woken anywhere else.
-    barred: Option<String>,
-    patches: Vec<MemoryPatch>,
-    /// What their owner should know.
-    notes: Vec<String>,
-}
+/// A copy of which the memory is still copied, behind the clones that run: they are some only if
+/// that succeeds.
+#[derive(Debug)]
+pub(crate) struct Behind(JoinHandle<Result<Option<Copied>, Refusal>>);
 
-impl Inspected {
-    /// Reads that generation of a proc in that directory, its images and the memory in which random
-    /// number generators are looked for.
-    fn read(directory: &Path, generation: Generation) -> Result<Inspected, CheckpointImageError> {
-        let known = kip_snapshot::cloned_patches(directory, generation).unwrap_or_default();
-        let of_generation = kip_snapshot::path_of(directory, generation);
-        let images = Images::read(&of_generation)?;
-        let patches = if known.is_empty() { random::find(&of_generation, &images)? } else { known };
-        let notes = if patches.is_empty() { random::suspects(&images)? } else { Vec::new() };
-        Ok(Inspected { barred: bars_criu(&images)?, patches, notes })
+impl Behind {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// What stood in the way.
+    pub(crate) async fn finish(self) -> Result<(), String> {
+        match self.0.await {
+            Ok(Ok(Some(_))) => Ok(()),
+            Ok(Ok(None)) => Err("memory of its source was lost before it was copied: is there enough?".to_owned()),
+            Ok(Err(refusal)) => Err(refusal.message),
+            Err(e) => Err(chain(&e)),
+        }
     }
 }
 
@@ -156,6 +158,8 @@ impl CopySteps for Copying {
         self.copy.copy_generation(generation).map_err(|e| chain(&e))?;
         volumes_of_clones::note_restored(&self.volumes, &self.copy.from, &self.copy.to, generation)
     }
+
+    fn may_run(&mut self, _: CopyDone) {}
 }
 
 /// Copies the source: while it is frozen and then runs on, if it runs; else while it stands still,
@@ -189,15 +193,31 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     come.map_err(|why| purpose.refuse(&name, Code::Failed, &why))?;
     let stood = Instant::now();
     if purpose != Purpose::Rollback {
-        let copy = CopyRunning(Box::new(copying.clone()));
-        let copied_running = source.ask(|reply| TaskCommand::CopyRunning { copy, reply }).await;
-        let copied = copied_running.map_err(|refusal| {
-            let message = purpose.refuse(&name, refusal.code, &refusal.message).message;
-            Refusal { message, ..refusal }
-        })?;
-        if let Some(copied) = copied {
-            let (record, still_us) = (copied.record, copied.still.as_micros() as u64);
-            return Ok(SourceCopy { record, was_awake: true, still_us, still: None, inspected: None });
+        let (early, comes_early) = oneshot::channel();
+        let copy = CopyRunning { steps: Box::new(copying.clone()), early: Some(early) };
+        let asked = source.clone();
+        let copied = tokio::spawn(async move { asked.ask(|reply| TaskCommand::CopyRunning { copy, reply }).await });
+        let refused = |code, why: &str| purpose.refuse(&name, code, why);
+        let (copied, behind) = match comes_early.await {
+            Ok(early) => (Some(early), Some(Behind(copied))),
+            Err(_) => {
+                let copied = copied.await.map_err(|e| refused(Code::Failed, &chain(&e)))?;
+                let again = |refusal: Refusal| {
+                    let message = refused(refusal.code, &refusal.message).message;
+                    Refusal { message, ..refusal }
+                };
+                (copied.map_err(again)?, None)
+            }
+        };
+        if let Some(Copied { record, still }) = copied {
+            let (still_us, mut inspected) = (still.as_micros() as u64, None);
+            if let (Some(_), State::Parked { generation }) = (&behind, &record.state) {
+                // Of the pages that are read for it, those that have not been copied come first.
+                let (generation, directory, proc) = (*generation, copying.copy.to, Arc::clone(&source.proc));
+                let read = blocking(move || Inspected::read(&directory, generation, &proc.shared.fills)).await;
+                inspected = Some(read.map_err(|e| refused(Code::State, &chain(&e)))?);
+            }
+            return Ok(SourceCopy { record, was_awake: true, still_us, still: None, inspected, behind });
         }
     }
     let (still, over) = Still::new();
@@ -209,7 +229,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let directory = source.proc.dir.clone();
     // Beside the copy. What cannot be read there any more, since the source has gone on, is read
     // again, and refused, when the copy is finished.
-    let inspecting = generation.map(|generation| thread::spawn(move || Inspected::read(&directory, generation).ok()));
+    let inspecting = generation.map(|generation| thread::spawn(move || Inspected::read(&directory, generation, &Fills::default()).ok()));
     let done = blocking(move || {
         copying.files()?;
         generation.map_or(Ok(()), |generation| copying.generation(generation))
@@ -230,7 +250,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         Some(inspecting) => blocking(move || inspecting.join().ok().flatten()).await,
         None => None,
     };
-    Ok(SourceCopy { record, was_awake, still_us, still, inspected })
+    Ok(SourceCopy { record, was_awake, still_us, still, inspected, behind: None })
 }
 
 /// Fetches what a generation of a proc has in a store. One that is not there has nothing.
@@ -279,7 +299,8 @@ pub(crate) fn finish_copy(
     inspected: Option<Inspected>,
     purpose: Purpose,
 ) -> Result<Vec<String>, Refusal> {
-    let why = match inspected.map_or_else(|| Inspected::read(directory, generation), Ok) {
+    let read = || Inspected::read(directory, generation, &Fills::default());
+    let why = match inspected.map_or_else(read, Ok) {
         Ok(Inspected { barred: None, patches, notes }) => {
             match kip_snapshot::note_cloned(directory, generation, &patches) {
                 Ok(()) => return Ok(notes),

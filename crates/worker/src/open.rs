@@ -13,7 +13,7 @@ use kip_engine::host::Claims;
 use kip_engine::host::Host;
 use kip_engine::host::egress::EgressControl;
 use kip_engine::host::resolver;
-use kip_engine::metrics::Metrics;
+use kip_journal::metrics::Metrics;
 use kip_engine::observe::WakeObserver;
 use kip_engine::prepared::PreparedNetworks;
 use kip_engine::upkeep::FORWARDING;
@@ -401,6 +401,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
         set_memory: config.set_memory,
         observer: config.observer.clone(),
         archive,
+        fills: Default::default(),
         programs: config.programs.clone(),
         launcher,
         restorer: restorer().map_err(at(&run))?,
@@ -415,7 +416,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
         helpers,
         exec_ends: Ends::default(),
         events: Events::open(&config.data),
-        metrics: Metrics::default(),
+        metrics: Metrics::new(&kip_engine::cause::WORDS),
         logs: LogPump::start()?,
         wake_plane: Arc::new(WakePoll::new()?),
         leads: Mutex::default(),

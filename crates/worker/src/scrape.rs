@@ -2,13 +2,13 @@
 //! daemon itself.
 //!
 //! Is gathered from what is known anyway: no file of a proc is read and no proc wakes. What happens
-//! is counted elsewhere, [`kip_engine::metrics`].
+//! is counted elsewhere, [`kip_journal::metrics`].
 
 mod process;
 
 pub(crate) use process::Process;
 
-use kip_engine::metrics::word;
+use kip_journal::metrics::word;
 use kip_insight::view::ProcNow;
 use kip_offload::CacheUse;
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};

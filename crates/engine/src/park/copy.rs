@@ -12,7 +12,12 @@ use kip_snapshot::carry::Growing;
 use kip_sys::fault;
 use kip_types::Generation;
 use std::collections::BTreeMap;
+use std::io;
 use std::time::{Duration, Instant};
+
+/// From so many pages on memory is copied behind a clone that runs: less is written sooner than a
+/// clone is made, and all of it is read when that is woken ([`crate::plans`]).
+const COPIED_BEHIND: u32 = 2048;
 
 /// What is done with a proc that is copied.
 pub trait CopySteps {
@@ -33,6 +38,10 @@ pub trait CopySteps {
     /// # Errors
     /// In words.
     fn generation(&mut self, generation: Generation) -> Result<(), String>;
+
+    /// The clone may run, while its memory is still copied. Of one that is copied whole before, this
+    /// is not called.
+    fn may_run(&mut self, done: CopyDone);
 }
 
 /// A proc that was copied.
@@ -96,24 +105,34 @@ pub fn copy(
     let thawed = Instant::now();
     survey::note_ends_of(proc, memory.processes());
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
+    let is_behind = !is_kept && memory.pages() >= COPIED_BEHIND;
     let written = (|| {
-        let sums = memory.write(&growing).map_err(ParkError::Held)?;
+        let fill = is_behind.then(|| memory.fill(&growing)).transpose();
+        let fill = fill.map_err(|e| ParkError::Held(io::Error::other(e)))?;
+        let sums = if is_behind { Vec::new() } else { memory.write(&growing).map_err(ParkError::Held)? };
         // The copies are the pager's too, which keeps what was paged out of them as it was.
         let mut pages = carry_over(proc, pages, paged_out, &growing, into)?;
         // Of one that is kept they are taken of what is read back.
         let file = pages.files.iter_mut().find(|known| known.name == file && !is_kept);
         file.into_iter().for_each(|file| file.sums.clone_from(&sums));
-        Ok(pages)
+        Ok((pages, fill))
     })();
     // The copies end with it.
-    drop(helper);
+    let helper = Some(helper).filter(|_| is_behind);
     let written_after = thawed.elapsed();
     fault::reach("copy-written");
-    let done = written.and_then(|pages| {
-        sealed(proc, &growing, generation, &body, pages, &images, is_kept)?;
+    let done = written.and_then(|(pages, fill)| {
+        let sealed = sealed(proc, &growing, generation, &body, pages, &images, is_kept)?;
         fault::reach("copy-sealed");
-        steps.generation(generation).map_err(ParkError::Copy)
+        let filling = fill.map(|fill| proc.shared.fills.begin(&sealed.path.join(&file), fill)).transpose();
+        let filling = filling.map_err(ParkError::Held)?;
+        steps.generation(generation).map_err(ParkError::Copy)?;
+        let Some(filling) = filling else { return Ok(()) };
+        steps.may_run(CopyDone { still });
+        fault::reach("copy-behind");
+        filling.fill().put_all().map_err(ParkError::Held)
     });
+    drop(helper);
     tracing::debug!(proc = %proc.name, ?still, ?written_after, sealed_after = ?thawed.elapsed(), "copied");
     sweep(proc, generation);
     memory.wait_until_gone();

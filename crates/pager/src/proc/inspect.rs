@@ -42,7 +42,7 @@ impl PagedProc {
     pub(super) fn files(&self) -> (PageMap, u32) {
         let mut map = PageMap::default();
         for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
-            map.files.push(PageFile { name: format!("{}/{}", super::PARKED, file.name), ..file.clone() });
+            map.files.push(PageFile { name: format!("{}/{}", super::PARKED, file.name), ..file });
         }
         let swap = map.file(SWAP);
         (map, swap)

@@ -234,13 +234,18 @@ impl PagedProc {
     ///
     /// # Errors
     /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since
-    /// [`PagedProc::prepare_parking`]: the pager does not know which process that is.
+    /// [`PagedProc::prepare_parking`]: the pager does not know which process that is. `WouldBlock`
+    /// if a page file is still being filled.
     pub fn account(&mut self) -> io::Result<PageMap> {
         self.sweep();
         if self.family.spaces().values().any(|member| member.pid.is_none()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "a child was forked meanwhile"));
         }
         let (mut map, swap) = self.files();
+        if self.family.parked.as_ref().is_some_and(|parked| parked.is_being_filled()) {
+            let what = "its memory is still being copied from the proc that it is a clone of";
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, what));
+        }
         let all: Vec<_> = self.known.iter().map(|(pid, known)| (*pid, known.id)).collect();
         for (pid, id) in all {
             let Some(memory) = self.family.spaces().get(&id).map(|member| member.memory.clone()) else {

@@ -14,7 +14,7 @@ use kip_criu_images::Images;
 use kip_engine::blocking::blocking;
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
-use kip_engine::metrics::RefusalCause;
+use kip_journal::metrics::RefusalCause;
 use kip_engine::plans::{compile_plan, save_plan};
 use kip_engine::suspend::is_connection;
 use kip_offload::ARCHIVED;

@@ -8,7 +8,7 @@ use kip_clocks::Now;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate::{self, Done};
-use kip_engine::metrics::RefusalCause;
+use kip_journal::metrics::RefusalCause;
 use kip_engine::page_out;
 use kip_engine::wake::Steps;
 use kip_pager::client::PagerError;

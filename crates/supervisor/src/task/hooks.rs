@@ -4,7 +4,7 @@
 use super::*;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
-use kip_engine::metrics::RefusalCause;
+use kip_journal::metrics::RefusalCause;
 use kip_engine::tickets::Ticket;
 use kip_sessions::exec::{self, ExecOutput};
 use kip_types::api::ExecRequest;

@@ -2,7 +2,7 @@
 
 use super::archive::FETCH_AGAIN;
 use super::phase::{Parked, Phase, Running, Woke};
-use super::still::{Copied, CopyRunning};
+use super::still::{Copied, CopyRunning, StepsOf};
 use super::{AFTER_TICKS, By, Task};
 use kip_checkpoint::dump::DumpError;
 use kip_clocks::tree::Tree;
@@ -11,7 +11,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
-use kip_engine::metrics::RefusalCause;
+use kip_journal::metrics::RefusalCause;
 use kip_engine::park::{self, ParkError};
 use kip_engine::plans::{plan_parked, take_custody};
 use kip_engine::volumes::sleep as volumes;
@@ -139,7 +139,10 @@ impl Task {
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut attempt = |there: &[u32], out| match &mut copy {
                 None => park::park(&proc, there, generation, out, once, &mut record).map(Box::new).map(Done::Parked),
-                Some(copy) => park::copy(&proc, there, generation, out, &mut *copy.0).map(Done::Copied),
+                Some(copy) => {
+                    let mut steps = StepsOf { copy, record: &next };
+                    park::copy(&proc, there, generation, out, &mut steps).map(Done::Copied)
+                }
             };
             let mut there = pids()?;
             let mut done = attempt(&there, out);

@@ -4,7 +4,7 @@
 use super::sleep::Unwoken;
 use super::*;
 use kip_engine::cause::{WakeCause, WakeCommand};
-use kip_engine::park::CopySteps;
+use kip_engine::park::{CopyDone, CopySteps};
 use kip_sys::fault;
 
 /// How a proc stands.
@@ -51,7 +51,43 @@ impl Still {
 }
 
 /// What is done with a proc that is copied while it runs.
-pub struct CopyRunning(pub Box<dyn CopySteps + Send>);
+pub struct CopyRunning {
+    /// The steps.
+    pub steps: Box<dyn CopySteps + Send>,
+    /// Gets it while its memory is still copied, if the copy may run then: it is one only if the
+    /// whole succeeds.
+    pub early: Option<oneshot::Sender<Copied>>,
+}
+
+/// The steps of a copy of which such a record will be true.
+pub(super) struct StepsOf<'a> {
+    pub(super) copy: &'a mut CopyRunning,
+    pub(super) record: &'a Record,
+}
+
+impl CopySteps for StepsOf<'_> {
+    fn files(&mut self) -> Result<(), String> {
+        self.copy.steps.files()
+    }
+
+    fn is_kept(&self) -> bool {
+        self.copy.steps.is_kept()
+    }
+
+    fn is_clone(&self) -> bool {
+        self.copy.steps.is_clone()
+    }
+
+    fn generation(&mut self, generation: Generation) -> Result<(), String> {
+        self.copy.steps.generation(generation)
+    }
+
+    fn may_run(&mut self, CopyDone { still }: CopyDone) {
+        let copied = Copied { record: self.record.clone(), still };
+        // A request that was given up waits for neither.
+        self.copy.early.take().map(|early| early.send(copied));
+    }
+}
 
 impl std::fmt::Debug for CopyRunning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -4,7 +4,6 @@
 //! moment of a scrape (procs by tier, memory, meters) its caller gathers. `docs/metrics.md` lists
 //! all metrics.
 
-use crate::cause;
 use kip_types::Tier;
 use kip_types::lifecycle::Exit;
 use prometheus_client::collector::Collector;
@@ -109,8 +108,9 @@ pub struct Metrics {
     cold_starts: Counter,
 }
 
-impl Default for Metrics {
-    fn default() -> Metrics {
+impl Metrics {
+    /// None yet. `triggers` are all words that wakes are counted by.
+    pub fn new(triggers: &[&'static str]) -> Metrics {
         let mut registry = Registry::default();
         let (wakes, wake_durations) = (Family::default(), durations());
         let (failed_wakes, sleep_durations, refusals) = (Family::default(), durations(), Family::default());
@@ -140,19 +140,17 @@ impl Default for Metrics {
             restarts,
             cold_starts,
         };
-        metrics.show_zeros();
+        metrics.show_zeros(triggers);
         metrics
     }
-}
 
-impl Metrics {
     /// What has not happened yet is shown as zero: a missing sample gives no rate.
-    fn show_zeros(&self) {
+    fn show_zeros(&self, triggers: &[&'static str]) {
         for tier in SLEEPS {
             drop(self.failed_wakes.get_or_create(&[("tier", word(tier))]));
             drop(self.sleep_durations.get_or_create(&[("tier", word(tier))]));
-            for trigger in cause::WORDS {
-                let labels = [("tier", word(tier)), ("trigger", trigger)];
+            for trigger in triggers {
+                let labels = [("tier", word(tier)), ("trigger", *trigger)];
                 drop(self.wakes.get_or_create(&labels));
                 drop(self.wake_durations.get_or_create(&labels));
             }
@@ -167,7 +165,7 @@ impl Metrics {
         }
     }
 
-    /// `trigger`: one of the words of [`cause::WakeCause::word`].
+    /// `trigger`: one of the words that wakes are counted by.
     pub fn woke(&self, from: Tier, trigger: &'static str, us: u64) {
         let labels = [("tier", word(from)), ("trigger", trigger)];
         self.wakes.get_or_create(&labels).inc();
@@ -251,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_happened_is_counted() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new(&["tcp", "udp"]);
         metrics.woke(Tier::Parked, "tcp", 2_000);
         metrics.woke(Tier::Parked, "tcp", 40_000_000);
         metrics.refused(Tier::Parked, RefusalCause::Criu);

@@ -1,0 +1,248 @@
+//! Memory that copies of processes hold, put into its page file while a clone goes on from it: what
+//! the clone waits for at once, the rest behind it.
+//!
+//! The file says which of its pages are here ([`kip_snapshot::remote`]). The threads that need a
+//! page put it there themselves; that of two threads each may put the same one does no harm.
+//! Nothing is left of it in another daemon, which removes such a clone.
+
+use kip_snapshot::pages::{PAGE, PageMap, Run};
+use kip_snapshot::remote::{self, RemoteFile};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Pages that are put together with one that is needed, those among which it is.
+const TOGETHER: u32 = 16;
+
+/// A page file that is being filled.
+#[derive(Debug)]
+pub struct Fill {
+    file: RemoteFile,
+    /// Memory of the copies, open.
+    memory: Vec<File>,
+    /// What of which is written where, by place in the file.
+    pieces: Vec<(usize, Run)>,
+}
+
+impl Fill {
+    /// One of a file of which nothing is here but what is in none of the `pieces`.
+    pub(crate) fn new(file: RemoteFile, memory: Vec<File>, mut pieces: Vec<(usize, Run)>) -> Fill {
+        pieces.sort_unstable_by_key(|(_, run)| run.first);
+        Fill { file, memory, pieces }
+    }
+
+    /// Puts pages of the file there. All of them are here if it succeeds.
+    ///
+    /// # Errors
+    /// The file system's; a copy has ended.
+    pub fn put(&self, pages: Range<u32>) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        let from = self.pieces.partition_point(|(_, run)| run.first + run.pages <= pages.start);
+        for (memory, run) in self.pieces[from..].iter().take_while(|(_, run)| run.first < pages.end) {
+            let first = run.first.max(pages.start / TOGETHER * TOGETHER);
+            let end = (run.first + run.pages).min(pages.end.next_multiple_of(TOGETHER));
+            let start = run.start + u64::from(first - run.first) * PAGE as u64;
+            self.put_run(*memory, Run { start, pages: end - first, first, ..*run }, &mut buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Reads pages of the file that follow each other, wherever they are, and puts none there.
+    ///
+    /// # Errors
+    /// As [`Fill::put`].
+    pub fn read(&self, first: u32, bytes: &mut [u8]) -> io::Result<()> {
+        for (page, bytes) in (first..).zip(bytes.chunks_mut(PAGE)) {
+            let next = self.pieces.partition_point(|(_, run)| run.first + run.pages <= page);
+            match self.pieces.get(next).filter(|(_, run)| run.first <= page) {
+                Some((memory, run)) => {
+                    let at = run.start + u64::from(page - run.first) * PAGE as u64;
+                    self.memory[*memory].read_exact_at(bytes, at)?;
+                }
+                None => self.file.read(page, bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn put_run(&self, memory: usize, run: Run, buffer: &mut Vec<u8>) -> io::Result<()> {
+        if !self.file.here(run.first, run.pages)?.contains(&false) {
+            return Ok(());
+        }
+        buffer.resize(run.pages as usize * PAGE, 0);
+        self.memory[memory].read_exact_at(buffer, run.start)?;
+        self.file.put(run.first, buffer)
+    }
+
+    /// Puts all of them there, on all cores but one, which is the clone's.
+    ///
+    /// # Errors
+    /// As [`Fill::put`].
+    pub fn put_all(&self) -> io::Result<()> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut buffer = Vec::new();
+            while let Some((memory, run)) = self.pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.put_run(*memory, *run, &mut buffer)?;
+            }
+            Ok::<_, io::Error>(())
+        };
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        thread::scope(|scope| {
+            let others: Vec<_> = (2..cores).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            others.into_iter().fold(own, |done, other| done.and(other.join().expect("it does not panic")))
+        })
+    }
+}
+
+/// The page files of this daemon that are being filled.
+#[derive(Debug, Default)]
+pub struct Fills(Mutex<HashMap<FileId, Arc<Fill>>>);
+
+/// Device and inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    fn of(path: &Path) -> io::Result<FileId> {
+        let found = fs::metadata(path)?;
+        Ok(FileId { device: found.dev(), inode: found.ino() })
+    }
+}
+
+/// A file is being filled until this is dropped.
+#[derive(Debug)]
+pub struct Filling<'a> {
+    fills: &'a Fills,
+    id: FileId,
+    fill: Arc<Fill>,
+}
+
+impl Filling<'_> {
+    /// What is filled.
+    pub fn fill(&self) -> &Fill {
+        &self.fill
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.fills.0.lock().remove(&self.id);
+    }
+}
+
+impl Fills {
+    /// The file that has this path is filled from now on, whatever other paths it gets.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn begin(&self, path: &Path, fill: Fill) -> io::Result<Filling<'_>> {
+        let (id, fill) = (FileId::of(path)?, Arc::new(fill));
+        self.0.lock().insert(id, Arc::clone(&fill));
+        Ok(Filling { fills: self, id, fill })
+    }
+
+    /// Puts pages of a file there if it is being filled, which is said.
+    ///
+    /// # Errors
+    /// The file system's; a copy has ended.
+    pub fn put(&self, path: &Path, pages: Range<u32>) -> io::Result<bool> {
+        self.of(path)?.map_or(Ok(false), |fill| fill.put(pages).map(|()| true))
+    }
+
+    /// What fills that file.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn of(&self, path: &Path) -> io::Result<Option<Arc<Fill>>> {
+        let id = FileId::of(path)?;
+        Ok(self.0.lock().get(&id).cloned())
+    }
+
+    /// Puts pages of a page file there for which a program waits.
+    ///
+    /// # Errors
+    /// As [`Fills::put_of`].
+    pub fn put_waited_for(&self, directory: &Path, name: &str, pages: Range<u32>) -> io::Result<()> {
+        if self.put(&directory.join(name), pages.clone())? {
+            return Ok(());
+        }
+        // By now all of it is here, unless the daemon that filled it has ended.
+        let map = PageMap::load(directory).map_err(io::Error::other)?;
+        let number = map.files.iter().position(|file| file.name == name);
+        number.map_or(Ok(()), |number| {
+            self.put_of(directory, Some(&[(number as u32, pages.start, pages.end - pages.start)]))
+        })
+    }
+
+    /// Puts those pages of a generation there that come from copies: `which`, as number of the file,
+    /// first page and pages, or all.
+    ///
+    /// # Errors
+    /// The file system's; a copy has ended, or is not this daemon's.
+    pub fn put_of(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> io::Result<()> {
+        if !remote::may_be_filled(directory) {
+            return Ok(());
+        }
+        let map = PageMap::load(directory).map_err(io::Error::other)?;
+        for (number, file) in (0..).zip(&map.files).filter(|(_, file)| remote::is_filled(directory, file)) {
+            let Some(found) = RemoteFile::find(directory, file).map_err(io::Error::other)? else { continue };
+            let all = [(number, 0, found.pages())];
+            for (_, first, pages) in which.unwrap_or(&all).iter().filter(|(of, ..)| *of == number) {
+                let is_filled = self.put(&directory.join(&file.name), *first..*first + *pages)?;
+                if !is_filled && found.here(*first, *pages)?.contains(&false) {
+                    return Err(io::Error::other("the daemon that copied it has ended before all was copied"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_put_where_they_are_needed_first_and_then_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let own: Vec<u8> = (0..64 * PAGE).map(|n| (n / PAGE) as u8 + 1).collect();
+        let memory = || File::open("/proc/self/mem").unwrap();
+        let run = |first: u32, pages| Run {
+            start: own.as_ptr() as u64 + u64::from(first) * PAGE as u64,
+            pages,
+            file: 0,
+            first,
+        };
+        let file = RemoteFile::create(dir.path(), "memory", 64).unwrap();
+        let fill = Fill::new(file, vec![memory(), memory()], vec![(1, run(20, 44)), (0, run(0, 20))]);
+        let (path, fills) = (dir.path().join("memory"), Fills::default());
+        assert!(!fills.put(&path, 0..64).unwrap());
+        let filling = fills.begin(&path, fill).unwrap();
+        let here = || filling.fill().file.here(0, 64).unwrap();
+        assert!(!here().contains(&true));
+        let other = dir.path().join("other");
+        fs::hard_link(&path, &other).unwrap();
+        let mut read = vec![0; 3 * PAGE];
+        fills.of(&other).unwrap().unwrap().read(19, &mut read).unwrap();
+        assert!(read == own[19 * PAGE..22 * PAGE] && !here().contains(&true));
+        assert!(fills.put(&other, 18..34).unwrap());
+        let came: Vec<u32> = (0..64).zip(here()).filter(|(_, here)| *here).map(|(page, _)| page).collect();
+        assert_eq!(came, (16..48).collect::<Vec<_>>());
+        filling.fill().put_all().unwrap();
+        assert!(!here().contains(&false));
+        drop(filling);
+        assert_eq!(fs::read(&other).unwrap(), own);
+    }
+}
