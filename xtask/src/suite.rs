@@ -1,6 +1,9 @@
 //! `cargo xtask test`: builds, checks, and runs Rust's tests and pytest's, shows how long each
 //! stage took and ends with one line that counts tests.
 //!
+//! Tests wait for a part of their time, so `check` runs beside them, at a lower priority, and has
+//! ended before those that measure begin.
+//!
 //! Without root the build is done as the caller and the tests are run through sudo: they need
 //! namespaces and cgroups. A stage that fails without naming a test counts as one failed test, so
 //! that the closing line never looks better than the exit code.
@@ -14,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const STAGES: [&str; 8] = ["build", "check", "units", "cargo", "smoke", "system", "measures", "soak"];
@@ -22,6 +26,13 @@ const ON_REQUEST: [&str; 3] = ["units", "smoke", "soak"];
 /// Runs busy threads beside the tests, [`LOAD`] of them.
 const LOADED: &str = "--loaded";
 const LOAD: usize = 2;
+/// Stages that bear `check` beside them. Those that are neither these nor build and check measure.
+const BEARING: [&str; 4] = ["units", "cargo", "smoke", "system"];
+/// Runs a program with a third of the weight that a test's program has. Without a session of its
+/// own it would share the weight of the scheduler's group (autogroup) with the tests. With the
+/// lowest priority it would not come to its end beside two busy programs of another user.
+const UNHURRIED: [&str; 5] =
+    ["setsid", "--wait", "sh", "-c", "echo 5 >/proc/self/autogroup; exec nice -n 5 \"$@\" 2>&1"];
 /// Workers of pytest, twice as many as CI's machine has processors: tests wait for the disk and for
 /// time-outs half of the time.
 const WORKERS: &str = "4";
@@ -72,8 +83,20 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
     let wanted =
         |name: &str| if chosen.is_empty() { !ON_REQUEST.contains(&name) } else { chosen.iter().any(|c| c == name) };
     let needs_build = STAGES.into_iter().filter(|name| has_tests(name)).any(wanted);
+    // Beside busy threads as well it would take a quarter of an hour.
+    let is_borne = !loaded && BEARING.into_iter().any(wanted);
     let (mut done, mut binaries, mut load) = (Vec::new(), Vec::new(), None);
+    let mut checks: Option<JoinHandle<Stage>> = None;
+    // Asked before the build, which puts another file in its place.
+    let program = std::env::current_exe()?;
     for name in STAGES.into_iter().filter(|name| wanted(name) || *name == "build" && needs_build) {
+        if name == "check" && is_borne {
+            checks = Some(check_beside(root, &program)?);
+            continue;
+        }
+        if !BEARING.contains(&name) {
+            done.extend(checks.take().map(ended));
+        }
         println!("\n== {name}");
         if loaded && has_tests(name) {
             load.get_or_insert_with(Load::begin);
@@ -86,6 +109,8 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
             break;
         }
     }
+    done.extend(checks.take().map(ended));
+    done.sort_by_key(|stage| STAGES.iter().position(|name| *name == stage.name));
     println!("\n== in all");
     let mut sum = Counts::default();
     for stage in &done {
@@ -132,6 +157,30 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
     let result = if passed && counts.failed == 0 { "ok" } else { "FAILED" };
     let remark = if has_tests(name) { counts.to_string() } else { String::new() };
     Stage { name, result, took: since.elapsed(), counts, remark }
+}
+
+/// Begins `cargo xtask check`, which prints what it found in one piece when it ends.
+fn check_beside(root: &Path, program: &Path) -> anyhow::Result<JoinHandle<Stage>> {
+    let mut command = Command::new(UNHURRIED[0]);
+    command.args(&UNHURRIED[1..]).arg("sh").arg(program).arg("check").current_dir(root);
+    let since = Instant::now();
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the checks")?;
+    Ok(std::thread::spawn(move || {
+        let (passed, text) = match child.wait_with_output() {
+            Ok(output) => (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()),
+            Err(error) => (false, format!("{error}\n")),
+        };
+        let result = if passed { "ok" } else { "FAILED" };
+        let counts = Counts { failed: u64::from(!passed), ..Counts::default() };
+        let stage = Stage { name: "check", result, took: since.elapsed(), counts, remark: "beside the tests".into() };
+        println!("\n== check\n{text}{}", steps::line(stage.name, stage.result, stage.took, &stage.remark));
+        stage
+    }))
+}
+
+/// Waits for the checks.
+fn ended(checks: JoinHandle<Stage>) -> Stage {
+    checks.join().expect("the thread of the checks does not panic")
 }
 
 fn has_tests(stage: &str) -> bool {
