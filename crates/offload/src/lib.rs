@@ -33,6 +33,7 @@ mod ownership;
 pub mod place;
 pub mod processor;
 mod read_front;
+pub mod restore;
 mod show;
 #[cfg(test)]
 mod snapshot_tests;

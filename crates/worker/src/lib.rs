@@ -51,8 +51,8 @@ mod templates;
 mod volumes_of_clones;
 mod worker;
 
-pub use backup::restore::{BackupRestoreError, RestoredBackup, restore};
 pub use kip_engine::observe::WakeObserver;
+pub use kip_offload::restore::{BackupRestoreError, RestoredBackup, restore};
 pub use kip_pressure::{BadMarks, MemoryMarks};
 pub use kip_records::instance::InstanceError;
 pub use open::{Config, OpenWorkerError, enter_private_mounts};

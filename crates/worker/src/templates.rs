@@ -150,9 +150,10 @@ impl Worker {
             let secrets = worker.secrets_of(&proc)?;
             let started_ms = proc.status.borrow().record.started_at_ms;
             let kind = worker.kind_of(&kind, &proc.proc.base, &secrets);
-            Ok::<_, Refusal>((kind.id(), started_ms, kind.changed_since(started_ms)))
+            let asked = kind.asked();
+            Ok::<_, Refusal>((kind.id_for(&asked), asked, started_ms, kind.changed_since(started_ms)))
         });
-        let (id, started_ms, changed) = known.await?;
+        let (id, asked, started_ms, changed) = known.await?;
         if let Some(path) = changed {
             let why = format!("{} has changed since it started: restart it first", path.display());
             return Err(refuse(why));
@@ -173,7 +174,7 @@ impl Worker {
         let (worker, proc, kind, of) = (self.clone(), source.clone(), Arc::clone(&spec), id.clone());
         let begun = blocking(move || {
             let record = Record::new(proc.proc.slot.number(), proc.proc.base.clone());
-            let made = worker.template_store().prepare(&of, &*kind, &record);
+            let made = worker.template_store().prepare(&of, &asked, &*kind, &record);
             made.map(Taking::new).map_err(|e| failed(&kind.name, &e))
         });
         let (taken, _) = copy_to(source, begun.await?, Purpose::Template, began).await?;
