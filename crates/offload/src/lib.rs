@@ -39,6 +39,7 @@ mod show;
 mod snapshot_tests;
 mod stream;
 mod survey;
+pub mod template;
 #[cfg(test)]
 mod tests;
 mod upload;
