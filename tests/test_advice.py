@@ -35,6 +35,7 @@ def kip(fresh_kip: Callable[..., Kip]) -> Kip:
 def advice(kip: Kip, name: str) -> tuple[str, str]:
     view = kip.json("clone", name, "--explain")
     assert view["name"] == name and view["memory_bytes"] > 0
+    assert view["better"] is None or view["better"] in kip.cli("clone", name, "--explain").stdout
     assert view["why"] in kip.cli("clone", name, "--explain").stdout or "MiB a second" in view["why"]
     return view["method"], view["why"]
 
@@ -70,6 +71,31 @@ def test_a_source_that_does_not(kip: Kip) -> None:
     kip.cli("stop", "web")
     assert cloned(kip, "web", "cold-one") == ("cold", "it does not run, and has no memory")
     assert kip.json("clone", "web", "by-word", "--method", "cold")["method"] == "cold"
+
+
+# promise clones: `kip why` says in a line what a clone would best begin from, and what would be
+#   better, by the same rule as `--explain`
+# held by: this,
+#   `kip_insight::advice::tests::a_template_goes_before_memory_and_memory_that_helps_before_a_start`
+def test_why_says_it_too(kip: Kip) -> None:
+    web = kip.run("web", COMMAND, ports=["8080"])
+
+    def same(method: str) -> str:
+        view, advised = kip.json("why", "web")["clone"], kip.json("clone", "web", "--explain")
+        assert {**view, "memory_bytes": 0, "reread_bytes_per_s": 0} == {**advised, "memory_bytes": 0, "reread_bytes_per_s": 0}
+        assert view["method"] == method
+        (line,) = [line for line in kip.cli("why", "web").stdout.splitlines() if line.split()[:1] == ["clone"]]
+        return " ".join(line.split()[1:])
+
+    why = "hot is best: there is no template of its kind, and it does not thrash"
+    assert same("hot") == f"{why}; a template would spare it the moment in which it stands still: `kip template take web`"
+    web.sleep()
+    assert same("hot") == why and web.state == "parked"
+    kip.cli("template", "take", "web")
+    assert same("warm") == "warm is best: there is a template of its kind"
+    kip.cli("template", "rm", kip.json("template", "ls")["templates"][0]["id"])
+    web.stop()
+    assert same("cold").startswith("cold is best: it does not run, and has no memory; a template would spare clones the start")
 
 
 # promise clones: a proc that cannot be cloned is started by `--method auto`, and said to be; so are

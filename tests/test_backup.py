@@ -19,6 +19,7 @@ from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
 from test_adopt import FILES, look
+from test_templates import leaves, run, told, words
 
 LINES = ["/usr/bin/python3", "/srv/lines.py", "8080"]
 PROGRAM = ["-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"]
@@ -290,6 +291,39 @@ def test_beside_the_original(fresh_kip: Callable[..., Kip], tmp_path: Path, key:
     assert copy.exec("stat", "-c", "%u %g %a", "/data/mine").stdout == mine
     made = [(kip.data / "procs/lines/upper/root/srv/made").stat().st_uid for kip in (old, new)]
     assert made[0] != made[1] and min(made) > 1 << 20
+    for kip in (old, new):
+        kip.remove_all()
+        kip.cli("volume", "rm", "data")
+
+
+# promise backup: templates and checkpoints are in it: after a restore, also in another directory
+#   and under another number, a run begins from the template, and a proc goes back to its checkpoint
+def test_templates_and_checkpoints_are_in_it(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
+    old = fresh_kip()
+    first, template = leaves(old, "first")
+    seen = words(first)
+    lines = old.run("lines", LINES, ports=["8080"], flags=[*PROGRAM, "-v", "data:/data:ro"])
+    assert Lines(lines.port()).ask("kept = 7; open('/tmp/own', 'w').write('then')") == "None"
+    old.cli("checkpoint", "lines", "--tag", "seven")
+    assert Lines(lines.port()).ask("kept = 8; open('/tmp/own', 'w').write('now')") == "None"
+    file = tmp_path / "all.kip"
+    back_up(old, file, key)
+    # Beside the original, so that all ids are moved.
+    new = fresh_kip(data=tmp_path / "other" / "data", start=False)
+    restore(new, file, key)
+    new.expected += [r"the keeper was not running"]
+    new.up()
+    assert new.instance != old.instance
+    assert [one["id"] for one in new.json("template", "ls")["templates"]] == [template]
+    second = run(new, "second")
+    assert words(second) == seen and told(new, "second", "started") == [], "it began from the template"
+    assert [one["tag"] for one in new.json("checkpoint", "ls", "lines")["checkpoints"]] == ["seven"]
+    new.cli("rollback", "lines", "--to", "seven")
+    copy = Proc(new, "lines")
+    assert Lines(copy.port()).ask("(kept, open('/tmp/own').read())") == repr((7, "then"))
+    assert copy.exec("stat", "-c", "%u", "/tmp/own").stdout == lines.exec("stat", "-c", "%u", "/tmp/own").stdout
+    new.cli("clone", "lines@seven", "again")
+    assert Lines(Proc(new, "again").port()).ask("kept") == "7"
     for kip in (old, new):
         kip.remove_all()
         kip.cli("volume", "rm", "data")

@@ -53,13 +53,21 @@ const ALLOWED: [(&str, &[&str]); 36] = [
     ("kip-journal", &[TYPES, SYS, "kip-net"]),
     // What is recorded of procs; starts and stops nothing.
     ("kip-records", &[TYPES, "kip-net", "kip-clocks", "kip-checkpoint"]),
-    // Generations to and from the store; knows no tasks.
+    // Procs, copied: their files, ids, generation and memory; knows of no record. Reads memory of
+    // processes while the helper of a dump holds it, and looks for seeds in images.
+    (
+        "kip-copy",
+        &[TYPES, SYS, "kip-archive", "kip-records", "kip-snapshot", "kip-checkpoint", "kip-clocks", "kip-criu-images"],
+    ),
+    // Generations to and from the store, templates and backups from files; knows no tasks. A
+    // directory goes into a file as it is copied: by one way of calling tar.
     (
         "kip-offload",
         &[
             TYPES,
             SYS,
             "kip-records",
+            "kip-copy",
             "kip-sandbox",
             "kip-criu-images",
             "kip-clocks",
@@ -68,12 +76,6 @@ const ALLOWED: [(&str, &[&str]); 36] = [
             "kip-archive",
             "kip-store",
         ],
-    ),
-    // Procs, copied: their files, ids, generation and memory; knows of no record. Reads memory of
-    // processes while the helper of a dump holds it, and looks for seeds in images.
-    (
-        "kip-copy",
-        &[TYPES, SYS, "kip-archive", "kip-records", "kip-snapshot", "kip-checkpoint", "kip-clocks", "kip-criu-images"],
     ),
     // Each step that is taken with one proc; knows no tasks and never decides when. A session of
     // exec is the client's as it is.

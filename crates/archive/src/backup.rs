@@ -1,11 +1,12 @@
-//! A backup as a stream of bytes: closed with a passphrase or a key file, compressed, authenticated
-//! chunk by chunk.
+//! A backup, or a template that is exported, as a stream of bytes: closed with a passphrase or a
+//! key file, compressed, authenticated chunk by chunk.
 //!
 //! ```text
-//! magic `KIPBACK1` | length of the next, u32 LE | a ring made for this backup, closed as exported keys are | stream of the kind `Backup`
+//! magic | length of the next, u32 LE | a ring made for this file, closed as exported keys are | stream of that kind
 //! ```
 //!
-//! Owns these bytes; what they say in clear is the worker's (a tar). The stream is that of every
+//! The magic is `KIPBACK1` or `KIPTMPL1` ([`Content`]). Owns these bytes; what they say in clear is
+//! the caller's (a tar). The stream is that of every
 //! other object: see docs/design/2026-11-22-archive.md, "Sealing". A reader gives nothing that was
 //! not authenticated, and no end of file before the marked end: what was cut short is an error.
 
@@ -16,41 +17,93 @@ use crate::keys::{Keyring, Wrap, WrapError};
 use crate::seal::{Expect, ObjectKind, UnsealError};
 use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter, Ends};
 use kip_types::{Generation, Realm};
+use std::fmt;
 use std::io::{self, Read, Write};
 
-const MAGIC: [u8; 8] = *b"KIPBACK1";
 /// Most bytes of a closed ring; one with a single key has some 300.
 const RING_MAX: u32 = 1 << 20;
 /// Bytes that are read of the file at once.
 const PIECE: usize = 256 << 10;
 
-/// A backup cannot be begun or opened.
+/// What a closed file has in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A data directory.
+    Backup,
+    /// A template.
+    Template,
+}
+
+impl Content {
+    const ALL: [Content; 2] = [Content::Backup, Content::Template];
+
+    const fn magic(self) -> [u8; 8] {
+        match self {
+            Content::Backup => *b"KIPBACK1",
+            Content::Template => *b"KIPTMPL1",
+        }
+    }
+
+    const fn kind(self) -> ObjectKind {
+        match self {
+            Content::Backup => ObjectKind::Backup,
+            Content::Template => ObjectKind::Template,
+        }
+    }
+
+    /// The command that reads such a file.
+    const fn reader(self) -> &'static str {
+        match self {
+            Content::Backup => "kip restore",
+            Content::Template => "kip template import",
+        }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Content::Backup => "backup",
+            Content::Template => "template",
+        })
+    }
+}
+
+/// A file cannot be begun or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// The file.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Something else, or of another version.
-    #[error("this is no backup of Kip's")]
-    NotOurs,
+    #[error("this is no {0} of Kip's")]
+    NotOurs(Content),
+    /// A file of Kip's with something else in it.
+    #[error("this is a {0}, which `{reader} FILE` reads", reader = .0.reader())]
+    Other(Content),
     /// What closes it does not, or is not what closed it.
-    #[error("{}", said(.0))]
-    Wrap(WrapError),
+    #[error("{}", said(*content, .error))]
+    Wrap {
+        /// What the file has in it.
+        content: Content,
+        /// Why not.
+        error: WrapError,
+    },
 }
 
-/// Of a backup, not of keys.
-fn said(error: &WrapError) -> String {
+/// Of the file, not of keys.
+fn said(content: Content, error: &WrapError) -> String {
     match error {
-        WrapError::NotOurs => "this is no backup of Kip's, or it is damaged".to_owned(),
-        WrapError::OtherMethod { method } => format!("the backup is closed with a {method}: give that"),
+        WrapError::NotOurs => format!("this is no {content} of Kip's, or it is damaged"),
+        WrapError::OtherMethod { method } => format!("the {content} is closed with a {method}: give that"),
         WrapError::Refused => {
-            "the passphrase or key is not the one that closed the backup, or the file is damaged".to_owned()
+            format!("the passphrase or key is not the one that closed the {content}, or the file is damaged")
         }
         other => other.to_string(),
     }
 }
 
-/// Writes a backup. It is whole after [`BackupWriter::finish`] only.
+/// Writes a closed file. It is whole after [`BackupWriter::finish`] only.
 #[derive(Debug)]
 pub struct BackupWriter<W> {
     out: W,
@@ -63,12 +116,12 @@ impl<W: Write> BackupWriter<W> {
     ///
     /// # Errors
     /// The writer's; `Wrap` for a passphrase that is too short.
-    pub fn begin(mut out: W, wrap: &Wrap<'_>, now_ms: u64) -> Result<BackupWriter<W>, BackupError> {
+    pub fn begin(mut out: W, content: Content, wrap: &Wrap<'_>, now_ms: u64) -> Result<BackupWriter<W>, BackupError> {
         let ring = Keyring::generate(Realm::default(), now_ms);
-        let closed = ring.export(wrap).map_err(BackupError::Wrap)?;
-        let chunks = ChunkWriter::begin(&ring, ObjectKind::Backup, ProcId([0; 16]), Generation(0));
+        let closed = ring.export(wrap).map_err(|error| BackupError::Wrap { content, error })?;
+        let chunks = ChunkWriter::begin(&ring, content.kind(), ProcId([0; 16]), Generation(0));
         let chunks = chunks.expect("a ring that was just made seals");
-        out.write_all(&MAGIC)?;
+        out.write_all(&content.magic())?;
         out.write_all(&u32::try_from(closed.len()).expect("a ring is short").to_le_bytes())?;
         out.write_all(&closed)?;
         Ok(BackupWriter { out, chunks, held: Vec::with_capacity(CHUNK_MAX) })
@@ -107,7 +160,7 @@ impl<W: Write> Write for BackupWriter<W> {
     }
 }
 
-/// Reads a backup.
+/// Reads a closed file.
 #[derive(Debug)]
 pub struct BackupReader<R> {
     from: R,
@@ -127,21 +180,23 @@ impl<R: Read> BackupReader<R> {
     ///
     /// # Errors
     /// See [`BackupError`].
-    pub fn open(mut from: R, wrap: &Wrap<'_>) -> Result<BackupReader<R>, BackupError> {
+    pub fn open(mut from: R, content: Content, wrap: &Wrap<'_>) -> Result<BackupReader<R>, BackupError> {
         let short = |e: io::Error| match e.kind() {
-            io::ErrorKind::UnexpectedEof => BackupError::NotOurs,
+            io::ErrorKind::UnexpectedEof => BackupError::NotOurs(content),
             _ => e.into(),
         };
         let mut head = [0; 12];
         from.read_exact(&mut head).map_err(short)?;
         let length = u32::from_le_bytes(head[8..].try_into().expect("4 bytes"));
-        if head[..8] != MAGIC || length > RING_MAX {
-            return Err(BackupError::NotOurs);
+        match Content::ALL.into_iter().find(|known| known.magic() == head[..8]) {
+            Some(found) if found == content && length <= RING_MAX => {}
+            Some(found) if found != content => return Err(BackupError::Other(found)),
+            _ => return Err(BackupError::NotOurs(content)),
         }
         let mut closed = vec![0; length as usize];
         from.read_exact(&mut closed).map_err(short)?;
-        let ring = Keyring::import(&closed, wrap).map_err(BackupError::Wrap)?;
-        let expect = Expect { kind: ObjectKind::Backup, proc: None, generation: None, salt: None };
+        let ring = Keyring::import(&closed, wrap).map_err(|error| BackupError::Wrap { content, error })?;
+        let expect = Expect { kind: content.kind(), proc: None, generation: None, salt: None };
         Ok(BackupReader {
             from,
             ring,
@@ -196,14 +251,14 @@ mod tests {
     const KEY: [u8; 32] = [7; 32];
 
     fn made(bytes: &[u8]) -> Vec<u8> {
-        let mut writer = BackupWriter::begin(Vec::new(), &Wrap::Key(&KEY), 1).unwrap();
+        let mut writer = BackupWriter::begin(Vec::new(), Content::Backup, &Wrap::Key(&KEY), 1).unwrap();
         writer.write_all(bytes).unwrap();
         writer.finish().unwrap()
     }
 
     fn read(sealed: &[u8]) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let reader = BackupReader::open(sealed, &Wrap::Key(&KEY));
+        let reader = BackupReader::open(sealed, Content::Backup, &Wrap::Key(&KEY));
         reader.map_err(io::Error::other)?.read_to_end(&mut bytes).map(|_| bytes)
     }
 
@@ -234,11 +289,19 @@ mod tests {
     #[test]
     fn it_opens_with_what_closed_it_only() {
         let sealed = made(b"x");
-        let said = |wrap: &Wrap<'_>, bytes: &[u8]| BackupReader::open(bytes, wrap).unwrap_err().to_string();
+        let opened = |content, wrap: &Wrap<'_>, bytes: &[u8]| BackupReader::open(bytes, content, wrap).unwrap_err();
+        let said = |wrap: &Wrap<'_>, bytes: &[u8]| opened(Content::Backup, wrap, bytes).to_string();
         assert!(said(&Wrap::Key(&[8; 32]), &sealed).contains("not the one that closed the backup"));
         assert!(said(&Wrap::Passphrase("correct horse battery"), &sealed).contains("closed with a key file"));
         assert!(said(&Wrap::Key(&KEY), b"something else altogether").contains("no backup of Kip's"));
-        let short = BackupWriter::begin(Vec::new(), &Wrap::Passphrase("short"), 1).unwrap_err();
+        let other = opened(Content::Template, &Wrap::Key(&KEY), &sealed).to_string();
+        assert_eq!(other, "this is a backup, which `kip restore FILE` reads");
+        // Also where only the beginning says so.
+        let renamed = [&Content::Template.magic()[..], &sealed[8..]].concat();
+        let mut reader = BackupReader::open(&renamed[..], Content::Template, &Wrap::Key(&KEY)).unwrap();
+        assert!(reader.read_to_end(&mut Vec::new()).unwrap_err().to_string().contains("the object is a backup"));
+        let begun = BackupWriter::begin(Vec::new(), Content::Backup, &Wrap::Passphrase("short"), 1);
+        let short = begun.unwrap_err();
         assert!(short.to_string().contains("too short"));
         assert!(!sealed.windows(4).any(|w| w == [7; 4]));
     }

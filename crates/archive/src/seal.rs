@@ -38,6 +38,8 @@ pub enum ObjectKind {
     Head = 3,
     /// A data directory; no object of a store.
     Backup = 4,
+    /// A template; no object of a store.
+    Template = 5,
 }
 
 impl ObjectKind {
@@ -49,12 +51,12 @@ impl ObjectKind {
     pub const fn format(self) -> u16 {
         match self {
             ObjectKind::Front => 2,
-            ObjectKind::Pack | ObjectKind::Head | ObjectKind::Backup => 1,
+            ObjectKind::Pack | ObjectKind::Head | ObjectKind::Backup | ObjectKind::Template => 1,
         }
     }
 
     fn of(byte: u8) -> Option<ObjectKind> {
-        [ObjectKind::Front, ObjectKind::Pack, ObjectKind::Head, ObjectKind::Backup]
+        [ObjectKind::Front, ObjectKind::Pack, ObjectKind::Head, ObjectKind::Backup, ObjectKind::Template]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -67,6 +69,7 @@ impl fmt::Display for ObjectKind {
             ObjectKind::Pack => "pack",
             ObjectKind::Head => "head",
             ObjectKind::Backup => "backup",
+            ObjectKind::Template => "template",
         })
     }
 }

@@ -100,7 +100,7 @@ pub async fn call(client: &Client, command: SnapshotCommand, json: bool) -> anyh
 }
 
 /// The daemon's working directory is another.
-fn absolute(file: &Path) -> anyhow::Result<String> {
+pub fn absolute(file: &Path) -> anyhow::Result<String> {
     let path = std::path::absolute(file).with_context(|| format!("{} is no file", file.display()))?;
     path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is not UTF-8", path.display()))
 }

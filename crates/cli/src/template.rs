@@ -1,12 +1,14 @@
 //! `kip template`: what procs of one kind begin from.
 
+use crate::key::FileArgs;
 use crate::names;
 use crate::output::show;
+use crate::snapshot::absolute;
 use crate::text::{ago, bytes, micros, short, table};
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::Subcommand;
 use kip_client::Client;
-use kip_types::api::template::{TemplateRequest, TemplateView, TemplatesView};
+use kip_types::api::template::{TemplateFileRequest, TemplateFileView, TemplateRequest, TemplateView, TemplatesView};
 use kip_types::{Image, ProcName, TemplateId};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -29,6 +31,17 @@ pub enum TemplateCommand {
         /// Id of the template
         id: TemplateId,
     },
+    /// Write a template into a new file, encrypted, for another data directory to import; the file
+    /// has all that was in the program's memory
+    Export {
+        /// Id of the template
+        id: TemplateId,
+        #[command(flatten)]
+        file: FileArgs,
+    },
+    /// Import a template from an exported file; from then on `kip run --template auto` of what it
+    /// was taken from begins from it here
+    Import(FileArgs),
     /// Remove templates for good; procs that have begun from them stay
     Rm {
         /// Ids of templates
@@ -62,6 +75,16 @@ pub async fn call(client: &Client, command: TemplateCommand, json: bool) -> anyh
             let found = found.with_context(|| format!("there is no template {id}: `kip template ls` lists them"))?;
             show(&found, json, details)
         }
+        TemplateCommand::Export { id, file } => {
+            // Before anything is typed.
+            ensure!(!file.file.exists(), "{} is there already: give another name", file.file.display());
+            let request = TemplateFileRequest { file: absolute(&file.file)?, wrap: file.wrap(true)? };
+            show(&client.export_template(&id, &request).await?, json, exported)
+        }
+        TemplateCommand::Import(file) => {
+            let request = TemplateFileRequest { file: absolute(&file.file)?, wrap: file.wrap(false)? };
+            show(&client.import_template(&request).await?, json, imported)
+        }
         TemplateCommand::Rm { ids } => {
             for id in ids {
                 client.remove_template(&id).await?;
@@ -70,6 +93,18 @@ pub async fn call(client: &Client, command: TemplateCommand, json: bool) -> anyh
             Ok(())
         }
     }
+}
+
+fn exported(view: &TemplateFileView) -> String {
+    format!("{}: template {} of {}, {}\n", view.file, view.template.id, view.template.name, bytes(view.file_bytes))
+}
+
+fn imported(view: &TemplateFileView) -> String {
+    let was = match view.exported_id == view.template.id {
+        true => String::new(),
+        false => format!(", which was {} where it was exported", view.exported_id),
+    };
+    format!("template {} of {} imported{was}\n", view.template.id, view.template.name)
 }
 
 fn list(view: &TemplatesView) -> String {

@@ -39,13 +39,14 @@ pub fn clones(source: &str, made: &ClonesView) -> String {
 
 /// What `kip clone --explain` shows.
 pub fn clone_advice(advice: &CloneAdvice) -> String {
-    let CloneAdvice { name, method, why, memory_bytes, limit_bytes, reread_bytes_per_s, .. } = advice;
+    let CloneAdvice { name, method, why, better, memory_bytes, limit_bytes, reread_bytes_per_s, .. } = advice;
     let limit = limit_bytes.map(|limit| format!(" of {}", bytes(limit))).unwrap_or_default();
     let reads = match reread_bytes_per_s {
         Some(reads) => format!("{}/s read again that were pushed out", bytes(*reads)),
         None => "not watched".to_owned(),
     };
-    format!("{name} is best cloned {method}: {why}\nmemory {}{limit}, {reads}\n", bytes(*memory_bytes))
+    let better = better.as_ref().map(|better| format!("{better}\n")).unwrap_or_default();
+    format!("{name} is best cloned {method}: {why}\n{better}memory {}{limit}, {reads}\n", bytes(*memory_bytes))
 }
 
 /// `tcp 80 -> 0.0.0.0:8080`
@@ -307,6 +308,11 @@ pub fn wake(moved: &Moved) -> String {
     }
 }
 
+fn best_clone(advice: &CloneAdvice) -> String {
+    let better = advice.better.as_ref().map(|better| format!("; {better}")).unwrap_or_default();
+    format!("{} is best: {}{better}", advice.method, advice.why)
+}
+
 /// `kip why`: the reasons, then what was seen, then where the time of the last wake went.
 pub fn why(why: &WhyView) -> String {
     let mut rows = Vec::new();
@@ -327,6 +333,7 @@ pub fn why(why: &WhyView) -> String {
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
     rows.extend(why.pinned_by.iter().map(|line| ("pinned by", line.clone())));
     rows.extend(why.fell_back.iter().map(|line| ("fell back", line.clone())));
+    rows.extend(why.clone.iter().map(|advice| ("clone", best_clone(advice))));
     rows.extend(why.egress_refused.iter().take(MOST_CALLS).map(|call| ("may not call", refused_call(call))));
     let more = why.egress_refused.len().saturating_sub(MOST_CALLS);
     rows.extend((more > 0).then(|| ("may not call", format!("and {more} more"))));
@@ -486,11 +493,17 @@ mod tests {
         let why: WhyView = serde_json::from_value(serde_json::json!({
             "name": "web", "state": "running", "awake_because": ["a request 2 s ago"],
             "cannot_sleep": ["descriptor 7 is an io_uring"], "last_wake": null,
+            "clone": {
+                "name": "web", "method": "hot", "why": "it does not thrash", "better": "a template would help",
+                "has_template": false, "memory_bytes": 1, "limit_bytes": null, "reread_bytes_per_s": 0,
+            },
         }))
         .unwrap();
         let expected =
             "web is running\n  awake because  a request 2 s ago\n  cannot sleep   descriptor 7 is an io_uring\n";
-        assert_eq!(super::why(&why), expected);
+        let cloned = "  clone          hot is best: it does not thrash; a template would help\n";
+        assert_eq!(super::why(&why), format!("{expected}{cloned}"));
+        assert!(super::clone_advice(&why.clone.unwrap()).contains("\na template would help\n"));
         let event = Event { id: 1, at_ms: 0, name: None, kind: EventKind::Ready, detail: "pid\n7".into() };
         assert_eq!(super::event(&event), "1970-01-01T00:00:00.000Z  -                 ready      pid 7\n");
     }

@@ -1,5 +1,5 @@
-//! A proc, copied: its directory, its memory while it runs on, and the random number generators in
-//! it that must not go on alike.
+//! A proc, copied: its directory, also as a stream, its memory while it runs on, and the random
+//! number generators in it that must not go on alike.
 //!
 //! Owns both directories while it copies; knows of no record, and never decides what is copied
 //! when.
@@ -11,6 +11,7 @@ pub mod memory;
 pub mod random;
 mod spread;
 mod stage;
+pub mod tarred;
 mod tree;
 
 pub use stage::{Becomes, ProcCopy, copy_volume, sync};

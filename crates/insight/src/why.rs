@@ -86,6 +86,7 @@ pub async fn why(handle: &Handle) -> WhyView {
         last_wake: record.last_wake.clone(),
         taken_over_by: record.taken_over_by.clone(),
         fell_back: record.fell_back.clone(),
+        clone: None,
         pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec()),
         egress_refused: refused_calls(&handle.proc).await,
     }

@@ -33,11 +33,13 @@ mod ownership;
 pub mod place;
 pub mod processor;
 mod read_front;
+pub mod restore;
 mod show;
 #[cfg(test)]
 mod snapshot_tests;
 mod stream;
 mod survey;
+pub mod template;
 #[cfg(test)]
 mod tests;
 mod upload;

@@ -122,7 +122,8 @@ fn missing<'a>(there: &'a [String], here: &[String]) -> Vec<&'a str> {
 #[derive(Debug, thiserror::Error)]
 #[error("it comes from a processor with {missing}, which this one lacks: wake it on a machine that has them")]
 pub struct Lacking {
-    missing: String,
+    /// What is missing, as /proc/cpuinfo spells it.
+    pub missing: String,
 }
 
 /// Whether this machine has all that a program may use which comes from a processor with `there`.

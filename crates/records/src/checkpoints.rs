@@ -13,8 +13,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 const CHECKPOINTS: &str = "checkpoints";
-/// The note's file.
-pub(crate) const NOTE: &str = "checkpoint.json";
 
 /// What is known of a checkpoint beside its spec and record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +33,11 @@ pub struct CheckpointNote {
     pub still_us: u64,
     /// How long it took, microseconds.
     pub total_us: u64,
+}
+
+impl CheckpointNote {
+    /// Its name in the directory of a checkpoint or a template.
+    pub const FILE: &str = "checkpoint.json";
 }
 
 /// The checkpoints of all procs of a data directory.
@@ -84,7 +87,7 @@ impl Checkpoints {
     /// # Errors
     /// [`RecordError::Io`], [`RecordError::Corrupt`], [`RecordError::Unknown`].
     pub fn note(&self, key: &ProcName, tag: &CheckpointTag) -> Result<CheckpointNote, RecordError> {
-        self.of(key).read(&tag.clone().into(), NOTE)
+        self.of(key).read(&tag.clone().into(), CheckpointNote::FILE)
     }
 
     /// Puts the note beside the record of one that is being made.
@@ -92,9 +95,9 @@ impl Checkpoints {
     /// # Errors
     /// [`RecordError::Io`].
     pub fn add_note(made: &Unpublished, note: &CheckpointNote) -> Result<(), RecordError> {
-        let path = made.path().join(NOTE);
+        let path = made.path().join(CheckpointNote::FILE);
         let bytes = serde_json::to_vec_pretty(note).map_err(|source| RecordError::Encode { path, source })?;
-        made.add(NOTE, &bytes)
+        made.add(CheckpointNote::FILE, &bytes)
     }
 
     /// Whether any has that key.

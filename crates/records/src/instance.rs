@@ -130,6 +130,11 @@ pub fn ids_of(instance: Instance) -> (u32, u32) {
     (FIRST_ID + u32::from(instance.number()) * count, count)
 }
 
+/// The same of a number, which may be none of an instance.
+pub fn ids_of_number(number: u8) -> Option<(u32, u32)> {
+    Instance::new(number).ok().map(ids_of)
+}
+
 /// Locks the file at a path, which is made if it is not there; None if another process has the
 /// lock. A daemon that gives a number back removes its file: a lock on a file that the path does
 /// not lead to any more keeps no process away, so another file is opened then.

@@ -72,40 +72,48 @@ pub struct Kind<'a> {
 impl Kind<'_> {
     /// The same for procs that may begin from each other's template.
     pub fn id(&self) -> TemplateId {
-        let Kind { spec, base, volumes, secrets } = self;
-        id_of(spec, base, volumes, secrets)
+        self.id_for(&self.asked())
+    }
+
+    /// A hash of what determines it on each machine alike: all but the files of this one.
+    pub fn asked(&self) -> String {
+        let Kind { spec, secrets, .. } = self;
+        let mut kind = serde_json::to_value(spec).expect("a spec is recorded as JSON");
+        let fields = kind.as_object_mut().expect("it is a table");
+        OWN.iter().for_each(|own| _ = fields.remove(*own));
+        let ports = spec.ports.iter().map(|port| json!([port.proto, port.port]));
+        fields.insert("ports".into(), Value::Array(ports.collect()));
+        // Paths of a request may have links in them, which those of a proc have not.
+        let volumes = spec.volumes.iter().filter(|volume| volume.source != VolumeSource::Secrets).map(|volume| {
+            let source = match &volume.source {
+                VolumeSource::Host(path) => fs::canonicalize(path).unwrap_or_else(|_| path.clone()),
+                other => PathBuf::from(other.to_string()),
+            };
+            json!([source, volume.target, volume.read_only])
+        });
+        fields.insert("volumes".into(), Value::Array(volumes.collect()));
+        let after = spec.template.as_ref().and_then(|template| template.after.as_ref());
+        fields.insert("template_after".into(), json!(after));
+        let secrets = secrets.iter().map(|(name, contents)| json!([name, blake3::hash(&contents.0).to_hex().as_str()]));
+        fields.insert("contents of secrets".into(), Value::Array(secrets.collect()));
+        blake3::hash(kind.to_string().as_bytes()).to_hex().to_string()
+    }
+
+    /// The id on this machine of what has that hash: [`Kind::asked`], of which the secrets may be
+    /// unknown here. A skeleton is known by its name, wherever the data directory is.
+    pub fn id_for(&self, asked: &str) -> TemplateId {
+        let stamps = stamps(self.spec, &self.volumes).into_iter().map(|(path, stamp)| json!([path, stamp]));
+        let base = self.base.file_name().map(|name| name.to_string_lossy());
+        let kind = json!({"asked": asked, "base": base, "files": Value::Array(stamps.collect())});
+        let hash = blake3::hash(kind.to_string().as_bytes());
+        let hex: String = hash.as_bytes()[..ID_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("t{hex}").parse().expect("a letter and digits are a name")
     }
 
     /// What of the files has changed since a moment, milliseconds since the epoch.
     pub fn changed_since(&self, moment_ms: u64) -> Option<PathBuf> {
         changed_since(self.spec, &self.volumes, moment_ms)
     }
-}
-
-fn id_of(spec: &Spec, base: &Path, named: &Path, secrets: &BTreeMap<String, Hex>) -> TemplateId {
-    let mut kind = serde_json::to_value(spec).expect("a spec is recorded as JSON");
-    let fields = kind.as_object_mut().expect("it is a table");
-    OWN.iter().for_each(|own| _ = fields.remove(*own));
-    let ports = spec.ports.iter().map(|port| json!([port.proto, port.port]));
-    fields.insert("ports".into(), Value::Array(ports.collect()));
-    // Paths of a request may have links in them, which those of a proc have not.
-    let volumes = spec.volumes.iter().filter(|volume| volume.source != VolumeSource::Secrets).map(|volume| {
-        let source = match &volume.source {
-            VolumeSource::Host(path) => fs::canonicalize(path).unwrap_or_else(|_| path.clone()),
-            other => PathBuf::from(other.to_string()),
-        };
-        json!([source, volume.target, volume.read_only])
-    });
-    fields.insert("volumes".into(), Value::Array(volumes.collect()));
-    fields.insert("base".into(), json!(base));
-    let stamps = stamps(spec, named).into_iter().map(|(path, stamp)| json!([path, stamp]));
-    fields.insert("files".into(), Value::Array(stamps.collect()));
-    fields.insert("template_after".into(), json!(spec.template.as_ref().and_then(|template| template.after.as_ref())));
-    let secrets = secrets.iter().map(|(name, contents)| json!([name, blake3::hash(&contents.0).to_hex().as_str()]));
-    fields.insert("contents of secrets".into(), Value::Array(secrets.collect()));
-    let hash = blake3::hash(kind.to_string().as_bytes());
-    let hex: String = hash.as_bytes()[..ID_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("t{hex}").parse().expect("a letter and digits are a name")
 }
 
 /// When files changed that a proc begins with and that no image fixes: seconds and nanoseconds of
@@ -187,10 +195,14 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
+    fn id_of(spec: &Spec, base: &str, secrets: &BTreeMap<String, Hex>) -> TemplateId {
+        Kind { spec, base: Path::new(base), volumes: "/data".into(), secrets }.id()
+    }
+
     #[test]
     fn a_kind_is_what_determines_memory_and_files() {
         let none = BTreeMap::new();
-        let id = |spec: &Spec| id_of(spec, Path::new("/base"), Path::new("/data"), &none);
+        let id = |spec: &Spec| id_of(spec, "/a/base", &none);
         let usual = id(&spec());
         let mut same = Spec { template: Some(Templating::default()), hostname: Some("h".into()), ..spec() };
         same.name = "other".parse().unwrap();
@@ -207,10 +219,13 @@ mod tests {
         for other in &differing {
             assert_ne!(id(other), usual);
         }
-        assert_ne!(id_of(&spec(), Path::new("/other"), Path::new("/data"), &none), usual);
+        assert_ne!(id_of(&spec(), "/a/other", &none), usual);
         let secrets = |contents: &str| BTreeMap::from([("key".to_owned(), Hex(contents.into()))]);
-        let with = |contents| id_of(&spec(), Path::new("/base"), Path::new("/data"), &secrets(contents));
+        let with = |contents| id_of(&spec(), "/a/base", &secrets(contents));
         assert!(with("1") != usual && with("1") != with("2") && with("1") == with("1"));
+        // Where the data directory is another, and its secrets are not known.
+        let of = |secrets| Kind { spec: &same, base: Path::new("/b/base"), volumes: "/other".into(), secrets };
+        assert_eq!(of(&none).id_for(&of(&secrets("1")).asked()), with("1"));
     }
 
     #[test]
@@ -222,7 +237,7 @@ mod tests {
         let mut spec = spec();
         let source = VolumeSource::Host(dir.path().to_owned());
         spec.volumes.push(kip_types::VolumeSpec { source, target: "/app".into(), read_only: true });
-        let id = || id_of(&spec, Path::new("/base"), Path::new("/data"), &BTreeMap::new());
+        let id = || id_of(&spec, "/a/base", &BTreeMap::new());
         let before = id();
         assert_eq!(id(), before);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;

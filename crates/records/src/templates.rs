@@ -1,7 +1,7 @@
 //! Templates on disk, in directories like those of checkpoints: `templates/ID`. One never changes
 //! but for the moment at which it was last used, and no process has it open.
 
-use crate::checkpoints::{CheckpointNote, NOTE};
+use crate::checkpoints::CheckpointNote;
 use crate::record::{RecordError, Records, Unpublished, sync_directory};
 use kip_types::{ProcName, TemplateId};
 use serde::Serialize;
@@ -13,6 +13,8 @@ use std::time::UNIX_EPOCH;
 const TEMPLATES: &str = "templates";
 /// Its time of change is the moment of the last use.
 const USED: &str = "used";
+/// [`Kind::asked`](crate::kind::Kind::asked) of its proc.
+const ASKED: &str = "asked";
 
 /// The templates of a data directory.
 #[derive(Debug, Clone)]
@@ -31,13 +33,16 @@ impl Templates {
         Records::at(self.dir.clone())
     }
 
-    /// Begins one, with the spec and the record of its proc.
+    /// Begins one, with the spec and the record of its proc, and [`Kind::asked`] of that.
     ///
     /// # Errors
     /// [`RecordError::Io`].
+    ///
+    /// [`Kind::asked`]: crate::kind::Kind::asked
     pub fn prepare(
         &self,
         id: &TemplateId,
+        asked: &str,
         spec: &impl Serialize,
         record: &impl Serialize,
     ) -> Result<Unpublished, RecordError> {
@@ -46,7 +51,15 @@ impl Templates {
             DirBuilder::new().mode(0o700).recursive(true).create(&self.dir).map_err(failed)?;
             sync_directory(self.dir.parent().expect("it lies in a data directory"))?;
         }
-        self.records().prepare(&id.clone().into(), spec, record)
+        let made = self.records().prepare(&id.clone().into(), spec, record)?;
+        made.add(ASKED, asked.as_bytes())?;
+        Ok(made)
+    }
+
+    /// [`Kind::asked`](crate::kind::Kind::asked) of its proc; none of one that an older Kip took.
+    pub fn asked(&self, id: &TemplateId) -> Option<String> {
+        let name: ProcName = id.clone().into();
+        fs::read_to_string(self.records().directory(&name).join(ASKED)).ok()
     }
 
     /// Which there are.
@@ -65,7 +78,7 @@ impl Templates {
     /// # Errors
     /// [`RecordError::Io`], [`RecordError::Corrupt`], [`RecordError::Unknown`].
     pub fn note(&self, id: &TemplateId) -> Result<CheckpointNote, RecordError> {
-        self.records().read(&id.clone().into(), NOTE)
+        self.records().read(&id.clone().into(), CheckpointNote::FILE)
     }
 
     /// Notes that a proc has begun from it, which keeps it from being the one that is removed for

@@ -91,6 +91,8 @@ pub const STEPS: &[&str] = &[
     // Templates.
     "template-taken",
     "template-copied",
+    "template-exported",
+    "template-unpacked",
     "gc-marked",
     "gc-candidates",
     "gc-deleted",

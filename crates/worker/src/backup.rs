@@ -1,31 +1,31 @@
-//! `kip backup`: all that a data directory keeps, into one closed file; [`restore`] makes a data
-//! directory of it.
+//! `kip backup`: all that a data directory keeps, into one closed file;
+//! [`kip_offload::restore`] makes a data directory of it.
 //!
 //! The file is a stream of `kip_archive::backup`; in clear it is tar archives one behind the other,
 //! as GNU tar makes them with `--listed-incremental` and takes them apart with
 //! `--ignore-zeros --listed-incremental=/dev/null`:
 //!
-//! 1. what procs share: images, keys, tokens, skeletons, volumes that no proc has;
+//! 1. what procs share: images, keys, tokens, skeletons, templates, volumes that no proc has; and
+//!    their checkpoints;
 //! 2. for each proc, or all that share a named volume: its directory and volumes while it goes on;
 //!    then, while it stands still ([`Still`]: parked, if it can sleep), what has changed since;
 //!    then its generation, which does not change any more, by links in `run/backup`, while it may
 //!    wake again;
 //! 3. the data directory's own store, if that is where it archives;
-//! 4. `backup.json`, the [`Note`]: without it a backup is not whole.
+//! 4. `backup.json`, the [`BackupNote`]: without it a backup is not whole.
 //!
 //! What is derived or lives only as long as a process is left out. A crash leaves
 //! `.NAME.kip-backup` beside the file, which the next backup to that name writes anew, and
 //! `run/backup`, which the next one or the next daemon removes; the proc that stood still sleeps,
 //! and wakes for the next client.
 
-pub(crate) mod restore;
-
 use crate::worker::Worker;
-use kip_archive::backup::BackupWriter;
-use kip_copy::BOUND;
+use kip_archive::backup::{BackupWriter, Content};
+use kip_copy::tarred::{self, TarError};
 use kip_engine::host::Host;
 use kip_offload::find::absolute;
 use kip_offload::place::OWN;
+use kip_offload::restore::{BackupNote, FORMAT, NOTE, NotedProc, kept_in};
 use kip_offload::{KeyLength, with_wrap};
 use kip_sandbox::quota::QuotaError;
 use kip_supervisor::task::{Handle, Still, StillFor, Stilled, TaskCommand};
@@ -35,25 +35,16 @@ use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
 use kip_types::chain;
 use kip_types::{Generation, ProcName, State, VolumeName, VolumeSource};
-use rustix::fs::MemfdFlags;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{self, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Of what is said in `backup.json`.
-pub(crate) const FORMAT: u32 = 1;
-/// The last member.
-pub(crate) const NOTE: &str = "backup.json";
-/// What tar has to do alike at both ends.
-pub(crate) const TAR: &[&str] = &["--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*", "--warning=none"];
 /// What is derived, or of one process's life.
 const LEFT_OUT: [&str; 10] = [
     "work",
@@ -72,35 +63,6 @@ const LEFT_OUT: [&str; 10] = [
 const PIECE: usize = 256 << 10;
 /// Between two words about how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
-/// Of what tar says.
-const SAID_MAX: usize = 300;
-
-/// What a backup says of itself.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Note {
-    pub(crate) format: u32,
-    pub(crate) kip: String,
-    pub(crate) made_at_ms: u64,
-    /// The data directory that it was made of.
-    pub(crate) data: PathBuf,
-    /// Its number, which ids of its procs follow from.
-    pub(crate) instance: u8,
-    pub(crate) procs: Vec<Noted>,
-}
-
-/// A proc in a backup.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Noted {
-    pub(crate) name: ProcName,
-    /// The name of its directory, if that is another one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) key: Option<ProcName>,
-    /// What it sleeps in, if that is in the backup.
-    pub(crate) generation: Option<Generation>,
-    /// It is archived in the data directory's own store, which is in the backup.
-    #[serde(default)]
-    pub(crate) stored: bool,
-}
 
 /// There is no backup.
 #[derive(Debug, thiserror::Error)]
@@ -113,10 +75,8 @@ pub(crate) enum BackupFailure {
         #[source]
         source: io::Error,
     },
-    #[error("tar cannot be started: install it")]
-    NoTar(#[source] io::Error),
-    #[error("tar of {part} failed: {said}")]
-    Tar { part: String, said: String },
+    #[error(transparent)]
+    Tar(#[from] TarError),
     #[error(transparent)]
     KeyLength(#[from] KeyLength),
     #[error(transparent)]
@@ -164,28 +124,6 @@ fn groups(procs: Vec<Handle>) -> Vec<Group> {
     groups
 }
 
-/// What tar says, in memory: a disk may be what it complains of.
-pub(crate) struct Said(File);
-
-impl Said {
-    pub(crate) fn new() -> io::Result<Said> {
-        Ok(Said(rustix::fs::memfd_create(c"tar", MemfdFlags::CLOEXEC)?.into()))
-    }
-
-    /// For tar.
-    pub(crate) fn hand(&self) -> io::Result<File> {
-        self.0.try_clone()
-    }
-
-    /// The first thing that it said.
-    pub(crate) fn line(&mut self) -> String {
-        let mut text = String::new();
-        let read = self.0.seek(SeekFrom::Start(0)).and_then(|_| self.0.read_to_string(&mut text));
-        let line = text.lines().next().filter(|_| read.is_ok()).unwrap_or("it was killed");
-        line.chars().take(SAID_MAX).collect()
-    }
-}
-
 struct Backup {
     machine: Arc<Host>,
     runtime: tokio::runtime::Handle,
@@ -194,7 +132,8 @@ struct Backup {
     scratch: PathBuf,
     bytes: u64,
     told: Instant,
-    noted: Vec<Noted>,
+    kept: Vec<PathBuf>,
+    noted: Vec<NotedProc>,
 }
 
 /// Begins to write a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at
@@ -258,13 +197,13 @@ impl Worker {
     ) -> Result<BackupProgress, BackupFailure> {
         let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(growing);
         let sink = BufWriter::with_capacity(1 << 20, opened.map_err(at(growing))?);
-        let sink = with_wrap(&request.wrap, |wrap| BackupWriter::begin(sink, wrap, now_ms()))??;
+        let sink = with_wrap(&request.wrap, |wrap| BackupWriter::begin(sink, Content::Backup, wrap, now_ms()))??;
         let _ = fs::remove_dir_all(scratch);
         fs::create_dir_all(scratch).map_err(at(scratch))?;
         let machine = Arc::clone(&self.machine);
         let (out, scratch) = (out.clone(), scratch.to_owned());
-        let (bytes, told, noted) = (0, Instant::now(), Vec::new());
-        let mut backup = Backup { machine, runtime, out, sink, scratch, bytes, told, noted };
+        let (bytes, told, kept, noted) = (0, Instant::now(), Vec::new(), Vec::new());
+        let mut backup = Backup { machine, runtime, out, sink, scratch, bytes, told, kept, noted };
         let groups = groups(self.handles());
         let owned: BTreeSet<VolumeName> = groups.iter().flat_map(|group| group.volumes.clone()).collect();
         let machine = Arc::clone(&self.machine);
@@ -322,12 +261,17 @@ impl Backup {
         roots.retain(|name| name == "procs" || name == "volumes");
         let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
         self.tar("directories", &data, &["--no-recursion".into()], &roots)?;
+        // One of them may be made or removed while it is read.
+        let before = kept(&data)?;
         for name in names(&data)? {
             if !["run", "cache", "procs", "volumes", OWN].iter().any(|other| name == *other) {
                 let part = name.to_string_lossy().into_owned();
                 self.tar(&part, &data, &[], &[PathBuf::from(name)])?;
             }
         }
+        let after = kept(&data)?;
+        self.kept =
+            before.into_iter().filter(|(path, inode)| after.get(path) == Some(inode)).map(|(path, _)| path).collect();
         let mut others = names(&data.join("volumes"))?;
         others.retain(|name| !owned.iter().any(|volume| name == volume.as_str()));
         for name in &others {
@@ -394,7 +338,7 @@ impl Backup {
             procs.push(BackedUpProc { name: name.clone(), how, cause: stilled.runs, still_us: 0 });
             let stored = generation.is_none() && how == BackedUpAs::Asleep;
             let key = Some(handle.proc.key.clone()).filter(|key| *key != name);
-            self.noted.push(Noted { name, key, generation, stored });
+            self.noted.push(NotedProc { name, key, generation, stored });
         }
         let still_us = begin.elapsed().as_micros() as u64;
         let links = self.scratch.join("links");
@@ -463,27 +407,7 @@ impl Backup {
         if paths.is_empty() {
             return Ok(());
         }
-        let mut said = Said::new().map_err(BackupFailure::NoTar)?;
-        let mut command = process::Command::new("tar");
-        command.args(["--create", "--file=-", "--format=posix", "--sparse", "--no-check-device"]).args(TAR);
-        for name in BOUND {
-            command.args(["trusted", "user"].map(|space| format!("--xattrs-exclude={space}.overlay.{name}")));
-        }
-        command.arg("--directory").arg(directory).args(arguments).arg("--").args(paths);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(said.hand().map_err(BackupFailure::NoTar)?);
-        let mut tar = command.spawn().map_err(BackupFailure::NoTar)?;
-        let copied = self.copy(part, &mut tar.stdout.take().expect("it is piped"));
-        if copied.is_err() {
-            let _ = tar.kill();
-        }
-        let status = tar.wait().map_err(BackupFailure::NoTar)?;
-        copied?;
-        // 1: something changed while it was read. What matters of that comes again while nothing
-        // changes.
-        if status.code().is_some_and(|code| code <= 1) {
-            return Ok(());
-        }
-        Err(BackupFailure::Tar { part: part.to_owned(), said: said.line() })
+        tarred::pack(part, directory, arguments, paths, |from| self.copy(part, from))
     }
 
     fn copy(&mut self, part: &str, from: &mut impl Read) -> Result<(), BackupFailure> {
@@ -515,12 +439,13 @@ impl Backup {
         volumes: u64,
         left_out: BTreeSet<String>,
     ) -> Result<BackupProgress, BackupFailure> {
-        let note = Note {
+        let note = BackupNote {
             format: FORMAT,
             kip: env!("CARGO_PKG_VERSION").to_owned(),
             made_at_ms: now_ms(),
             data: self.machine.data.clone(),
             instance: self.machine.instance.number(),
+            kept: Some(std::mem::take(&mut self.kept)),
             procs: std::mem::take(&mut self.noted),
         };
         let path = self.scratch.join(NOTE);
@@ -540,6 +465,19 @@ impl Backup {
         let (file, left_out) = (file.display().to_string(), left_out.into_iter().collect());
         Ok(BackupProgress::End { file, procs, volumes, left_out, bytes: self.bytes, file_bytes })
     }
+}
+
+/// Templates and checkpoints, by paths below the data directory, and the inodes of their
+/// directories.
+fn kept(data: &Path) -> Result<BTreeMap<PathBuf, u64>, BackupFailure> {
+    let mut kept = BTreeMap::new();
+    for path in kept_in(data).map_err(at(data))? {
+        // One that has just gone is not in it.
+        if let Ok(found) = fs::metadata(data.join(&path)) {
+            kept.insert(path, found.ino());
+        }
+    }
+    Ok(kept)
 }
 
 /// What of a proc's directory does not go in with the rest.

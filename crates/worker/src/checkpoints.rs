@@ -53,8 +53,14 @@ impl Taking {
         Taking(Some(made))
     }
 
-    fn made(&self) -> &Unpublished {
+    pub(crate) fn made(&self) -> &Unpublished {
         self.0.as_ref().expect("it is published last")
+    }
+
+    /// Adds its note to what is durable; says why not.
+    pub(crate) fn noted(self, note: CheckpointNote) -> Result<Finished, String> {
+        Checkpoints::add_note(self.made(), &note).map_err(|e| chain(&e))?;
+        Ok(Finished { taking: self, note })
     }
 }
 
@@ -127,8 +133,7 @@ impl Taken {
             still_us,
             total_us,
         });
-        Checkpoints::add_note(self.taking.made(), &note).map_err(|e| failed(chain(&e)))?;
-        Ok(Finished { taking: self.taking, note })
+        self.taking.noted(note).map_err(failed)
     }
 }
 
@@ -140,9 +145,14 @@ pub(crate) struct Finished {
 
 impl Finished {
     /// Gives it its name.
-    pub(crate) fn publish(mut self, purpose: Purpose, name: &ProcName) -> Result<CheckpointNote, Refusal> {
+    pub(crate) fn publish(self, purpose: Purpose, name: &ProcName) -> Result<CheckpointNote, Refusal> {
+        self.publish_or(|why| purpose.refuse(name, Code::Exhausted, why))
+    }
+
+    /// The same, with another refusal.
+    pub(crate) fn publish_or(mut self, refuse: impl FnOnce(&str) -> Refusal) -> Result<CheckpointNote, Refusal> {
         let made = self.taking.0.take().expect("it is published once");
-        made.publish().map_err(|e| purpose.refuse(name, Code::Exhausted, &chain(&e)))?;
+        made.publish().map_err(|e| refuse(&chain(&e)))?;
         Ok(self.note)
     }
 }

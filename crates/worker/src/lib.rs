@@ -12,7 +12,7 @@
 //! | [`volumes_of_clones`] | what clones have in place of volumes |
 //! | [`replicas`] | procs that serve behind the name of another, as `kip_scale` asks for them |
 //! | [`periodic`] | checkpoints that are taken by themselves |
-//! | [`templates`] | what the first proc of a kind leaves for later ones to begin from |
+//! | [`templates`], [`template_files`] | what the first proc of a kind leaves for later ones to begin from; into files and from files |
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
 //! | [`lately`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
@@ -47,12 +47,13 @@ mod rest;
 mod scrape;
 mod snapshots;
 mod staging;
+mod template_files;
 mod templates;
 mod volumes_of_clones;
 mod worker;
 
-pub use backup::restore::{BackupRestoreError, RestoredBackup, restore};
 pub use kip_engine::observe::WakeObserver;
+pub use kip_offload::restore::{BackupRestoreError, RestoredBackup, restore};
 pub use kip_pressure::{BadMarks, MemoryMarks};
 pub use kip_records::instance::InstanceError;
 pub use open::{Config, OpenWorkerError, enter_private_mounts};

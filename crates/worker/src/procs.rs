@@ -110,7 +110,15 @@ impl ProcService for Worker {
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
         let mut handle = self.handle(&name)?;
         handle.wait_until_stable().await;
-        Ok(kip_insight::why(&handle).await)
+        let advised = async {
+            if handle.proc.spec().trial {
+                return None;
+            }
+            Some(kip_insight::advice(&handle, self.template_for(&handle, false).await.is_ok()).await)
+        };
+        // Both watch one that runs.
+        let (why, clone) = tokio::join!(kip_insight::why(&handle), advised);
+        Ok(WhyView { clone, ..why })
     }
 
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {

@@ -26,7 +26,7 @@ use kip_service::TemplateService;
 use kip_supervisor::task::{Handle, TaskCommand, run_hook};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
-use kip_types::api::template::{TemplateRequest, TemplateView, TemplatesView};
+use kip_types::api::template::{TemplateFileRequest, TemplateFileView, TemplateRequest, TemplateView, TemplatesView};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::keys::Hex;
 use kip_types::{ProcName, Protocol, Spec, State, TemplateId, chain};
@@ -39,7 +39,7 @@ use tokio::sync::OwnedRwLockReadGuard;
 /// Most templates that are kept; for one more the one goes that was not used for longest.
 const MOST: usize = 32;
 impl Worker {
-    fn kind_of<'a>(&self, spec: &'a Spec, base: &'a Path, secrets: &'a BTreeMap<String, Hex>) -> Kind<'a> {
+    pub(crate) fn kind_of<'a>(&self, spec: &'a Spec, base: &'a Path, secrets: &'a BTreeMap<String, Hex>) -> Kind<'a> {
         Kind { spec, base, volumes: volumes::directory(&self.machine.data), secrets }
     }
 
@@ -150,9 +150,10 @@ impl Worker {
             let secrets = worker.secrets_of(&proc)?;
             let started_ms = proc.status.borrow().record.started_at_ms;
             let kind = worker.kind_of(&kind, &proc.proc.base, &secrets);
-            Ok::<_, Refusal>((kind.id(), started_ms, kind.changed_since(started_ms)))
+            let asked = kind.asked();
+            Ok::<_, Refusal>((kind.id_for(&asked), asked, started_ms, kind.changed_since(started_ms)))
         });
-        let (id, started_ms, changed) = known.await?;
+        let (id, asked, started_ms, changed) = known.await?;
         if let Some(path) = changed {
             let why = format!("{} has changed since it started: restart it first", path.display());
             return Err(refuse(why));
@@ -173,7 +174,7 @@ impl Worker {
         let (worker, proc, kind, of) = (self.clone(), source.clone(), Arc::clone(&spec), id.clone());
         let begun = blocking(move || {
             let record = Record::new(proc.proc.slot.number(), proc.proc.base.clone());
-            let made = worker.template_store().prepare(&of, &*kind, &record);
+            let made = worker.template_store().prepare(&of, &asked, &*kind, &record);
             made.map(Taking::new).map_err(|e| failed(&kind.name, &e))
         });
         let (taken, _) = copy_to(source, begun.await?, Purpose::Template, began).await?;
@@ -219,7 +220,7 @@ impl Worker {
     }
 
     /// None if there is none; one that is damaged is refused.
-    fn read_template(&self, id: &TemplateId) -> Result<Option<Checkpoint>, Refusal> {
+    pub(crate) fn read_template(&self, id: &TemplateId) -> Result<Option<Checkpoint>, Refusal> {
         let (templates, recorded) = (self.template_store(), id.clone().into());
         let records = templates.records();
         let read = || {
@@ -248,7 +249,7 @@ impl Worker {
         Ok(true)
     }
 
-    fn remove_least_used(&self) {
+    pub(crate) fn remove_least_used(&self) {
         let templates = self.template_store();
         let mut known: Vec<_> = templates.ids().unwrap_or_default();
         known.sort_by_cached_key(|id| {
@@ -320,12 +321,22 @@ impl TemplateService for Worker {
         let worker = self.clone();
         blocking(move || match worker.remove_one(&id, Code::Failed)? {
             true => Ok(()),
-            false => {
-                Err(Refusal::new(Code::Unknown, format!("there is no template {id}: `kip template ls` lists them")))
-            }
+            false => Err(unknown(&id)),
         })
         .await
     }
+
+    async fn export_template(&self, id: TemplateId, request: TemplateFileRequest) -> Result<TemplateFileView, Refusal> {
+        self.template_exported(id, request).await
+    }
+
+    async fn import_template(&self, request: TemplateFileRequest) -> Result<TemplateFileView, Refusal> {
+        self.template_imported(request).await
+    }
+}
+
+pub(crate) fn unknown(id: &TemplateId) -> Refusal {
+    Refusal::new(Code::Unknown, format!("there is no template {id}: `kip template ls` lists them"))
 }
 
 /// Refuses a proc that could never leave a template, or of which it is not known when.
@@ -352,7 +363,7 @@ fn failed(name: &ProcName, error: &RecordError) -> Refusal {
     Refusal::new(Code::Exhausted, format!("a template of {name} cannot be recorded: {}", chain(error)))
 }
 
-fn view_of(id: TemplateId, note: CheckpointNote, used_at_ms: Option<u64>, spec: &Spec) -> TemplateView {
+pub(crate) fn view_of(id: TemplateId, note: CheckpointNote, used_at_ms: Option<u64>, spec: &Spec) -> TemplateView {
     let mut spec = spec.clone();
     spec.asked = None;
     spec.hide_values();

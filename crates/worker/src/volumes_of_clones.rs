@@ -6,7 +6,8 @@
 
 use kip_engine::host::Host;
 use kip_engine::volumes;
-use kip_engine::volumes::sleep::{RESTORED, is_restored};
+use kip_engine::volumes::sleep::is_restored;
+use kip_offload::restore::RESTORED;
 use kip_records::body::Body;
 use kip_types::api::clone::{CloneMethod, CloneRequest};
 use kip_types::api::{Code, Refusal};

@@ -5,9 +5,10 @@ use async_trait::async_trait;
 use kip_service::{
     CheckpointService, Feed, ImageService, KeyService, ScaleService, SnapshotService, TemplateService, VolumeService,
 };
+use kip_types::Spec;
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest, RolledBackView};
 use kip_types::api::scale::ScaleView;
-use kip_types::api::template::{TemplateRequest, TemplateView, TemplatesView};
+use kip_types::api::template::{TemplateFileRequest, TemplateFileView, TemplateRequest, TemplateView, TemplatesView};
 use kip_types::api::*;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
@@ -139,23 +140,39 @@ fn checkpoint_of(name: ProcName, tag: Option<CheckpointTag>) -> CheckpointView {
     }
 }
 
+fn template_of(id: TemplateId, spec: Spec) -> TemplateView {
+    TemplateView {
+        id,
+        name: spec.name.clone(),
+        taken_at_ms: 1,
+        used_at_ms: None,
+        memory_bytes: 1 << 20,
+        file_bytes: 0,
+        still_us: 1,
+        total_us: 2,
+        spec,
+    }
+}
+
 #[async_trait]
 impl TemplateService for Fake {
     async fn take_template(&self, name: ProcName, request: TemplateRequest) -> Result<TemplateView, Refusal> {
         self.hear(&request);
         let proc = self.procs.lock().get(&name).cloned();
         let proc = proc.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no proc {name}")))?;
-        Ok(TemplateView {
-            id: "t0123456789abcdef".parse().expect("a good id"),
-            name,
-            taken_at_ms: 1,
-            used_at_ms: None,
-            memory_bytes: 1 << 20,
-            file_bytes: 0,
-            still_us: 1,
-            total_us: 2,
-            spec: proc.spec,
-        })
+        Ok(template_of("t0123456789abcdef".parse().expect("a good id"), proc.spec))
+    }
+
+    async fn export_template(&self, id: TemplateId, request: TemplateFileRequest) -> Result<TemplateFileView, Refusal> {
+        self.hear(&request);
+        let spec = self.procs.lock().values().next().map(|proc| proc.spec.clone());
+        let spec = spec.ok_or_else(|| Refusal::new(Code::Unknown, format!("there is no template {id}")))?;
+        let template = template_of(id.clone(), spec);
+        Ok(TemplateFileView { template, exported_id: id, file: request.file, file_bytes: 7 })
+    }
+
+    async fn import_template(&self, request: TemplateFileRequest) -> Result<TemplateFileView, Refusal> {
+        self.export_template("t0123456789abcdef".parse().expect("a good id"), request).await
     }
 
     async fn templates(&self) -> Result<TemplatesView, Refusal> {

@@ -243,6 +243,7 @@ impl ProcService for Fake {
             last_wake: view.last_wake.clone(),
             taken_over_by: None,
             fell_back: None,
+            clone: None,
             pinned_by: Vec::new(),
             egress_refused: Vec::new(),
         })
@@ -349,7 +350,8 @@ impl ProcService for Fake {
     async fn clone_advice(&self, name: ProcName) -> Result<CloneAdvice, Refusal> {
         let (method, why) = (CloneMethod::Hot, "it has nothing to read again".to_owned());
         let (has_template, memory_bytes, limit_bytes, reread_bytes_per_s) = (false, 5, None, Some(0));
-        Ok(CloneAdvice { name, method, why, has_template, memory_bytes, limit_bytes, reread_bytes_per_s })
+        let better = None;
+        Ok(CloneAdvice { name, method, why, better, has_template, memory_bytes, limit_bytes, reread_bytes_per_s })
     }
 
     async fn rename(&self, name: ProcName, request: RenameRequest) -> Result<ProcView, Refusal> {

@@ -15,6 +15,7 @@ use crate::host::Proc;
 use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::{is_below, release_volume_files};
 use kip_criu_images::{CheckpointImageError, Images};
+use kip_offload::restore::RESTORED;
 use kip_records::body::{Slept, SleptFile};
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::volume::{self, Volume, VolumeError};
@@ -70,9 +71,6 @@ impl VolumeChanged {
         matches!(self, VolumeChanged::Mount(_) | VolumeChanged::Secrets(_) | VolumeChanged::Other { .. })
     }
 }
-
-/// In a proc's directory: the generation whose volumes were restored with it.
-pub const RESTORED: &str = "restored";
 
 /// Whether the files in a sleeper's named volumes are restored copies of those that it fell asleep
 /// with in this generation.

@@ -80,6 +80,10 @@ pub struct CloneAdvice {
     pub method: CloneMethod,
     /// Why, in words.
     pub why: String,
+    /// What a clone would begin from better if it were there, and how to get it, in words; null if
+    /// there is nothing.
+    #[serde(default)]
+    pub better: Option<String>,
     /// There is a template for what the source is.
     pub has_template: bool,
     /// Memory that the source holds, or has in its sleep, bytes.

@@ -68,7 +68,7 @@ pub enum EventKind {
     HookFailed,
     /// An image was brought here.
     Image,
-    /// A snapshot was imported.
+    /// A snapshot or a template was imported.
     Imported,
     /// The keeper was replaced.
     Keeper,

@@ -1,5 +1,6 @@
 //! Templates: requests and answers.
 
+use crate::keys::KeysWrap;
 use crate::spec::Spec;
 use crate::{ProcName, TemplateId};
 use schemars::JsonSchema;
@@ -21,7 +22,7 @@ pub struct TemplateView {
     pub id: TemplateId,
     /// The proc that it was taken from had this name.
     pub name: ProcName,
-    /// When it was taken, milliseconds since the epoch.
+    /// When it was taken, or imported, milliseconds since the epoch.
     pub taken_at_ms: u64,
     /// When a proc last began from it, milliseconds since the epoch; null if none has.
     pub used_at_ms: Option<u64>,
@@ -43,4 +44,27 @@ pub struct TemplateView {
 pub struct TemplatesView {
     /// The templates.
     pub templates: Vec<TemplateView>,
+}
+
+/// `POST /v1/templates/ID/export` and `POST /v1/templates/import`.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateFileRequest {
+    /// Absolute path of the file on the daemon's machine; an export makes it.
+    pub file: String,
+    /// What closes it.
+    pub wrap: KeysWrap,
+}
+
+/// A template that was written into a file, or has come from one.
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct TemplateFileView {
+    /// The template, as it is here.
+    pub template: TemplateView,
+    /// Its id where it was exported: of the files of a machine another one has others.
+    pub exported_id: TemplateId,
+    /// The file.
+    pub file: String,
+    /// Length of the file, bytes.
+    pub file_bytes: u64,
 }

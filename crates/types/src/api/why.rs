@@ -51,6 +51,10 @@ pub struct WhyView {
     /// Volumes that pin the proc to this machine and data directory, a line for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned_by: Vec<String>,
+    /// What a clone of the proc would begin from best just now, and why; null of a trial, and from
+    /// a daemon that does not say so.
+    #[serde(default)]
+    pub clone: Option<clone::CloneAdvice>,
     /// Calls that the proc's egress rules refused, at most 64, the newest first; forgotten when the
     /// daemon is replaced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,36 +1,105 @@
-//! A data directory of a backup, before its daemon is started: `kip restore`.
+//! A data directory of a backup, before its daemon is started: `kip restore`. What a backup says of
+//! itself is here too; how one is made is the worker's.
 //!
 //! What a daemon then finds is a data directory after a reboot: sockets are made anew, sleepers
 //! sleep in their generations, what ran has ended (`recover`). Three things are of the old place
 //! and are changed here: ids, if the number of the old directory is another's on this machine; the
 //! path of the skeletons; and that files in volumes have other inodes, which is noted beside the
-//! generation that they belong to ([`kip_engine::volumes::sleep::is_restored`]).
+//! generation that they belong to ([`RESTORED`]).
 //!
 //! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash
 //! leaves that directory, which the next try removes.
 
-use super::{FORMAT, NOTE, Note, Noted, Said, TAR};
-use kip_archive::backup::{BackupError, BackupReader};
+use crate::keys::{KeyLength, with_wrap};
+use kip_archive::backup::{BackupError, BackupReader, Content};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
-use kip_engine::volumes::sleep::RESTORED;
-use kip_net::Instance;
-use kip_offload::{KeyLength, with_wrap};
-use kip_records::instance::{self, InstanceError, ids_of};
-use kip_types::ProcName;
+use kip_copy::tarred::{self, UntarError};
+use kip_records::checkpoints::CheckpointNote;
+use kip_records::instance::{self, InstanceError, ids_of, ids_of_number};
+use kip_records::state::Record;
 use kip_types::keys::KeysWrap;
+use kip_types::{Generation, ProcName, State};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
+/// Of what is said in `backup.json`.
+pub const FORMAT: u32 = 1;
+/// The last member.
+pub const NOTE: &str = "backup.json";
+/// In a proc's directory: the generation whose volumes were restored with it.
+pub const RESTORED: &str = "restored";
+/// Below a data directory: templates, and the directories of those that have checkpoints.
+const TEMPLATES: &str = "templates";
+const CHECKPOINTS: &str = "checkpoints";
 /// Where it is made.
 const GROWING: &str = ".kip-restore";
 /// What a data directory may have in it already: what is made anew for each.
 const NOTHING_OF: [&str; 5] = ["run", "cache", "base", GROWING, "images"];
-/// Bytes that are handed to tar at once.
-const PIECE: usize = 256 << 10;
+
+/// What a backup says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BackupNote {
+    /// At most [`FORMAT`].
+    pub format: u32,
+    /// The Kip that made it.
+    pub kip: String,
+    /// When it was made, Unix milliseconds.
+    pub made_at_ms: u64,
+    /// The data directory that it was made of.
+    pub data: PathBuf,
+    /// Its number, which ids of its procs follow from.
+    pub instance: u8,
+    /// Procs that are in it.
+    pub procs: Vec<NotedProc>,
+    /// Templates and checkpoints that are whole in it: paths below the data directory. Backups of a
+    /// Kip that did not say so say nothing.
+    #[serde(default)]
+    pub kept: Option<Vec<PathBuf>>,
+}
+
+/// A proc in a backup.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NotedProc {
+    /// Its name.
+    pub name: ProcName,
+    /// The name of its directory, if that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<ProcName>,
+    /// What it sleeps in, if that is in the backup.
+    pub generation: Option<Generation>,
+    /// It is archived in the data directory's own store, which is in the backup.
+    #[serde(default)]
+    pub stored: bool,
+}
+
+/// Templates and checkpoints of a data directory, as paths below it.
+///
+/// # Errors
+/// The file system's.
+pub fn kept_in(data: &Path) -> io::Result<Vec<PathBuf>> {
+    fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let entries = match fs::read_dir(directory) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let names = entries.map(|entry| entry.map(|entry| PathBuf::from(entry.file_name())));
+        let mut names = names.collect::<io::Result<Vec<_>>>()?;
+        names.retain(|name| !name.as_os_str().as_encoded_bytes().starts_with(b"."));
+        Ok(names)
+    }
+    let mut kept: Vec<PathBuf> =
+        names(&data.join(TEMPLATES))?.into_iter().map(|id| Path::new(TEMPLATES).join(id)).collect();
+    for key in names(&data.join(CHECKPOINTS))? {
+        let tags = names(&data.join(CHECKPOINTS).join(&key))?;
+        kept.extend(tags.into_iter().map(|tag| Path::new(CHECKPOINTS).join(&key).join(tag)));
+    }
+    Ok(kept)
+}
 
 /// What was restored.
 #[derive(Debug)]
@@ -90,11 +159,8 @@ pub enum BackupRestoreError {
         found: u32,
     },
     /// tar did not do it.
-    #[error("tar failed: {said}")]
-    Tar {
-        /// Its first line.
-        said: String,
-    },
+    #[error(transparent)]
+    Tar(#[from] UntarError),
     /// Its number on this machine.
     #[error(transparent)]
     Instance(#[from] InstanceError),
@@ -172,10 +238,17 @@ fn fill(
     report: impl FnMut(u64),
 ) -> Result<RestoredBackup, BackupRestoreError> {
     let sealed = File::open(file).map_err(at(file))?;
-    let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, report }, wrap))?;
+    let reader =
+        with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, report }, Content::Backup, wrap))?;
     let mut reader = reader.map_err(|source| BackupRestoreError::Open { path: file.to_owned(), source })?;
     fs::DirBuilder::new().mode(0o700).create(growing).map_err(at(growing))?;
-    extract(&mut reader, growing, file)?;
+    tarred::unpack(&mut reader, growing).map_err(|e| match e {
+        UntarError::Read(e) if e.kind() == io::ErrorKind::InvalidData => {
+            BackupRestoreError::Damaged { path: file.to_owned(), what: e.to_string() }
+        }
+        UntarError::Read(e) => at(file)(e),
+        e => e.into(),
+    })?;
     let damaged = |what: String| BackupRestoreError::Damaged { path: file.to_owned(), what };
     let path = growing.join(NOTE);
     let text = fs::read(&path).map_err(|_| damaged(format!("it has no {NOTE}")))?;
@@ -185,9 +258,10 @@ fn fill(
         Some(found) if found > FORMAT => return Err(BackupRestoreError::Newer { path: file.to_owned(), found }),
         Some(_) => {}
     }
-    let note: Note = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
+    let note: BackupNote = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
     fs::remove_file(&path).map_err(at(&path))?;
     let procs = adapt_records(data, growing, &note)?;
+    adapt_kept(data, growing, &note)?;
     // No other instance takes the number before it is remembered.
     let (instance, _lock) = adapt_ids(data, growing, &note)?;
     let all = File::open(growing).map_err(at(growing))?;
@@ -215,48 +289,8 @@ impl<F: FnMut(u64)> Read for Counted<F> {
     }
 }
 
-/// Takes the tar apart.
-fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), BackupRestoreError> {
-    let mut said = Said::new().map_err(at(to))?;
-    let mut command = Command::new("tar");
-    command.args(["--extract", "--file=-", "--ignore-zeros", "--listed-incremental=/dev/null", "--sparse"]);
-    command.args(["--preserve-permissions", "--same-owner", "--delay-directory-restore"]).args(TAR);
-    command.arg("--directory").arg(to).stdin(Stdio::piped()).stdout(Stdio::null());
-    command.stderr(said.hand().map_err(at(to))?);
-    let mut tar =
-        command.spawn().map_err(|e| BackupRestoreError::Tar { said: format!("it cannot be started: {e}") })?;
-    let mut pipe = tar.stdin.take().expect("it is piped");
-    let mut piece = vec![0; PIECE];
-    let copied = loop {
-        match from.read(&mut piece) {
-            Ok(0) => break Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                break Err(BackupRestoreError::Damaged { path: file.to_owned(), what: e.to_string() });
-            }
-            Err(e) => break Err(at(file)(e)),
-            // It has ended, and says why.
-            Ok(count) if pipe.write_all(&piece[..count]).is_err() => break Ok(()),
-            Ok(_) => {}
-        }
-    };
-    drop(pipe);
-    if copied.is_err() {
-        let _ = tar.kill();
-    }
-    let status = tar.wait().map_err(at(to))?;
-    copied?;
-    if status.success() {
-        return Ok(());
-    }
-    // tar says how much it wrote, and not why no more.
-    let full = rustix::fs::statvfs(to).is_ok_and(|found| found.f_bavail * found.f_frsize < PIECE as u64);
-    let why = if full { ": no space is left there" } else { "" };
-    Err(BackupRestoreError::Tar { said: format!("{}{why}", said.line()) })
-}
-
 /// Makes the records those of this directory.
-fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, BackupRestoreError> {
+fn adapt_records(data: &Path, growing: &Path, note: &BackupNote) -> Result<Vec<(ProcName, bool)>, BackupRestoreError> {
     let procs = growing.join("procs");
     let entries = match fs::read_dir(&procs) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -265,27 +299,18 @@ fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcNa
     let mut restored = Vec::new();
     for entry in entries {
         let path = entry.map_err(at(&procs))?.path();
-        let key =
-            |one: &Noted| path.file_name().is_some_and(|name| name == one.key.as_ref().unwrap_or(&one.name).as_str());
+        let key = |one: &NotedProc| {
+            path.file_name().is_some_and(|name| name == one.key.as_ref().unwrap_or(&one.name).as_str())
+        };
         let noted = note.procs.iter().find(|one| key(one));
         let Some(noted) = noted else {
             // Removed while the backup was made.
             fs::remove_dir_all(&path).map_err(at(&path))?;
             continue;
         };
-        let state = path.join("state.json");
-        let text = fs::read(&state).map_err(at(&state))?;
-        let unread = |e: serde_json::Error| at(&state)(io::Error::new(io::ErrorKind::InvalidData, e));
-        let mut record: serde_json::Value = serde_json::from_slice(&text).map_err(unread)?;
-        let base = record["base"].as_str().and_then(|base| Path::new(base).strip_prefix(&note.data).ok());
-        if let Some(inside) = base {
-            record["base"] = data.join(inside).display().to_string().into();
-        }
-        let text = serde_json::to_vec(&record).map_err(unread)?;
-        fs::write(&state, text).map_err(at(&state))?;
+        adapt_base(data, &path, note)?;
         if let Some(generation) = noted.generation {
-            let mark = path.join(RESTORED);
-            fs::write(&mark, generation.0.to_string()).map_err(at(&mark))?;
+            mark_restored(&path, generation)?;
         }
         restored.push((noted.name.clone(), noted.generation.is_some() || noted.stored));
     }
@@ -293,14 +318,64 @@ fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcNa
     Ok(restored)
 }
 
+/// The skeleton of a record lies in this directory.
+fn adapt_base(data: &Path, directory: &Path, note: &BackupNote) -> Result<(), BackupRestoreError> {
+    change_json(&directory.join("state.json"), |record| {
+        let base = record["base"].as_str().and_then(|base| Path::new(base).strip_prefix(&note.data).ok());
+        if let Some(inside) = base {
+            record["base"] = data.join(inside).display().to_string().into();
+        }
+    })
+}
+
+fn change_json(path: &Path, change: impl FnOnce(&mut serde_json::Value)) -> Result<(), BackupRestoreError> {
+    let unread = |e: serde_json::Error| at(path)(io::Error::new(io::ErrorKind::InvalidData, e));
+    let mut value = serde_json::from_slice(&fs::read(path).map_err(at(path))?).map_err(unread)?;
+    change(&mut value);
+    fs::write(path, serde_json::to_vec(&value).map_err(unread)?).map_err(at(path))
+}
+
+/// The same for templates and checkpoints. One that was being made or removed meanwhile goes.
+fn adapt_kept(data: &Path, growing: &Path, note: &BackupNote) -> Result<(), BackupRestoreError> {
+    let whole: Option<BTreeSet<&PathBuf>> = note.kept.as_ref().map(|kept| kept.iter().collect());
+    for kept in kept_in(growing).map_err(at(growing))? {
+        let path = growing.join(&kept);
+        if whole.as_ref().is_some_and(|whole| !whole.contains(&kept)) {
+            fs::remove_dir_all(&path).map_err(at(&path))?;
+            continue;
+        }
+        adapt_base(data, &path, note)?;
+        let state = path.join("state.json");
+        let record: Option<Record> = fs::read(&state).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        if let Some(Record { state: State::Parked { generation }, .. }) = record {
+            mark_restored(&path, generation)?;
+        }
+    }
+    Ok(())
+}
+
+/// The files in its volumes are other ones than those with which it fell asleep.
+fn mark_restored(directory: &Path, generation: Generation) -> Result<(), BackupRestoreError> {
+    let mark = directory.join(RESTORED);
+    fs::write(&mark, generation.to_string()).map_err(at(&mark))
+}
+
 /// Ids of this directory's number, which is that of the old one if it can be.
-fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::ClaimedInstance, BackupRestoreError> {
+fn adapt_ids(data: &Path, growing: &Path, note: &BackupNote) -> Result<instance::ClaimedInstance, BackupRestoreError> {
     let claim = instance::claim(data, Some(note.instance))?;
-    if let Ok(from) = Instance::new(note.instance)
-        && from.number() != claim.0.number()
+    if let Some((from, count)) = ids_of_number(note.instance)
+        && note.instance != claim.0.number()
     {
-        let ((from, count), (to, _)) = (ids_of(from), ids_of(claim.0));
+        let (to, _) = ids_of(claim.0);
         shift(growing, IdShift { from, to, count }).map_err(at(growing))?;
+        for kept in kept_in(growing).map_err(at(growing))? {
+            let path = growing.join(kept).join(CheckpointNote::FILE);
+            change_json(&path, |known| {
+                if let Some(first) = known["first_id"].as_u64().filter(|first| *first >= u64::from(from)) {
+                    known["first_id"] = (first - u64::from(from) + u64::from(to)).into();
+                }
+            })?;
+        }
     }
     Ok(claim)
 }
