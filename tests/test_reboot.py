@@ -222,7 +222,7 @@ def test_lost_connections_are_told_and_timers_are_met(kip: Kip, tmp_path: Path) 
     assert Lines(proc.port()).ask("again") == "again"
 
 
-INSTALLED = Path(f"/usr/local/lib/kip-reboot-{os.getpid()}")
+INSTALLED = Path(f"/usr/local/share/kip-reboot-{os.getpid()}")
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def test_a_path_when_all_that_was_held_is_lost(places: Proc) -> None:
 def test_a_path_when_the_base_has_changed(kip: Kip, tmp_path: Path) -> None:
     """The sleeper wakes with other mounts, so CRIU does it; from then on it has those."""
     server = servers.places()
-    directory = Path(f"/usr/local/lib/kip-places-{os.getpid()}")
+    directory = Path(f"/usr/local/share/kip-places-{os.getpid()}")
     directory.mkdir()
     try:
         python = directory / "python"

@@ -19,7 +19,7 @@ from harness.kip import BY_ITSELF, Kip, Proc, binary
 from harness.wait import wait_for
 
 # The base of every proc is the host's own /usr, so the file that is upgraded has to lie there.
-INSTALLED = Path(f"/usr/local/lib/kip-test-{os.getpid()}")
+INSTALLED = Path(f"/usr/local/share/kip-test-{os.getpid()}")
 
 
 @pytest.fixture
