@@ -460,7 +460,11 @@ pub(crate) async fn from_checkpoint(
             becomes: Becomes::Another,
         };
         copied.copy(&first, generation_in(&from.record))?;
-        Ok((moment, first, SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None, behind: None }))
+        Ok((
+            moment,
+            first,
+            SourceCopy { record: from.record, was_awake, still_us: 0, still: None, inspected: None, behind: None },
+        ))
     })
     .await
 }

@@ -229,7 +229,8 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let directory = source.proc.dir.clone();
     // Beside the copy. What cannot be read there any more, since the source has gone on, is read
     // again, and refused, when the copy is finished.
-    let inspecting = generation.map(|generation| thread::spawn(move || Inspected::read(&directory, generation, &Fills::default()).ok()));
+    let inspecting = generation
+        .map(|generation| thread::spawn(move || Inspected::read(&directory, generation, &Fills::default()).ok()));
     let done = blocking(move || {
         copying.files()?;
         generation.map_or(Ok(()), |generation| copying.generation(generation))

@@ -8,8 +8,8 @@ mod process;
 
 pub(crate) use process::Process;
 
-use kip_journal::metrics::word;
 use kip_insight::view::ProcNow;
+use kip_journal::metrics::word;
 use kip_offload::CacheUse;
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};
 use kip_types::Tier;

@@ -271,8 +271,8 @@ pub fn settle(dir: &Path) -> Result<(), SnapshotError> {
     let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
     fs::write(new(MANIFEST), text).map_err(io_at(dir))?;
     let settled = [PAGES, MANIFEST].into_iter().try_for_each(|name| fs::rename(new(name), dir.join(name)));
-    let marks = filled.iter().filter(|name| name.ends_with(HERE));
-    settled.and_then(|()| marks.map(|name| fs::remove_file(dir.join(name))).collect()).map_err(io_at(dir))
+    let mut marks = filled.iter().filter(|name| name.ends_with(HERE));
+    settled.and_then(|()| marks.try_for_each(|name| fs::remove_file(dir.join(name)))).map_err(io_at(dir))
 }
 
 /// A page file that is read, wherever its pages are.

@@ -4,8 +4,8 @@
 use super::*;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
-use kip_journal::metrics::RefusalCause;
 use kip_engine::tickets::Ticket;
+use kip_journal::metrics::RefusalCause;
 use kip_sessions::exec::{self, ExecOutput};
 use kip_types::api::ExecRequest;
 use kip_types::life::Check;

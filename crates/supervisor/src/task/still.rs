@@ -84,8 +84,10 @@ impl CopySteps for StepsOf<'_> {
 
     fn may_run(&mut self, CopyDone { still }: CopyDone) {
         let copied = Copied { record: self.record.clone(), still };
-        // A request that was given up waits for neither.
-        self.copy.early.take().map(|early| early.send(copied));
+        if let Some(early) = self.copy.early.take() {
+            // A request that was given up waits for neither.
+            drop(early.send(copied));
+        }
     }
 }
 
