@@ -135,7 +135,7 @@ def test_paged_out_memory_stays_of_that_moment(kip: Kip, tier: str) -> None:
 
 
 # Milliseconds that the daemon waits before it copies what no clone has asked for.
-BEHIND = 5000
+BEHIND = 8000
 # Enough to be copied behind a clone, MiB.
 SMALL = 16
 
@@ -189,7 +189,8 @@ def test_a_clone_answers_before_its_memory_is_copied(slow: Kip, meanwhile: str) 
     assert not was_parked(proc)
 
 
-# promise clones: a clone that is removed before its memory is copied is gone, and its source goes on
+# promise clones: a clone that is removed before its memory is copied is gone, and its source goes
+#   on
 def test_a_clone_is_removed_before_its_memory_is_copied(slow: Kip) -> None:
     proc = sweeper(slow, size=SMALL)
     made, command = cloning(proc, "made")
@@ -200,7 +201,7 @@ def test_a_clone_is_removed_before_its_memory_is_copied(slow: Kip) -> None:
 
 # promise clones: clones whose memory cannot be copied to its end are not made, which is said
 def test_a_clone_whose_memory_is_lost_is_not_made(slow: Kip) -> None:
-    slow.expected += [r"a program waits for memory", r"memory of its source was not copied", r"damaged"]
+    slow.expected += [r"memory of a clone cannot be copied", r"memory of its source was not copied"]
     proc = sweeper(slow, size=SMALL)
     _, command = cloning(proc, "made")
     copies = [pid for pid in proc.inspect()["pids"] if Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"]
@@ -208,13 +209,12 @@ def test_a_clone_whose_memory_is_lost_is_not_made(slow: Kip) -> None:
     for copy in copies:
         os.kill(copy, signal.SIGKILL)
     done = command.result(60)
-    assert done.returncode == 1 and "sweeper cannot be cloned now: memory of its source was lost" in done.stderr, done.stderr
+    assert done.returncode == 1 and "clones of sweeper cannot be made: sweeper cannot be copied: memory that its clone needs was lost" in done.stderr, done.stderr
     assert slow.names() == ["sweeper"] and said(proc).startswith("sound, kept")
     assert not was_parked(proc)
 
 
-# promise clones: a clone whose memory was not yet copied when the daemon was killed is not made; one
-#   of which all was copied is
+# promise clones: a clone whose command was cut off by the end of the daemon is not made
 @pytest.mark.parametrize("step", [f"copy-behind:{10 * BEHIND}", "clone-filled"])
 def test_the_daemon_is_killed_while_memory_is_copied(fresh_kip: Callable[..., Kip], step: str) -> None:
     kip = fresh_kip(start=False)
@@ -229,11 +229,6 @@ def test_the_daemon_is_killed_while_memory_is_copied(fresh_kip: Callable[..., Ki
         kip.kill()
         assert command.result(60).returncode == 1
     kip.up()
-    assert kip.names() == (["made", "sweeper"] if step == "clone-filled" else ["sweeper"])
-    if step == "clone-filled":
-        made = Proc(kip, "made")
-        assert said(made).startswith("sound, zeros")
-        kip.cli("sleep", "made")
-        assert said(made).startswith("sound, zeros")
+    assert kip.names() == ["sweeper"]
     again, _ = clone(proc, "again")
     assert said(again).startswith("sound, zeros") and said(proc).startswith("sound, kept")

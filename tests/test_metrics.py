@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> Iterator[str]:
 # promise meters: Prometheus' text format 0.0.4; every metric with its type, labels and help is in
 #   `docs/metrics.md`, and nothing else is
 # held by: this, `tests/test_metrics.py::test_as_the_text_format_has_it`,
-#   `kip_engine::metrics::tests::what_happened_is_counted`
+#   `kip_journal::metrics::tests::what_happened_is_counted`
 # promise meters: wakes and their durations by tier and trigger agree with the proc's meter; procs,
 #   memory held and saved, disk, store, cache and requests of procs in all tiers
 def test_what_happened_and_what_is(store: str, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:

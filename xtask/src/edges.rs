@@ -126,6 +126,7 @@ const ALLOWED: [(&str, &[&str]); 36] = [
             "kip-clocks",
             "kip-checkpoint",
             "kip-snapshot",
+            "kip-copy",
             "kip-engine",
             "kip-sessions",
             "kip-offload",

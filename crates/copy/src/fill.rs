@@ -15,8 +15,9 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 /// Pages that are put together with one that is needed, those among which it is.
 const TOGETHER: u32 = 16;
@@ -29,13 +30,15 @@ pub struct Fill {
     memory: Vec<File>,
     /// What of which is written where, by place in the file.
     pieces: Vec<(usize, Run)>,
+    /// A page could not be put there.
+    failed: AtomicBool,
 }
 
 impl Fill {
     /// One of a file of which nothing is here but what is in none of the `pieces`.
     pub(crate) fn new(file: RemoteFile, memory: Vec<File>, mut pieces: Vec<(usize, Run)>) -> Fill {
         pieces.sort_unstable_by_key(|(_, run)| run.first);
-        Fill { file, memory, pieces }
+        Fill { file, memory, pieces, failed: AtomicBool::new(false) }
     }
 
     /// Puts pages of the file there. All of them are here if it succeeds.
@@ -77,8 +80,9 @@ impl Fill {
             return Ok(());
         }
         buffer.resize(run.pages as usize * PAGE, 0);
-        self.memory[memory].read_exact_at(buffer, run.start)?;
-        self.file.put(run.first, buffer)
+        let put = self.memory[memory].read_exact_at(buffer, run.start).and_then(|()| self.file.put(run.first, buffer));
+        self.failed.fetch_or(put.is_err(), Ordering::Relaxed);
+        put
     }
 
     /// Puts all of them there, on all cores but one, which is the clone's.
@@ -99,7 +103,14 @@ impl Fill {
             let others: Vec<_> = (2..cores).map(|_| scope.spawn(work)).collect();
             let own = work();
             others.into_iter().fold(own, |done, other| done.and(other.join().expect("it does not panic")))
-        })
+        })?;
+        // The clone was ended for that.
+        if self.has_failed() { Err(io::Error::other("a page that it waited for could not be copied")) } else { Ok(()) }
+    }
+
+    /// Whether a page could not be put there: what waits for it waits for ever.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 }
 
@@ -139,6 +150,10 @@ impl Filling<'_> {
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
         self.fills.0.lock().remove(&self.id);
+        // The copies end after this, and a thread that has it may be reading of them.
+        while Arc::strong_count(&self.fill) > 1 {
+            thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
@@ -186,8 +201,8 @@ impl Fills {
         })
     }
 
-    /// Puts those pages of a generation there that come from copies: `which`, as number of the file,
-    /// first page and pages, or all.
+    /// Puts those pages of a generation there that come from copies: `which`, as number of the
+    /// file, first page and pages, or all.
     ///
     /// # Errors
     /// The file system's; a copy has ended, or is not this daemon's.
@@ -208,6 +223,38 @@ impl Fills {
         }
         Ok(())
     }
+}
+
+/// In a clone's directory: its memory is still copied, with the boot id of the machine that does
+/// it.
+const UNFINISHED: &str = "unfinished";
+
+/// Notes of a clone that it is one only once its memory is copied.
+///
+/// # Errors
+/// The file system's.
+pub fn mark_unfinished(clone: &Path) -> io::Result<()> {
+    fs::write(clone.join(UNFINISHED), boot_id()?)
+}
+
+/// Notes that it is one now.
+///
+/// # Errors
+/// The file system's.
+pub fn unmark_unfinished(clone: &Path) -> io::Result<()> {
+    match fs::remove_file(clone.join(UNFINISHED)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a proc is such a clone. After a restart of the machine none is: it starts anew.
+pub fn is_unfinished(proc: &Path) -> bool {
+    fs::read_to_string(proc.join(UNFINISHED)).is_ok_and(|of| boot_id().is_ok_and(|now| of == now))
+}
+
+fn boot_id() -> io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
 }
 
 #[cfg(test)]
@@ -244,5 +291,33 @@ mod tests {
         assert!(!here().contains(&false));
         drop(filling);
         assert_eq!(fs::read(&other).unwrap(), own);
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_copied_is_found_at_the_end_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = RemoteFile::create(dir.path(), "memory", 4).unwrap();
+        let run = |start| Run { start, pages: 2, file: 0, first: if start == 0 { 0 } else { 2 } };
+        let own = [7u8; 3 * PAGE];
+        let there = (own.as_ptr() as u64).next_multiple_of(PAGE as u64);
+        let memory = vec![File::open("/proc/self/mem").unwrap()];
+        let fill = Fill::new(file, memory, vec![(0, run(0)), (0, run(there))]);
+        fill.put(2..4).unwrap();
+        assert!(!fill.has_failed());
+        assert!(fill.put(0..1).is_err() && fill.has_failed() && fill.put_all().is_err());
+    }
+
+    #[test]
+    fn a_clone_is_unfinished_until_the_machine_starts_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_unfinished(dir.path()));
+        unmark_unfinished(dir.path()).unwrap();
+        mark_unfinished(dir.path()).unwrap();
+        assert!(is_unfinished(dir.path()));
+        fs::write(dir.path().join(UNFINISHED), "another").unwrap();
+        assert!(!is_unfinished(dir.path()));
+        mark_unfinished(dir.path()).unwrap();
+        unmark_unfinished(dir.path()).unwrap();
+        assert!(!is_unfinished(dir.path()));
     }
 }

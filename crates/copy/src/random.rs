@@ -13,19 +13,21 @@
 //! generation, and no process; what is in no page of it was never written, and what is in a store
 //! must have come.
 
-use crate::fill::Fills;
+use crate::fill::{Fill, Fills};
 use kip_clocks::tree::Tree;
 use kip_criu_images::fields::{file_entry, reg_file_entry};
 use kip_criu_images::inspect::{ImageProcess, MappedRange, MappingKind, processes};
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::MemoryPatch;
-use kip_snapshot::pages::{PAGE, PageMap, ProcessPages};
+use kip_snapshot::pages::{PAGE, PageMap, ProcessPages, UNSYNCED};
 use kip_snapshot::remote::OpenPages;
 use kip_sys::process::write_memory;
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Most pages that are read for one process.
 const MOST_PAGES: usize = 4096;
@@ -56,18 +58,22 @@ const MOST_AT_ONCE: u64 = 1 << 16;
 /// What makes the generators that are found in a generation draw new seeds.
 ///
 /// # Errors
-/// An image is damaged.
+/// An image is damaged; memory is lost that was still to be copied.
 pub fn find(directory: &Path, images: &Images, fills: &Fills) -> Result<Vec<MemoryPatch>, CheckpointImageError> {
     // Without one it is a generation of an older Kip.
     let Ok(map) = PageMap::load(directory) else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
+    let (mut found, lost) = (Vec::new(), Cell::new(false));
     for process in processes(images)?.iter().filter(|process| !process.ended) {
         if let Some(pages) = map.processes.get(&process.pid) {
-            let files = PageFiles { directory, map: &map, fills, open: HashMap::new() };
+            let files = PageFiles { directory, map: &map, fills, lost: &lost, open: HashMap::new() };
             let memory = Memory { files, pages, read: HashMap::new() };
             let search = Search::of(process, memory);
             found.extend(if search.memory.is_small() { search.all() } else { search.generators() });
         }
+    }
+    if lost.get() {
+        let source = io::Error::other("memory of its source was lost before it was copied");
+        return Err(CheckpointImageError::Io { path: directory.to_owned(), source });
     }
     Ok(found)
 }
@@ -112,22 +118,31 @@ struct PageFiles<'a> {
     directory: &'a Path,
     map: &'a PageMap,
     fills: &'a Fills,
-    open: HashMap<u32, Option<OpenPages>>,
+    /// A page was to be copied and is lost.
+    lost: &'a Cell<bool>,
+    open: HashMap<u32, Option<Opened>>,
+}
+
+/// A page file, and what it is filled from if it is being filled.
+struct Opened {
+    pages: OpenPages,
+    fill: Option<Arc<Fill>>,
 }
 
 impl PageFiles<'_> {
     /// Reads pages one behind the other. None: they are not in the file, or not here.
     fn read(&mut self, file: u32, first: u32, bytes: &mut [u8]) -> Option<()> {
         let known = &self.map.files[file as usize];
-        let open = self.open.entry(file).or_insert_with(|| OpenPages::open(self.directory, known).ok());
-        let open = open.as_ref()?;
-        match open.read(first, bytes) {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let fill = self.fills.of(&self.directory.join(&known.name)).ok().flatten()?;
-                fill.read(first, bytes).ok()
-            }
-            read => read.ok(),
-        }
+        let is_filled = known.name.ends_with(UNSYNCED);
+        let open = || {
+            let fill = if is_filled { self.fills.of(&self.directory.join(&known.name)).ok().flatten() } else { None };
+            Some(Opened { pages: OpenPages::open(self.directory, known).ok()?, fill })
+        };
+        let opened = self.open.entry(file).or_insert_with(open).as_ref()?;
+        let from_copy = opened.fill.as_ref().is_some_and(|fill| fill.read(first, bytes).is_ok());
+        let read = if from_copy { Ok(()) } else { opened.pages.read(first, bytes) };
+        self.lost.set(self.lost.get() || is_filled && read.is_err());
+        read.ok()
     }
 }
 
@@ -334,8 +349,9 @@ mod tests {
     fn a_generator_is_known_by_its_functions_and_its_pid() {
         let map = PageMap::default();
         let pages = ProcessPages::default();
-        let fills = Fills::default();
-        let files = PageFiles { directory: Path::new("/"), map: &map, fills: &fills, open: HashMap::new() };
+        let (fills, lost) = (Fills::default(), Cell::new(false));
+        let files =
+            PageFiles { directory: Path::new("/"), map: &map, fills: &fills, lost: &lost, open: HashMap::new() };
         let memory = Memory { files, pages: &pages, read: HashMap::new() };
         let code = vec![0x1000..0x2000, 0x8000..0x9000];
         let search = Search { pid: 7, memory, code, data: Vec::new(), roots: Vec::new() };

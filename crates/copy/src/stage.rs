@@ -107,7 +107,12 @@ impl ProcCopy {
         kip_snapshot::link_whole(&from, &to).map_err(|e| match e {
             SnapshotError::Io { source, .. } if source.kind() == io::ErrorKind::WouldBlock => CopyError::Remote,
             other => CopyError::Generation(other),
-        })
+        })?;
+        match kip_snapshot::settle(&to) {
+            // Its memory is copied behind the clone.
+            Err(SnapshotError::Damaged { .. }) => Ok(()),
+            other => other.map_err(CopyError::Generation),
+        }
     }
 
     /// What of the clone's files says its host name, says its own.

@@ -332,7 +332,8 @@ impl Memory {
             // First what changes the map: the read that brought these events lets their threads go
             // on, so that the pages are given up or moved while faults of the same read wait for
             // the disk, and what is read ahead for those faults must not be put there any more.
-            let mut faults = if state.damaged { Vec::new() } else { std::mem::take(&mut state.again) };
+            // Where an error ends this, they are tried again.
+            let from = if state.damaged { state.again.len() } else { 0 };
             let mut read = Vec::new();
             for (index, event) in events.into_iter().enumerate() {
                 match event {
@@ -344,7 +345,7 @@ impl Memory {
                             let _ = uffd::write_protect(self.uffd.as_fd(), page.clone(), false);
                             uffd::wake(self.uffd.as_fd(), page)?;
                         } else {
-                            faults.push(Fault { address, write, thread });
+                            state.again.push(Fault { address, write, thread });
                         }
                         continue;
                     }
@@ -363,7 +364,7 @@ impl Memory {
                 }
                 state.map.done(index);
             }
-            for fault in faults {
+            for fault in state.again.split_off(from) {
                 failed = self.fault_or_again(&mut state, fault).err().or(failed);
             }
             read.into_iter().for_each(|index| state.map.done(index));

@@ -38,14 +38,20 @@ pub fn keep(generation: &Path, directory: &Path) -> Result<PageMap, SnapshotErro
         let path = path.to_owned();
         |source| SnapshotError::Io { path, source }
     };
-    std::fs::create_dir(directory).map_err(failed(directory))?;
-    let map = PageMap::load(generation)?;
-    let filled = remote::filled_names(generation, &map).into_iter().filter(|name| name.ends_with(remote::HERE));
-    for name in map.files.iter().flat_map(PageFile::names).chain(filled).chain([PAGES.to_owned()]) {
-        let path = generation.join(&name);
-        std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))?;
+    loop {
+        std::fs::create_dir(directory).map_err(failed(directory))?;
+        let map = PageMap::load(generation)?;
+        let filled = remote::filled_names(generation, &map).into_iter().filter(|name| name.ends_with(remote::HERE));
+        for name in map.files.iter().flat_map(PageFile::names).chain(filled).chain([PAGES.to_owned()]) {
+            let path = generation.join(&name);
+            std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))?;
+        }
+        // It may have been settled meanwhile.
+        if PageMap::load(directory)? == map {
+            return Ok(map);
+        }
+        std::fs::remove_dir_all(directory).map_err(failed(directory))?;
     }
-    Ok(map)
 }
 
 /// The page files of one generation. A slot is a page's place among all pages of all files; between

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most pages of a [`Peek`]: an answer has a line for each.

@@ -21,7 +21,7 @@ use crate::error::io_at;
 use crate::pages::{PAGE, PageFile, PageMap, Run};
 pub use error::{FORMAT, SnapshotError};
 use kip_types::Generation;
-pub use localize::link_whole;
+pub use localize::{link_whole, settle, settle_cloned};
 pub use pages::remote;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -286,22 +286,6 @@ pub fn sync_unsynced(dir: &Path) {
                 tracing::debug!(path = %file.path().display(), %error, "a page file is not synced yet");
             }
         }
-    }
-}
-
-/// Settles the generation that a proc has from the proc that it is a clone of ([`remote::settle`]);
-/// whether all of its pages have come.
-pub fn settle_cloned(dir: &Path) -> bool {
-    let Some(note) = cloned_note(dir) else { return true };
-    let path = path_of(dir, Generation(note.generation));
-    match remote::settle(&path) {
-        Err(SnapshotError::Damaged { .. }) => false,
-        Err(error) => {
-            // It may have been parked or removed meanwhile.
-            tracing::debug!(path = %path.display(), %error, "page files are read as filled ones");
-            true
-        }
-        Ok(()) => true,
     }
 }
 

@@ -1,10 +1,12 @@
-//! A generation of which pages were in a store, made one that needs no store: for another proc, to
-//! which what is in the store does not belong.
+//! A generation of which pages were elsewhere, made one that has all: of a store, for another proc,
+//! to which what is in the store does not belong, or of copies of another proc's processes, once
+//! all has come.
 
 use crate::error::io_at;
-use crate::pages::remote::RemoteFile;
+use crate::pages::remote::{self, RemoteFile};
 use crate::pages::{self, PAGE, PageFile, PageMap};
-use crate::{Kept, MANIFEST, Manifest, SnapshotError, open, page_part, read_back};
+use crate::{Kept, MANIFEST, Manifest, SnapshotError, cloned_note, open, page_part, path_of, read_back};
+use kip_types::Generation;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
@@ -74,10 +76,61 @@ fn copy_pages(from: &Path, to: &Path, file: &PageFile) -> Result<(), SnapshotErr
     Ok(())
 }
 
+/// Makes a generation whose page files were filled, all of which have come, one like any other.
+///
+/// # Errors
+/// The file system's; `Damaged` if a page has not come.
+pub fn settle(dir: &Path) -> Result<(), SnapshotError> {
+    if !remote::may_be_filled(dir) {
+        return Ok(());
+    }
+    let mut map = PageMap::load(dir)?;
+    let has_marks = |file: &&mut PageFile| file.remote.is_none() && dir.join(marks_of(file)).exists();
+    let mut filled = Vec::new();
+    let mut manifest: Manifest<serde_json::Value> = open(dir)?;
+    manifest.parts.retain(|part| part.name != pages::PAGES);
+    for file in map.files.iter_mut().filter(has_marks) {
+        let path = dir.join(&file.name);
+        // An earlier try may have come so far.
+        file.sums = Vec::new();
+        let found = RemoteFile::find(dir, file)?;
+        let sums = found.map_or(Ok(None), |found| found.sums()).map_err(io_at(&path))?;
+        file.sums = sums.ok_or(SnapshotError::Damaged { path, what: "number of pages" })?;
+        manifest.parts.retain(|part| part.name != file.name);
+        manifest.parts.push(page_part(dir, file, Kept::Unsynced)?);
+        filled.push(marks_of(file));
+    }
+    // Under other names first: those that they have may be names of another generation's files.
+    let new = |name: &str| dir.join(format!("{name}.new"));
+    map.save_as(&new(pages::PAGES))?;
+    let part = read_back(dir, &format!("{}.new", pages::PAGES), Kept::Unsynced)?;
+    manifest.parts.push(crate::Part { name: pages::PAGES.to_owned(), ..part });
+    let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
+    fs::write(new(MANIFEST), text).map_err(io_at(dir))?;
+    let settled = [pages::PAGES, MANIFEST].into_iter().try_for_each(|name| fs::rename(new(name), dir.join(name)));
+    settled.and_then(|()| filled.iter().try_for_each(|name| fs::remove_file(dir.join(name)))).map_err(io_at(dir))
+}
+
+/// The file that says which pages of a page file are here.
+fn marks_of(file: &PageFile) -> String {
+    format!("{}{}", file.name, remote::HERE)
+}
+
+/// Settles the generation that a proc has from the proc that it is a clone of ([`settle`]).
+///
+/// # Errors
+/// The file system's: it may have been parked or removed meanwhile. `Damaged` if a page has not
+/// come.
+pub fn settle_cloned(dir: &Path) -> Result<(), SnapshotError> {
+    cloned_note(dir).map_or(Ok(()), |note| settle(&path_of(dir, Generation(note.generation))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::{PAGES, UNSYNCED};
     use crate::pages::{ProcessPages, Run};
+    use crate::remote::may_be_filled;
     use crate::{Contents, begin, seal, seal_copy, verify};
     use kip_types::Generation;
 
@@ -122,5 +175,34 @@ mod tests {
         fs::create_dir(&other).unwrap();
         link_whole(&whole, &other).unwrap();
         assert_eq!(fs::read(whole.join(MANIFEST)).unwrap(), fs::read(other.join(MANIFEST)).unwrap());
+    }
+
+    /// Of a clone that runs while its memory is copied.
+    #[test]
+    fn one_that_was_filled_is_like_any_other_once_all_has_come() {
+        let dir = tempfile::tempdir().unwrap();
+        let growing = crate::begin(dir.path(), Generation(3)).unwrap();
+        let name = format!("g3-memory{UNSYNCED}");
+        let filled = RemoteFile::create(&growing, &name, 3).unwrap();
+        let mut map = PageMap::default();
+        let runs = vec![Run { start: 0x1000, pages: 3, file: map.file(&name), first: 0 }];
+        map.processes.insert(2, ProcessPages { runs: runs.clone(), sets: Vec::new() });
+        let contents = crate::Contents { engine: String::new(), body: "body", pages: map };
+        let path = crate::seal_for_now(&growing, Generation(3), contents).unwrap().path;
+        crate::note_cloned(dir.path(), Generation(3), &[]).unwrap();
+        let parts = || crate::open::<String>(&path).unwrap().parts;
+        assert_eq!(parts().iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), [PAGES]);
+        filled.put(0, &[7; 2 * PAGE]).unwrap();
+        assert!(crate::verify_some(&path, &parts(), &runs).is_err(), "a page is missing");
+        assert!(crate::settle_cloned(dir.path()).is_err() && may_be_filled(&path));
+        filled.put(2, &[8; PAGE]).unwrap();
+        crate::verify_some(&path, &parts(), &runs).unwrap();
+        crate::settle_cloned(dir.path()).unwrap();
+        assert!(!may_be_filled(&path));
+        assert_eq!(PageMap::load(&path).unwrap().files[0].sums, filled.sums().unwrap().unwrap());
+        crate::verify(&path, &parts()).unwrap();
+        fs::write(path.join(&name), vec![7; 3 * PAGE]).unwrap();
+        assert!(crate::verify(&path, &parts()).is_err(), "its last page is damaged");
+        crate::settle_cloned(dir.path()).unwrap();
     }
 }

@@ -137,8 +137,8 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Result<Opti
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
     }
-    if !kip_snapshot::settle_cloned(&proc.dir) {
-        tracing::info!(proc = %proc.name, "a clone that ran before all of its memory was copied is undone");
+    if kip_copy::fill::is_unfinished(&proc.dir) {
+        tracing::info!(proc = %proc.name, "a clone whose memory was still copied when the daemon ended is undone");
         undo(&proc).await;
         return Ok(None);
     }

@@ -15,10 +15,14 @@ use kip_types::api::EventKind;
 use kip_types::chain;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Processes of a clone that cannot be made are gone after this.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Which procs exist, and how each is spoken to.
 #[derive(Debug)]
@@ -145,18 +149,16 @@ impl Registry {
         slot.and_then(|slot| self.handles().get(&slot).cloned())
     }
 
-    /// A running proc waits for pages that are in the store, or in copies of another one's processes.
+    /// A running proc waits for pages that are in the store, or in copies of another one's
+    /// processes.
     fn fetch_missing(&self, number: u32, file: String, pages: Range<u32>) {
         let Some(Handle { proc, inbox, .. }) = self.numbered(number) else { return };
         let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         if file.ends_with(UNSYNCED) {
-            let copied = self.host.fills.put_waited_for(&directory, &file, pages);
-            // It may have been parked or have ended meanwhile.
-            if let Err(e) = copied.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) }) {
-                let message = format!("memory of its source was not copied: {}", chain(&e));
-                self.notify_task(number, TaskCommand::Damaged { message });
-            }
-            return;
+            // The pager's other events do not wait for the disk.
+            let put = move || put_waited_for(&proc, &inbox, &directory, &file, pages);
+            let begun = std::thread::Builder::new().name("fill".to_owned()).spawn(put);
+            return begun.map_or_else(|e| tracing::error!(error = %e, "a thread cannot be started"), drop);
         }
         let Some(archive) = self.host.archive.clone() else {
             let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
@@ -224,5 +226,23 @@ impl Registry {
             }
         };
         std::thread::Builder::new().name("wake-plane".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+}
+
+/// Copies pages for which a clone waits. If that cannot be, the clone is ended, for it is none: the
+/// command that makes it fails, and removes it.
+fn put_waited_for(proc: &Proc, inbox: &mpsc::Sender<TaskCommand>, directory: &Path, file: &str, pages: Range<u32>) {
+    let (fills, path) = (&proc.shared.fills, directory.join(file));
+    let Err(e) = fills.put_waited_for(directory, file, pages) else { return };
+    if fills.of(&path).is_ok_and(|fill| fill.is_some_and(|fill| fill.has_failed())) {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "memory of a clone cannot be copied: the clone is ended");
+        if let Err(e) = proc.cgroup.kill(ENDS_WITHIN) {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "processes of a clone are left");
+        }
+        // What waits for that page waits no more.
+        hibernate::forget(proc);
+    } else if path.exists() {
+        let message = format!("memory of its source was not copied: {}", chain(&e));
+        drop(inbox.blocking_send(TaskCommand::Damaged { message }));
     }
 }

@@ -14,6 +14,7 @@ use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
 use crate::worker::{NameClaim, NotReady, Worker, first, until_ready};
 use kip_checkpoint::plan::PLAN;
 use kip_copy::Becomes;
+use kip_copy::fill::{mark_unfinished, unmark_unfinished};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -146,7 +147,7 @@ impl Worker {
         let SourceCopy { mut record, was_awake, still_us, inspected, behind, .. } = copied;
         record.wakes_again = was_awake && !asleep;
         let generation = generation_in(&record);
-        let (worker, others) = (self.clone(), names[1..].to_vec());
+        let (worker, others, is_behind) = (self.clone(), names[1..].to_vec(), behind.is_some());
         let (notes, staged) = blocking(move || {
             first.settle(&record)?;
             let (source, directory) = (&moment.spec.name, first.directory());
@@ -174,6 +175,10 @@ impl Worker {
                 other.settle(&record)?;
                 staged.push(other);
             }
+            // Until all of its memory is copied, no clone is one.
+            let mark = |staging: &Staging| mark_unfinished(&staging.directory());
+            let marked = staged.iter().filter(|_| is_behind).try_for_each(mark);
+            marked.map_err(|e| Purpose::Clone.refuse(source, Code::Failed, &chain(&e)))?;
             Ok::<_, Refusal>((notes, staged))
         })
         .await?;
@@ -181,10 +186,7 @@ impl Worker {
             CloneMethod::Warm => format!("the template of {name}"),
             CloneMethod::Hot | CloneMethod::Cold | CloneMethod::Auto => origin(&name, tag.as_ref()),
         };
-        let clones = self.publish_all(&origin, staged, was_awake && !asleep, !asleep, false).await?;
-        if let Some(behind) = behind {
-            self.finish_behind(&name, &clones, behind).await?;
-        }
+        let clones = self.publish_all(&origin, staged, behind, was_awake && !asleep, !asleep, false).await?;
         // Before they are parked, for which they would stand still.
         let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
         tokio::spawn(blocking(move || directories.iter().for_each(|dir| kip_snapshot::sync_unsynced(dir))));
@@ -192,20 +194,6 @@ impl Worker {
         let views = blocking(move || clones.iter().map(view::proc_view).collect()).await;
         let total_us = began.elapsed().as_micros() as u64;
         Ok(ClonesView { clones: views, method, why: None, still_us, total_us, notes })
-    }
-
-    /// Waits until the memory of clones that run is copied. If it cannot be, they are removed.
-    async fn finish_behind(&self, source: &ProcName, clones: &[Handle], behind: Behind) -> Result<(), Refusal> {
-        if let Err(why) = behind.finish().await {
-            for clone in clones {
-                self.discard(clone).await;
-            }
-            return Err(Purpose::Clone.refuse(source, Code::Failed, &why));
-        }
-        fault::reach("clone-filled");
-        let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
-        blocking(move || directories.iter().for_each(|dir| _ = kip_snapshot::settle_cloned(dir))).await;
-        Ok(())
     }
 
     /// Starts clones that are no more like their source than what it was asked to be. All of them,
@@ -294,6 +282,7 @@ impl Worker {
         &self,
         origin: &str,
         staged: Vec<Staging>,
+        behind: Option<Behind>,
         awake: bool,
         started: bool,
         is_new: bool,
@@ -337,7 +326,6 @@ impl Worker {
                 }
             }
         }
-        own_volumes.into_iter().for_each(OwnVolumes::keep);
         if awake {
             let woken = clones.iter().cloned().map(|clone| {
                 let cause = WakeCause::Request(WakeCommand::StoodStill("clone"));
@@ -348,6 +336,18 @@ impl Worker {
                 let _ = woken.await;
             }
         }
+        if let Some(behind) = behind {
+            let finished = behind.finish().await;
+            fault::reach("clone-filled");
+            if let Err(why) = finished.and_then(|()| finish_clones(&clones)) {
+                for clone in &clones {
+                    self.discard(clone).await;
+                }
+                blocking(move || drop(own_volumes)).await;
+                return Err(Refusal::new(Code::Failed, format!("clones of {origin} cannot be made: {why}")));
+            }
+        }
+        own_volumes.into_iter().for_each(OwnVolumes::keep);
         Ok(clones)
     }
 
@@ -441,6 +441,18 @@ impl Worker {
 /// Where clones come from, as their events say it.
 fn origin(name: &ProcName, tag: Option<&CheckpointTag>) -> String {
     tag.map_or_else(|| name.to_string(), |tag| format!("{name}@{tag}"))
+}
+
+/// Notes of clones whose memory is copied that they are some.
+fn finish_clones(clones: &[Handle]) -> Result<(), String> {
+    for clone in clones {
+        let directory = &clone.proc.dir;
+        if let Err(e) = kip_snapshot::settle_cloned(directory) {
+            tracing::debug!(proc = %clone.proc.name, error = chain(&e), "page files are read as ones that are filled");
+        }
+        unmark_unfinished(directory).map_err(|e| chain(&e))?;
+    }
+    Ok(())
 }
 
 /// Copies a checkpoint to the first clone of it.

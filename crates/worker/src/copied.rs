@@ -8,7 +8,7 @@
 
 use crate::volumes_of_clones::{self, OwnVolume};
 use kip_copy::fill::Fills;
-use kip_copy::inspected::Inspected;
+use kip_copy::inspected::InspectedGeneration;
 use kip_copy::{Becomes, ProcCopy};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
@@ -103,7 +103,7 @@ pub(crate) struct SourceCopy {
     /// Keeps it asleep until it is dropped, for a rollback.
     pub(crate) still: Option<Still>,
     /// What its generation says, read while it was copied.
-    pub(crate) inspected: Option<Inspected>,
+    pub(crate) inspected: Option<InspectedGeneration>,
     /// Its memory is still copied.
     pub(crate) behind: Option<Behind>,
 }
@@ -121,7 +121,7 @@ impl Behind {
     pub(crate) async fn finish(self) -> Result<(), String> {
         match self.0.await {
             Ok(Ok(Some(_))) => Ok(()),
-            Ok(Ok(None)) => Err("memory of its source was lost before it was copied: is there enough?".to_owned()),
+            Ok(Ok(None)) => Err("it cannot be copied as it runs".to_owned()),
             Ok(Err(refusal)) => Err(refusal.message),
             Err(e) => Err(chain(&e)),
         }
@@ -214,7 +214,8 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
             if let (Some(_), State::Parked { generation }) = (&behind, &record.state) {
                 // Of the pages that are read for it, those that have not been copied come first.
                 let (generation, directory, proc) = (*generation, copying.copy.to, Arc::clone(&source.proc));
-                let read = blocking(move || Inspected::read(&directory, generation, &proc.shared.fills)).await;
+                let read =
+                    blocking(move || InspectedGeneration::read(&directory, generation, &proc.shared.fills)).await;
                 inspected = Some(read.map_err(|e| refused(Code::State, &chain(&e)))?);
             }
             return Ok(SourceCopy { record, was_awake: true, still_us, still: None, inspected, behind });
@@ -229,8 +230,9 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     let directory = source.proc.dir.clone();
     // Beside the copy. What cannot be read there any more, since the source has gone on, is read
     // again, and refused, when the copy is finished.
-    let inspecting = generation
-        .map(|generation| thread::spawn(move || Inspected::read(&directory, generation, &Fills::default()).ok()));
+    let inspecting = generation.map(|generation| {
+        thread::spawn(move || InspectedGeneration::read(&directory, generation, &Fills::default()).ok())
+    });
     let done = blocking(move || {
         copying.files()?;
         generation.map_or(Ok(()), |generation| copying.generation(generation))
@@ -258,6 +260,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
 fn fetch_all(proc: &Proc, generation: Generation) -> Result<(), String> {
     let path = kip_snapshot::path_of(&proc.dir, generation);
     let Ok(map) = PageMap::load(&path) else { return Ok(()) };
+    proc.shared.fills.put_of(&path, None).map_err(|e| chain(&e))?;
     match &proc.shared.archive {
         Some(archive) if map.files.iter().any(|file| file.remote.is_some_and(|pages| pages > 0)) => {
             archive.fetch_pages(&path, None).map_err(|e| chain(&e))
@@ -297,19 +300,19 @@ pub(crate) fn finish_copy(
     source: &ProcName,
     directory: &Path,
     generation: Generation,
-    inspected: Option<Inspected>,
+    inspected: Option<InspectedGeneration>,
     purpose: Purpose,
 ) -> Result<Vec<String>, Refusal> {
-    let read = || Inspected::read(directory, generation, &Fills::default());
+    let read = || InspectedGeneration::read(directory, generation, &Fills::default());
     let why = match inspected.map_or_else(read, Ok) {
-        Ok(Inspected { barred: None, patches, notes }) => {
+        Ok(InspectedGeneration { barred: None, patches, notes }) => {
             match kip_snapshot::note_cloned(directory, generation, &patches) {
                 Ok(()) => return Ok(notes),
                 Err(e) => chain(&e),
             }
         }
         // What is held for the source alone, and is made anew by neither way.
-        Ok(Inspected { barred: Some(what), .. }) => what,
+        Ok(InspectedGeneration { barred: Some(what), .. }) => what,
         Err(e) => chain(&e),
     };
     Err(purpose.refuse(source, Code::State, &why))

@@ -101,7 +101,7 @@ impl Worker {
             }
             Ok::<_, Refusal>(staging)
         });
-        let made = self.publish_all(&format!("template {id}"), vec![staged.await?], true, true, true).await?;
+        let made = self.publish_all(&format!("template {id}"), vec![staged.await?], None, true, true, true).await?;
         let made = made.into_iter().next().expect("one was asked for");
         let cause = WakeCause::Request(WakeCommand::StoodStill("template"));
         // It is awake already, but if it could not be woken.

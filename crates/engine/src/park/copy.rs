@@ -39,8 +39,8 @@ pub trait CopySteps {
     /// In words.
     fn generation(&mut self, generation: Generation) -> Result<(), String>;
 
-    /// The clone may run, while its memory is still copied. Of one that is copied whole before, this
-    /// is not called.
+    /// The clone may run, while its memory is still copied. Of one that is copied whole before,
+    /// this is not called.
     fn may_run(&mut self, done: CopyDone);
 }
 
@@ -130,7 +130,8 @@ pub fn copy(
         let Some(filling) = filling else { return Ok(()) };
         steps.may_run(CopyDone { still });
         fault::reach("copy-behind");
-        filling.fill().put_all().map_err(ParkError::Held)
+        let copied = filling.fill().put_all();
+        copied.map_err(|e| ParkError::Copy(format!("memory that its clone needs was lost: {e}")))
     });
     drop(helper);
     tracing::debug!(proc = %proc.name, ?still, ?written_after, sealed_after = ?thawed.elapsed(), "copied");

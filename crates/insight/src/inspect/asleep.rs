@@ -99,6 +99,9 @@ impl Asleep {
     }
 }
 
+/// What is said of a page of a clone for which the clone has not asked yet.
+pub(super) const STILL_COPIED: &str = "it is still copied from the proc that this is a clone of: try again";
+
 /// A page of a generation on the local disk, which of a remote page file may be in the store still;
 /// none if it lies nowhere.
 fn page_of(proc: &Proc, directory: &Path, map: &PageMap, page: Page) -> Result<Option<Vec<u8>>, String> {
@@ -109,7 +112,8 @@ fn page_of(proc: &Proc, directory: &Path, map: &PageMap, page: Page) -> Result<O
     let (file, page) = (&map.files[run.file as usize], run.first + ((address - run.start) / PAGE as u64) as u32);
     let at = |e: io::Error| format!("{}: {e}", directory.join(&file.name).display());
     let mut bytes = vec![0; PAGE];
-    if file.remote.is_none() {
+    let remote = RemoteFile::find(directory, file).map_err(|e| chain(&e))?;
+    let Some(remote) = remote else {
         let read = File::open(directory.join(&file.name))
             .and_then(|open| open.read_exact_at(&mut bytes, u64::from(page) * PAGE as u64));
         read.map_err(at)?;
@@ -117,11 +121,13 @@ fn page_of(proc: &Proc, directory: &Path, map: &PageMap, page: Page) -> Result<O
             Some(page) => Err(damaged(&file.name, page).to_string()),
             None => Ok(Some(bytes)),
         };
-    }
-    let remote = RemoteFile::open(directory, file).map_err(|e| chain(&e))?;
+    };
     match remote.read(page, &mut bytes) {
         Ok(()) => Ok(Some(bytes)),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            if file.remote.is_none() {
+                return Err(STILL_COPIED.to_owned());
+            }
             let archive = proc.shared.archive.as_ref().ok_or("it is in a store: `kip up --store URL`")?;
             archive.remote_page(directory, file, page).map(Some).map_err(|e| chain(&e))
         }

@@ -5,6 +5,7 @@
 //! ([`kip_pager::client::Pager::peek`]), for procs that run as well, which may fall asleep
 //! meanwhile.
 
+use super::asleep::STILL_COPIED;
 use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages};
 use kip_clocks::tree::{self, Tree};
@@ -14,7 +15,7 @@ use kip_engine::host::proc::PAGER_DIRECTORY;
 use kip_pager::client::PeekedPage;
 use kip_pager::proc::PARKED;
 use kip_records::instance::IDS_PER_BLOCK;
-use kip_snapshot::pages::{PAGE, PageMap, Run};
+use kip_snapshot::pages::{PAGE, PageMap, Run, UNSYNCED};
 use kip_snapshot::remote::RemoteFile;
 use kip_sys::pagemap::{self, Filter, States};
 use kip_types::api::Detail;
@@ -118,6 +119,9 @@ impl Live {
 
 /// A page that a store has.
 fn away(proc: &Proc, file: &str, page: u32) -> Result<Vec<u8>, String> {
+    if file.ends_with(UNSYNCED) {
+        return Err(STILL_COPIED.to_owned());
+    }
     let archive = proc.shared.archive.as_ref().ok_or("it is in a store: `kip up --store URL`")?;
     let directory = proc.dir.join(PAGER_DIRECTORY).join(PARKED);
     let map = PageMap::load(&directory).map_err(|e| chain(&e))?;

@@ -1,5 +1,5 @@
-//! Page files whose pages come when they are needed: from an object store, remote page files, or from
-//! memory that copies of processes hold, page files that are being filled.
+//! Page files whose pages come when they are needed: from an object store, remote page files, or
+//! from memory that copies of processes hold, page files that are being filled.
 //!
 //! Owns what is here and what is not. Three files: `NAME` has each page that came in its place, and
 //! holes; `NAME.here` says which came; `NAME.table` belongs to the code that fetches them, and is
@@ -9,14 +9,13 @@
 //! checksum are there before it is said to be here.
 //!
 //! One that is being filled has no table, is none of the page map's remote files, and is like any
-//! other once all has come ([`settle`]).
+//! other once all has come ([`crate::settle_cloned`]).
 //!
 //! `NAME.here`: a byte per page (0 not here, 1 here, 2 here and zeros), padded to 8 bytes, then the
 //! CRC-32 of each page.
 
-use super::{PAGE, PAGES, PageFile, PageMap, UNSYNCED};
+use super::{PAGE, PageFile, PageMap, UNSYNCED};
 use crate::error::{SnapshotError, io_at};
-use crate::{Kept, MANIFEST, Manifest, page_part, read_back};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -244,37 +243,6 @@ pub fn may_be_filled(dir: &Path) -> bool {
     fs::read_dir(dir).into_iter().flatten().flatten().any(|entry| entry.file_name().to_string_lossy().ends_with(&marks))
 }
 
-/// Makes a generation whose page files were filled, all of which have come, one like any other.
-///
-/// # Errors
-/// The file system's; `Damaged` if a page has not come.
-pub fn settle(dir: &Path) -> Result<(), SnapshotError> {
-    if !may_be_filled(dir) {
-        return Ok(());
-    }
-    let mut map = PageMap::load(dir)?;
-    let filled = filled_names(dir, &map);
-    let mut manifest: Manifest<serde_json::Value> = crate::open(dir)?;
-    manifest.parts.retain(|part| part.name != PAGES);
-    for file in map.files.iter_mut().filter(|file| filled.contains(&file.name)) {
-        let path = dir.join(&file.name);
-        let found = RemoteFile::find(dir, file)?;
-        let sums = found.map_or(Ok(None), |found| found.sums()).map_err(io_at(&path))?;
-        file.sums = sums.ok_or(SnapshotError::Damaged { path, what: "number of pages" })?;
-        manifest.parts.push(page_part(dir, file, Kept::Unsynced)?);
-    }
-    // Under other names first: those that they have may be names of another generation's files.
-    let new = |name: &str| dir.join(format!("{name}.new"));
-    map.save_as(&new(PAGES))?;
-    let part = read_back(dir, &format!("{PAGES}.new"), Kept::Unsynced)?;
-    manifest.parts.push(crate::Part { name: PAGES.to_owned(), ..part });
-    let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
-    fs::write(new(MANIFEST), text).map_err(io_at(dir))?;
-    let settled = [PAGES, MANIFEST].into_iter().try_for_each(|name| fs::rename(new(name), dir.join(name)));
-    let mut marks = filled.iter().filter(|name| name.ends_with(HERE));
-    settled.and_then(|()| marks.try_for_each(|name| fs::remove_file(dir.join(name)))).map_err(io_at(dir))
-}
-
 /// A page file that is read, wherever its pages are.
 #[derive(Debug)]
 pub enum OpenPages {
@@ -321,8 +289,6 @@ impl OpenPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::{ProcessPages, Run};
-    use kip_types::Generation;
 
     #[test]
     fn pages_are_here_once_they_came() {
@@ -362,33 +328,5 @@ mod tests {
         made.put(1, &[5; PAGE]).unwrap();
         made.read(1, &mut page).unwrap();
         assert_eq!(page[0], 5);
-    }
-
-    /// Of a clone that runs while its memory is copied.
-    #[test]
-    fn one_that_was_filled_is_like_any_other_once_all_has_come() {
-        let dir = tempfile::tempdir().unwrap();
-        let growing = crate::begin(dir.path(), Generation(3)).unwrap();
-        let name = format!("g3-memory{UNSYNCED}");
-        let filled = RemoteFile::create(&growing, &name, 3).unwrap();
-        let mut map = PageMap::default();
-        let runs = vec![Run { start: 0x1000, pages: 3, file: map.file(&name), first: 0 }];
-        map.processes.insert(2, ProcessPages { runs: runs.clone(), sets: Vec::new() });
-        let contents = crate::Contents { engine: String::new(), body: "body", pages: map };
-        let path = crate::seal_for_now(&growing, Generation(3), contents).unwrap().path;
-        crate::note_cloned(dir.path(), Generation(3), &[]).unwrap();
-        let parts = || crate::open::<String>(&path).unwrap().parts;
-        assert_eq!(parts().iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), [PAGES]);
-        filled.put(0, &[7; 2 * PAGE]).unwrap();
-        assert!(crate::verify_some(&path, &parts(), &runs).is_err(), "a page is missing");
-        assert!(!crate::settle_cloned(dir.path()) && may_be_filled(&path));
-        filled.put(2, &[8; PAGE]).unwrap();
-        crate::verify_some(&path, &parts(), &runs).unwrap();
-        assert!(crate::settle_cloned(dir.path()) && !may_be_filled(&path));
-        assert_eq!(PageMap::load(&path).unwrap().files[0].sums, filled.sums().unwrap().unwrap());
-        crate::verify(&path, &parts()).unwrap();
-        fs::write(path.join(&name), vec![7; 3 * PAGE]).unwrap();
-        assert!(crate::verify(&path, &parts()).is_err(), "its last page is damaged");
-        assert!(crate::settle_cloned(dir.path()));
     }
 }
