@@ -235,7 +235,11 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
     });
     let done = blocking(move || {
         copying.files()?;
-        generation.map_or(Ok(()), |generation| copying.generation(generation))
+        let Some(generation) = generation else { return Ok(()) };
+        // Of a clone that never ran, whose own memory is still copied.
+        let of_it = kip_snapshot::path_of(&copying.proc.dir, generation);
+        copying.proc.shared.fills.put_of(&of_it, None).map_err(|e| chain(&e))?;
+        copying.generation(generation)
     });
     let done = done.await;
     // It goes on, whatever came of the copy.
@@ -260,7 +264,6 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
 fn fetch_all(proc: &Proc, generation: Generation) -> Result<(), String> {
     let path = kip_snapshot::path_of(&proc.dir, generation);
     let Ok(map) = PageMap::load(&path) else { return Ok(()) };
-    proc.shared.fills.put_of(&path, None).map_err(|e| chain(&e))?;
     match &proc.shared.archive {
         Some(archive) if map.files.iter().any(|file| file.remote.is_some_and(|pages| pages > 0)) => {
             archive.fetch_pages(&path, None).map_err(|e| chain(&e))
