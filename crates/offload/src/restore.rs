@@ -371,7 +371,10 @@ fn adapt_ids(data: &Path, growing: &Path, note: &BackupNote) -> Result<instance:
         for kept in kept_in(growing).map_err(at(growing))? {
             let path = growing.join(kept).join(CheckpointNote::FILE);
             change_json(&path, |known| {
-                if let Some(first) = known["first_id"].as_u64().filter(|first| *first >= u64::from(from)) {
+                // A template that was imported has those of the machine that it is from, and so
+                // have its files.
+                let of_number = u64::from(from)..u64::from(from) + u64::from(count);
+                if let Some(first) = known["first_id"].as_u64().filter(|first| of_number.contains(first)) {
                     known["first_id"] = (first - u64::from(from) + u64::from(to)).into();
                 }
             })?;

@@ -236,11 +236,41 @@ impl OpenedTemplate {
     /// # Errors
     /// [`TemplateImportError`]; what was unpacked until then is the caller's to remove.
     pub fn unpack(mut self, to: &Path) -> Result<(), TemplateImportError> {
-        tarred::unpack(&mut self.reader, to).map_err(|e| match e {
+        let apart = to.join("unpacked");
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| TemplateImportError::Io { path, source }
+        };
+        fs::create_dir(&apart).map_err(at(&apart))?;
+        tarred::unpack(&mut self.reader, &apart).map_err(|e| match e {
             UntarError::Read(source) => unread(&self.path, source),
             e => e.into(),
-        })
+        })?;
+        // No record is the file's, and nothing in it leads elsewhere where it is read by its name.
+        for entry in fs::read_dir(&apart).map_err(at(&apart))? {
+            let entry = entry.map_err(at(&apart))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_part = PARTS.contains(&name.as_str()) || name.starts_with("gen-");
+            if !is_part || !is_plain(&entry.path()).map_err(at(&entry.path()))? {
+                let what = format!("it has {name}, as no export has it");
+                return Err(TemplateImportError::Damaged { path: self.path.clone(), what });
+            }
+            fs::rename(entry.path(), to.join(&name)).map_err(at(&entry.path()))?;
+        }
+        fs::remove_dir(&apart).map_err(at(&apart))
     }
+}
+
+/// Whether a part of a template is what an export has under that name: a generation has regular
+/// files only, and no part is a link.
+fn is_plain(path: &Path) -> io::Result<bool> {
+    let kind = fs::symlink_metadata(path)?.file_type();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if !name.starts_with("gen-") {
+        return Ok(kind.is_dir() || kind.is_file());
+    }
+    let mut entries = if kind.is_dir() { fs::read_dir(path)? } else { return Ok(false) };
+    Ok(entries.all(|entry| entry.and_then(|entry| entry.file_type()).is_ok_and(|kind| kind.is_file())))
 }
 
 /// The first file of a base that a template has mapped and that is another one on this machine:
@@ -251,7 +281,8 @@ impl OpenedTemplate {
 pub fn other_base_file<'a>(directory: &Path, pins: &'a [Pin]) -> io::Result<Option<&'a str>> {
     let below = |path: &str| directory.join("pins").join(path.trim_start_matches('/'));
     for pin in pins.iter().filter(|pin| pin.path != init::PATH) {
-        if !is_same(&below(&pin.path), Path::new(&pin.path))? {
+        let pinned = below(&pin.path);
+        if !fs::symlink_metadata(&pinned)?.is_file() || !is_same(&pinned, Path::new(&pin.path))? {
             return Ok(Some(&pin.path));
         }
     }
@@ -401,5 +432,24 @@ mod tests {
         assert_eq!(other_base_file(place.path(), &of).unwrap(), Some("/usr/bin/true"));
         fs::write(pins.join("no-such"), "another").unwrap();
         assert_eq!(other_base_file(place.path(), &[pin("/usr/bin/no-such")]).unwrap(), Some("/usr/bin/no-such"));
+    }
+
+    #[test]
+    fn a_part_that_leads_elsewhere_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["upper", "gen-1", "gen-2"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        fs::write(path("cloned"), "").unwrap();
+        fs::write(path("gen-1/pages.map"), "").unwrap();
+        for (name, to) in
+            [("layer", "/etc"), ("gen-2/pages.map", "/etc/passwd"), ("gen-3", "gen-1"), ("upper/any", "/")]
+        {
+            std::os::unix::fs::symlink(to, path(name)).unwrap();
+        }
+        let plain = |name: &str| is_plain(&path(name)).unwrap();
+        assert_eq!(["upper", "gen-1", "cloned"].map(plain), [true; 3], "in a proc's own files links are as they are");
+        assert_eq!(["layer", "gen-2", "gen-3"].map(plain), [false; 3]);
     }
 }

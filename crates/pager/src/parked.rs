@@ -42,13 +42,15 @@ pub fn keep(generation: &Path, directory: &Path) -> Result<PageMap, SnapshotErro
         std::fs::create_dir(directory).map_err(failed(directory))?;
         let map = PageMap::load(generation)?;
         let filled = remote::filled_names(generation, &map).into_iter().filter(|name| name.ends_with(remote::HERE));
-        for name in map.files.iter().flat_map(PageFile::names).chain(filled).chain([PAGES.to_owned()]) {
+        let names: Vec<String> = map.files.iter().flat_map(PageFile::names).chain(filled).collect();
+        let linked = names.into_iter().chain([PAGES.to_owned()]).try_for_each(|name| {
             let path = generation.join(&name);
-            std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))?;
-        }
-        // It may have been settled meanwhile.
-        if PageMap::load(directory)? == map {
-            return Ok(map);
+            std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))
+        });
+        // One that is being filled may have been settled meanwhile.
+        let is_settled = map.files.iter().all(|file| file.remote.is_some() || !file.sums.is_empty());
+        if is_settled || PageMap::load(if linked.is_ok() { directory } else { generation })? == map {
+            return linked.map(|()| map);
         }
         std::fs::remove_dir_all(directory).map_err(failed(directory))?;
     }

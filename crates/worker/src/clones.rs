@@ -42,6 +42,7 @@ use kip_types::name::MAX_NAME;
 use kip_types::volume::ClonedVolumes;
 use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, Tier, VolumeSource};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -339,7 +340,9 @@ impl Worker {
         if let Some(behind) = behind {
             let finished = behind.finish().await;
             fault::reach("clone-filled");
-            if let Err(why) = finished.and_then(|()| finish_clones(&clones)) {
+            let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
+            let finished = blocking(move || finished.and_then(|()| finish_clones(&directories))).await;
+            if let Err(why) = finished {
                 for clone in &clones {
                     self.discard(clone).await;
                 }
@@ -444,11 +447,10 @@ fn origin(name: &ProcName, tag: Option<&CheckpointTag>) -> String {
 }
 
 /// Notes of clones whose memory is copied that they are some.
-fn finish_clones(clones: &[Handle]) -> Result<(), String> {
-    for clone in clones {
-        let directory = &clone.proc.dir;
+fn finish_clones(directories: &[PathBuf]) -> Result<(), String> {
+    for directory in directories {
         if let Err(e) = kip_snapshot::settle_cloned(directory) {
-            tracing::debug!(proc = %clone.proc.name, error = chain(&e), "page files are read as ones that are filled");
+            tracing::debug!(path = %directory.display(), error = chain(&e), "page files are read as ones that are filled");
         }
         unmark_unfinished(directory).map_err(|e| chain(&e))?;
     }

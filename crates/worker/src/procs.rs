@@ -114,7 +114,8 @@ impl ProcService for Worker {
             if handle.proc.spec().trial {
                 return None;
             }
-            Some(kip_insight::advice(&handle, self.template_for(&handle, false).await.is_ok()).await)
+            let template = tokio::time::timeout(LOOKS_FOR, self.template_for(&handle, false)).await;
+            Some(kip_insight::advice(&handle, template.is_ok_and(|found| found.is_ok())).await)
         };
         // Both watch one that runs.
         let (why, clone) = tokio::join!(kip_insight::why(&handle), advised);
@@ -322,3 +323,5 @@ const KILL: i32 = 9;
 const REMOVE_AGAIN: Duration = Duration::from_secs(2);
 /// A client that has run a proc may take so long to attach to it, which may have ended by then.
 const ATTACHES_WITHIN: Duration = Duration::from_secs(5);
+/// `kip why` looks so long for a template of a proc's kind: a disk that is lost gives no answer.
+const LOOKS_FOR: Duration = Duration::from_secs(3);

@@ -25,7 +25,7 @@ use kip_types::api::template::{TemplateFileRequest, TemplateFileView};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::{Spec, TemplateId, VolumeSource, chain};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -147,7 +147,9 @@ impl Worker {
             let hint = "install the same packages, or have the proc leave a template here";
             return Err(refuse(Code::State, &why).with_hint(hint));
         }
-        kip_copy::sync(&template.directory, None).map_err(|e| failed(chain(&e)))?;
+        // All of it has just been written, also what is a link in a copy.
+        let synced = File::open(&template.directory).and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
+        synced.map_err(|e| failed(chain(&e)))?;
         let finished = taking.noted(template.note).map_err(failed)?;
         Ok(Unpacked { claim, finished, spec: template.spec })
     }
