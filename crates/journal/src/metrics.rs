@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_happened_is_counted() {
-        let metrics = Metrics::new(&["tcp", "udp"]);
+        let metrics = Metrics::new(&["tcp", "timer"]);
         metrics.woke(Tier::Parked, "tcp", 2_000);
         metrics.woke(Tier::Parked, "tcp", 40_000_000);
         metrics.refused(Tier::Parked, RefusalCause::Criu);
