@@ -5,6 +5,7 @@
 //! page put it there themselves; that of two threads each may put the same one does no harm.
 //! Nothing is left of it in another daemon, which removes such a clone.
 
+use kip_clocks::Boot;
 use kip_snapshot::pages::{PAGE, PageMap, Run};
 use kip_snapshot::remote::{self, RemoteFile};
 use parking_lot::Mutex;
@@ -234,7 +235,7 @@ const UNFINISHED: &str = "unfinished";
 /// # Errors
 /// The file system's.
 pub fn mark_unfinished(clone: &Path) -> io::Result<()> {
-    fs::write(clone.join(UNFINISHED), boot_id()?)
+    fs::write(clone.join(UNFINISHED), Boot::read()?.id)
 }
 
 /// Notes that it is one now.
@@ -250,11 +251,13 @@ pub fn unmark_unfinished(clone: &Path) -> io::Result<()> {
 
 /// Whether a proc is such a clone. After a restart of the machine none is: it starts anew.
 pub fn is_unfinished(proc: &Path) -> bool {
-    fs::read_to_string(proc.join(UNFINISHED)).is_ok_and(|of| boot_id().is_ok_and(|now| of == now))
+    fs::read_to_string(proc.join(UNFINISHED)).is_ok_and(|of| Boot::read().is_ok_and(|now| of == now.id))
 }
 
-fn boot_id() -> io::Result<String> {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+/// Whether memory of a proc may be missing in its generation: it is such a clone, or was one when
+/// the machine stopped.
+pub fn may_lack_memory(proc: &Path) -> bool {
+    proc.join(UNFINISHED).exists()
 }
 
 #[cfg(test)]
@@ -315,9 +318,9 @@ mod tests {
         mark_unfinished(dir.path()).unwrap();
         assert!(is_unfinished(dir.path()));
         fs::write(dir.path().join(UNFINISHED), "another").unwrap();
-        assert!(!is_unfinished(dir.path()));
+        assert!(!is_unfinished(dir.path()) && may_lack_memory(dir.path()));
         mark_unfinished(dir.path()).unwrap();
         unmark_unfinished(dir.path()).unwrap();
-        assert!(!is_unfinished(dir.path()));
+        assert!(!is_unfinished(dir.path()) && !may_lack_memory(dir.path()));
     }
 }

@@ -7,7 +7,7 @@ use kip_snapshot::MemoryPatch;
 use kip_types::Generation;
 use std::path::Path;
 
-/// See above.
+/// What was found in a generation and in its memory.
 #[derive(Debug)]
 pub struct InspectedGeneration {
     /// What keeps it from being woken anywhere else.

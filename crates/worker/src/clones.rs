@@ -446,15 +446,14 @@ fn origin(name: &ProcName, tag: Option<&CheckpointTag>) -> String {
     tag.map_or_else(|| name.to_string(), |tag| format!("{name}@{tag}"))
 }
 
-/// Notes of clones whose memory is copied that they are some.
+/// Makes clones whose memory is copied procs like any other.
 fn finish_clones(directories: &[PathBuf]) -> Result<(), String> {
     for directory in directories {
         if let Err(e) = kip_snapshot::settle_cloned(directory) {
             tracing::debug!(path = %directory.display(), error = chain(&e), "page files are read as ones that are filled");
         }
-        unmark_unfinished(directory).map_err(|e| chain(&e))?;
     }
-    Ok(())
+    directories.iter().try_for_each(|directory| unmark_unfinished(directory)).map_err(|e| chain(&e))
 }
 
 /// Copies a checkpoint to the first clone of it.
