@@ -11,9 +11,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 /// So many run at once on each processor: half of the time they wait.
 const PER_PROCESSOR: usize = 2;
+/// A binary that runs longer is ended, and its children with it: ten times what the longest takes.
+/// A test that waits for ever is to be one that failed, by name.
+const LONGEST: Duration = Duration::from_secs(600);
+/// What `timeout` exits with for a binary that it ended.
+pub const ENDED: i32 = 124;
 
 /// A test binary.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +106,7 @@ pub fn run(
                 loop {
                     let next = waiting.lock().expect("no thread panics while it holds the lock").next();
                     let Some(binary) = next else { return };
-                    if tell.send((binary, run_one(binary, prefix))).is_err() {
+                    if tell.send((binary, run_one(binary, prefix, LONGEST))).is_err() {
                         return;
                     }
                 }
@@ -121,8 +127,10 @@ fn pass_on(
     Ok(())
 }
 
-fn run_one(binary: &Binary, prefix: &[&str]) -> anyhow::Result<Output> {
-    let words = prefix.iter().map(|word| word.as_ref()).chain([binary.program.as_os_str()]);
+fn run_one(binary: &Binary, prefix: &[&str], longest: Duration) -> anyhow::Result<Output> {
+    let longest = longest.as_secs().to_string();
+    let limit = ["timeout", "--kill-after=10", &longest];
+    let words = prefix.iter().chain(&limit).map(|word| word.as_ref()).chain([binary.program.as_os_str()]);
     let mut words = words.collect::<Vec<_>>().into_iter();
     let mut command = Command::new(words.next().expect("at least the program"));
     command.args(words).arg("--show-output").current_dir(&binary.directory).stdin(Stdio::null());
@@ -132,6 +140,7 @@ fn run_one(binary: &Binary, prefix: &[&str]) -> anyhow::Result<Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn test_binaries_are_found_among_what_cargo_says() {
@@ -150,6 +159,17 @@ mod tests {
         let shown: Vec<_> = found.iter().map(|b| (b.source.to_str().unwrap(), b.program.to_str().unwrap())).collect();
         assert_eq!(shown, [("crates/net/tests/host.rs", "/t/host-2"), ("crates/net/src/lib.rs", "/t/net-1")]);
         assert!(found.iter().all(|binary| binary.directory == Path::new("/w/crates/net")));
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_ended_and_shows_what_it_printed() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("waits");
+        std::fs::write(&program, "#!/bin/sh\necho 'test one ... ok'\nsleep 1000\n").unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let binary = Binary { source: "waits".into(), program, directory: directory.path().into() };
+        let output = run_one(&binary, &[], Duration::from_secs(1)).unwrap();
+        assert_eq!((output.status.code(), output.stdout), (Some(ENDED), b"test one ... ok\n".to_vec()));
     }
 
     #[test]

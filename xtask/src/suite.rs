@@ -205,6 +205,9 @@ fn run_binaries(binaries: &[Binary]) -> anyhow::Result<(bool, Counts)> {
             }
         }
         print!("{}", String::from_utf8_lossy(&output.stderr));
+        if output.status.code() == Some(binaries::ENDED) {
+            println!("{} did not come to its end and was ended: see which test has no result", binary.source.display());
+        }
         passed &= output.status.success();
         let mut counted = follower.counts();
         // One that was killed has counted nothing.

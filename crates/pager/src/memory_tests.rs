@@ -5,10 +5,13 @@ use crate::swap::Swap;
 use kip_sys::process::{pidfd_getfd, pidfd_open};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 
 /// The pages of the program's mapping.
 const PAGES: u64 = 16;
+/// A test waits so long for what the kernel does at once.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// A parked snapshot of sevens, on a disk that answers only once a thread of the program goes on.
 #[derive(Debug, Default)]
@@ -37,11 +40,11 @@ impl Thread {
     }
 }
 
-/// False if that has not come within ten seconds.
-fn wait_until(done: impl Fn() -> bool) -> bool {
+/// False if that has not come within [`LONGEST`].
+fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !done() {
-        if begun.elapsed() > Duration::from_secs(10) {
+        if begun.elapsed() > LONGEST {
             return false;
         }
         std::thread::yield_now();
@@ -52,7 +55,8 @@ fn wait_until(done: impl Fn() -> bool) -> bool {
 /// The program of `tests/beside.c`, whose pages are all missing and hold sevens.
 struct Rig {
     child: Child,
-    answers: BufReader<ChildStdout>,
+    /// The lines that it prints; closed when it has ended.
+    answers: Receiver<String>,
     memory: Memory,
     slow: Arc<Slow>,
     start: u64,
@@ -67,12 +71,6 @@ impl Drop for Rig {
     }
 }
 
-fn line(answers: &mut BufReader<ChildStdout>) -> String {
-    let mut line = String::new();
-    answers.read_line(&mut line).unwrap();
-    line.trim().to_owned()
-}
-
 impl Rig {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -80,8 +78,11 @@ impl Rig {
         let program = directory.path().join("beside");
         assert!(Command::new("gcc").args(["-pthread", "-o"]).arg(&program).arg(source).status().unwrap().success());
         let mut child = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut answers = BufReader::new(child.stdout.take().unwrap());
-        let numbers: Vec<u64> = line(&mut answers).split(' ').map(|word| word.parse().unwrap()).collect();
+        let (tell, answers) = channel();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let first = answers.recv_timeout(LONGEST).unwrap();
+        let numbers: Vec<u64> = first.split(' ').map(|word| word.parse().unwrap()).collect();
         let [fd, start, to] = numbers[..] else { panic!("the program has no userfaultfd") };
         let uffd = pidfd_getfd(pidfd_open(child.id()).unwrap().as_fd(), fd as i32).unwrap();
         let swap = Arc::new(Swap::create(&directory.path().join("swap")).unwrap());
@@ -97,7 +98,7 @@ impl Rig {
     /// Has a thread of the program do something.
     fn order(&mut self, order: &str) -> Thread {
         self.child.stdin.as_mut().unwrap().write_all(format!("{order}\n").as_bytes()).unwrap();
-        let begun = line(&mut self.answers);
+        let begun = self.answers.recv_timeout(LONGEST).unwrap();
         let tid = begun.strip_prefix("begin ").expect("a thread has begun");
         Thread(format!("/proc/{}/task/{tid}/wchan", self.child.id()))
     }
@@ -111,16 +112,14 @@ impl Rig {
 
     /// Serves until `count` threads have printed what came of it.
     fn serve(&mut self, count: usize) -> Vec<String> {
-        let (memory, answers, child) = (&self.memory, &mut self.answers, &mut self.child);
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(move || (0..count).map(|_| line(answers)).collect());
-            let served = wait_until(|| memory.serve(&mut |_, _| Ok(())).is_err() || reader.is_finished());
-            if !served || !reader.is_finished() {
-                // Its end is that of the reader, too.
-                child.kill().unwrap();
-            }
-            reader.join().unwrap()
-        })
+        let mut printed = Vec::new();
+        let served = wait_until(|| {
+            self.memory.serve(&mut |_, _| Ok(())).unwrap();
+            printed.extend(self.answers.try_iter());
+            printed.len() >= count
+        });
+        assert!(served, "{count} threads were to print, these did: {printed:?}");
+        printed
     }
 
     fn page(&self, index: u64) -> u64 {
@@ -151,9 +150,10 @@ fn what_is_given_up_beside_a_fault_does_not_come_back() {
 fn what_is_moved_beside_a_fault_holds_what_it_held() {
     let mut rig = Rig::new();
     let _first = rig.begin(&format!("r {}", rig.page(8)));
-    let mover = rig.begin(&format!("m {} {} {}", rig.start, rig.to, 4 * PAGE));
+    // The pages are moved before the kernel says so. It says two things, the move and that nothing
+    // is at the old place; the disk cannot wait for the mover, which waits for both to be read.
+    let _mover = rig.begin(&format!("m {} {} {}", rig.start, rig.to, 4 * PAGE));
     let _second = rig.begin(&format!("r {}", rig.to + PAGE64));
-    *rig.slow.until.lock() = Some(mover);
     let mut values = rig.serve(3);
     values.sort();
     assert_eq!(values, ["0", "7", "7"]);
