@@ -189,6 +189,30 @@ def test_a_clone_answers_before_its_memory_is_copied(slow: Kip, meanwhile: str) 
     assert not was_parked(proc)
 
 
+# promise clones: the pager alone gives a clone what it needs of memory that is still copied; a
+#   pager that dies meanwhile is replaced by one that asks the daemon for it
+@pytest.mark.parametrize("killed", [False, True], ids=["", "pager killed"])
+def test_the_daemon_has_no_part_in_the_faults_of_a_clone(slow: Kip, killed: bool) -> None:
+    slow.expected += [*logged.PAGER_KILLED] if killed else []
+    proc = sweeper(slow, size=SMALL)
+    made, command = cloning(proc, "made")
+    info, port = slow.info(), made.port()
+    if killed:
+        os.kill(info["pager_pid"], signal.SIGKILL)
+        wait_for("another pager", lambda: slow.info()["pager_pid"] not in (0, None, info["pager_pid"]), 20)
+        assert said(made).startswith("sound, zeros")
+    else:
+        os.kill(slow.daemon.pid, signal.SIGSTOP)
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                assert client.makefile().readline().startswith("sound, zeros")
+        finally:
+            os.kill(slow.daemon.pid, signal.SIGCONT)
+    assert not command.done()
+    assert command.result(60).returncode == 0
+    assert said(made).startswith("sound") and said(proc).startswith("sound, kept")
+
+
 # promise clones: a clone that is removed before its memory is copied is gone, and its source goes
 #   on
 def test_a_clone_is_removed_before_its_memory_is_copied(slow: Kip) -> None:

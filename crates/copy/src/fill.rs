@@ -6,14 +6,15 @@
 //! Nothing is left of it in another daemon, which removes such a clone.
 
 use kip_clocks::Boot;
-use kip_snapshot::pages::{PAGE, PageMap, Run};
+use kip_snapshot::pages::copied::{CopiedPages, CopiedPiece};
+use kip_snapshot::pages::{PAGE, PageMap};
 use kip_snapshot::remote::{self, RemoteFile};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,19 +28,20 @@ const TOGETHER: u32 = 16;
 #[derive(Debug)]
 pub struct Fill {
     file: RemoteFile,
-    /// Memory of the copies, open.
-    memory: Vec<File>,
-    /// What of which is written where, by place in the file.
-    pieces: Vec<(usize, Run)>,
+    copied: CopiedPages,
     /// A page could not be put there.
     failed: AtomicBool,
 }
 
 impl Fill {
-    /// One of a file of which nothing is here but what is in none of the `pieces`.
-    pub(crate) fn new(file: RemoteFile, memory: Vec<File>, mut pieces: Vec<(usize, Run)>) -> Fill {
-        pieces.sort_unstable_by_key(|(_, run)| run.first);
-        Fill { file, memory, pieces, failed: AtomicBool::new(false) }
+    /// One of a file of which nothing is here but what copies do not hold.
+    pub(crate) fn new(file: RemoteFile, copied: CopiedPages) -> Fill {
+        Fill { file, copied, failed: AtomicBool::new(false) }
+    }
+
+    /// Where copies hold the pages.
+    pub fn copied(&self) -> &CopiedPages {
+        &self.copied
     }
 
     /// Puts pages of the file there. All of them are here if it succeeds.
@@ -48,12 +50,10 @@ impl Fill {
     /// The file system's; a copy has ended.
     pub fn put(&self, pages: Range<u32>) -> io::Result<()> {
         let mut buffer = Vec::new();
-        let from = self.pieces.partition_point(|(_, run)| run.first + run.pages <= pages.start);
-        for (memory, run) in self.pieces[from..].iter().take_while(|(_, run)| run.first < pages.end) {
-            let first = run.first.max(pages.start / TOGETHER * TOGETHER);
-            let end = (run.first + run.pages).min(pages.end.next_multiple_of(TOGETHER));
-            let start = run.start + u64::from(first - run.first) * PAGE as u64;
-            self.put_run(*memory, Run { start, pages: end - first, first, ..*run }, &mut buffer)?;
+        for piece in self.copied.from(pages.start).iter().take_while(|piece| piece.run.first < pages.end) {
+            let first = piece.run.first.max(pages.start / TOGETHER * TOGETHER);
+            let end = (piece.run.first + piece.run.pages).min(pages.end.next_multiple_of(TOGETHER));
+            self.put_pages(piece, first..end, &mut buffer)?;
         }
         Ok(())
     }
@@ -63,25 +63,18 @@ impl Fill {
     /// # Errors
     /// As [`Fill::put`].
     pub fn read(&self, first: u32, bytes: &mut [u8]) -> io::Result<()> {
-        for (page, bytes) in (first..).zip(bytes.chunks_mut(PAGE)) {
-            let next = self.pieces.partition_point(|(_, run)| run.first + run.pages <= page);
-            match self.pieces.get(next).filter(|(_, run)| run.first <= page) {
-                Some((memory, run)) => {
-                    let at = run.start + u64::from(page - run.first) * PAGE as u64;
-                    self.memory[*memory].read_exact_at(bytes, at)?;
-                }
-                None => self.file.read(page, bytes)?,
-            }
-        }
-        Ok(())
+        self.copied.read(first, bytes, |page, bytes| self.file.read(page, bytes))
     }
 
-    fn put_run(&self, memory: usize, run: Run, buffer: &mut Vec<u8>) -> io::Result<()> {
-        if !self.file.here(run.first, run.pages)?.contains(&false) {
+    /// Puts pages of one piece there, by their numbers in the file.
+    fn put_pages(&self, piece: &CopiedPiece, pages: Range<u32>, buffer: &mut Vec<u8>) -> io::Result<()> {
+        let count = pages.end - pages.start;
+        if !self.file.here(pages.start, count)?.contains(&false) {
             return Ok(());
         }
-        buffer.resize(run.pages as usize * PAGE, 0);
-        let put = self.memory[memory].read_exact_at(buffer, run.start).and_then(|()| self.file.put(run.first, buffer));
+        buffer.resize(count as usize * PAGE, 0);
+        let read = self.copied.read_piece(piece, pages.start, buffer);
+        let put = read.and_then(|()| self.file.put(pages.start, buffer));
         self.failed.fetch_or(put.is_err(), Ordering::Relaxed);
         put
     }
@@ -94,8 +87,8 @@ impl Fill {
         let next = AtomicUsize::new(0);
         let work = || {
             let mut buffer = Vec::new();
-            while let Some((memory, run)) = self.pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.put_run(*memory, *run, &mut buffer)?;
+            while let Some(piece) = self.copied.pieces().get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.put_pages(piece, piece.run.first..piece.run.first + piece.run.pages, &mut buffer)?;
             }
             Ok::<_, io::Error>(())
         };
@@ -175,6 +168,19 @@ impl Fills {
     /// The file system's; a copy has ended.
     pub fn put(&self, path: &Path, pages: Range<u32>) -> io::Result<bool> {
         self.of(path)?.map_or(Ok(false), |fill| fill.put(pages).map(|()| true))
+    }
+
+    /// What fills a page file of that generation, and the file's name.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn of_generation(&self, directory: &Path) -> io::Result<Option<(String, Arc<Fill>)>> {
+        for name in remote::names_of_filled(directory)? {
+            if let Some(fill) = self.of(&directory.join(&name))? {
+                return Ok(Some((name, fill)));
+            }
+        }
+        Ok(None)
     }
 
     /// What fills that file.
@@ -263,6 +269,8 @@ pub fn may_lack_memory(proc: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kip_snapshot::pages::Run;
+    use std::fs::File;
 
     #[test]
     fn pages_are_put_where_they_are_needed_first_and_then_all() {
@@ -276,7 +284,9 @@ mod tests {
             first,
         };
         let file = RemoteFile::create(dir.path(), "memory", 64).unwrap();
-        let fill = Fill::new(file, vec![memory(), memory()], vec![(1, run(20, 44)), (0, run(0, 20))]);
+        let piece = |memory, run| CopiedPiece { memory, run };
+        let pieces = vec![piece(1, run(20, 44)), piece(0, run(0, 20))];
+        let fill = Fill::new(file, CopiedPages::new(vec![memory(), memory()], pieces));
         let (path, fills) = (dir.path().join("memory"), Fills::default());
         assert!(!fills.put(&path, 0..64).unwrap());
         let filling = fills.begin(&path, fill).unwrap();
@@ -304,7 +314,8 @@ mod tests {
         let own = [7u8; 3 * PAGE];
         let there = (own.as_ptr() as u64).next_multiple_of(PAGE as u64);
         let memory = vec![File::open("/proc/self/mem").unwrap()];
-        let fill = Fill::new(file, memory, vec![(0, run(0)), (0, run(there))]);
+        let pieces = [0, there].map(|start| CopiedPiece { memory: 0, run: run(start) });
+        let fill = Fill::new(file, CopiedPages::new(memory, pieces.into()));
         fill.put(2..4).unwrap();
         assert!(!fill.has_failed());
         assert!(fill.put(0..1).is_err() && fill.has_failed() && fill.put_all().is_err());

@@ -11,6 +11,7 @@ use kip_criu_images::fields::{mm_entry, vma_entry};
 use kip_criu_images::{CheckpointImageError, Images};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::carry::without;
+use kip_snapshot::pages::copied::{CopiedPages, CopiedPiece};
 use kip_snapshot::pages::{PAGE, PageMap, Run};
 use kip_snapshot::remote::RemoteFile;
 use kip_sys::pagemap::{self, Filter, States, WHOLE, guards};
@@ -175,8 +176,12 @@ impl HeldMemory {
         let memory: Vec<File> =
             self.copies.iter().map(|copy| open_memory(*copy)).collect::<Result<_, _>>().map_err(failed)?;
         let place = |copy: &u32| self.copies.iter().position(|known| known == copy).expect("it is a part of a copy");
-        let parts = self.parts.iter().flat_map(|(copy, run)| pieces(*run).map(|run| (place(copy), run)));
-        Ok(Fill::new(file, memory, parts.collect()))
+        let parts = self.parts.iter().flat_map(|(copy, run)| {
+            let memory = place(copy);
+            pieces(*run).map(move |run| CopiedPiece { memory, run })
+        });
+        let copied = CopiedPages::new(memory, parts.collect());
+        Ok(Fill::new(file, copied))
     }
 
     /// Writes it into that directory, on all cores, and gives the checksum of each page.

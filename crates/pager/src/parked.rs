@@ -8,9 +8,10 @@
 use crate::source::PageSource;
 use crate::swap::{PAGE, PARKED};
 use kip_snapshot::SnapshotError;
+use kip_snapshot::pages::copied::CopiedPages;
 use kip_snapshot::pages::{PAGES, PageFile, PageMap, ProcessPages, Run, SETS, damaged};
 use kip_snapshot::remote::{self, RemoteFile};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
@@ -63,8 +64,20 @@ pub struct Parked {
     /// By the slot of its first page.
     files: Vec<(u32, PageFile, Pages)>,
     ask: AskFor,
+    /// Pages of one of the files that copies of processes still hold; none if there are none, or
+    /// not any more.
+    copied: RwLock<Option<CopiedFile>>,
     /// Which pages were asked for, and when: file, page.
     asked: Mutex<HashMap<(usize, u32), Instant>>,
+}
+
+/// A page file that is being filled, and where the pages come from.
+#[derive(Debug)]
+pub struct CopiedFile {
+    /// Its name.
+    pub name: String,
+    /// The pages.
+    pub pages: CopiedPages,
 }
 
 #[derive(Debug)]
@@ -114,7 +127,32 @@ impl Parked {
             open.push((next, file, opened));
             next += pages + 1;
         }
-        Ok((Parked { files: open, ask, asked: Mutex::default() }, processes))
+        Ok((Parked { files: open, ask, copied: RwLock::default(), asked: Mutex::default() }, processes))
+    }
+
+    /// Pages of that file are read of their copies, as long as those are there, and not asked for.
+    pub fn read_copies(&self, copied: CopiedFile) {
+        *self.copied.write() = Some(copied);
+    }
+
+    /// Reads pages of which one is not here of the copies that hold them; false if that cannot be.
+    fn read_copied(&self, file: &PageFile, remote: &RemoteFile, page: u32, buffer: &mut [u8]) -> bool {
+        let read = match &*self.copied.read() {
+            Some(copied) if copied.name == file.name => {
+                copied.pages.read(page, buffer, |page, bytes| remote.read(page, bytes))
+            }
+            _ => return false,
+        };
+        if read.is_err() {
+            // They have ended, and all is in the file, unless the daemon has ended with them.
+            *self.copied.write() = None;
+        }
+        read.is_ok()
+    }
+
+    /// Whether pages of a file that are not here are read of copies.
+    fn is_copied(&self, file: &PageFile) -> bool {
+        self.copied.read().as_ref().is_some_and(|copied| copied.name == file.name)
     }
 
     /// Asks for those of some pages that are not here.
@@ -184,10 +222,10 @@ impl Parked {
         self.files[run.file as usize].0 + run.first
     }
 
-    fn remote(&self, slot: u32) -> Option<(&RemoteFile, u32)> {
+    fn remote(&self, slot: u32) -> Option<(&PageFile, &RemoteFile, u32)> {
         let (index, page) = self.place(slot)?;
-        match &self.files[index].2 {
-            Pages::Remote(remote) if page < remote.pages() => Some((remote, page)),
+        match &self.files[index] {
+            (_, file, Pages::Remote(remote)) if page < remote.pages() => Some((file, remote, page)),
             _ => None,
         }
     }
@@ -207,6 +245,9 @@ impl PageSource for Parked {
             Pages::Remote(remote) => {
                 let result = remote.read(page, buffer);
                 if result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+                    if self.read_copied(file, remote, page, buffer) {
+                        return Ok(());
+                    }
                     self.ask_for(index, remote, page..page + (buffer.len() / PAGE) as u32)?;
                 }
                 return result;
@@ -222,8 +263,12 @@ impl PageSource for Parked {
 
     fn readable(&self, slot: u32, pages: usize) -> usize {
         match self.remote(slot) {
-            Some((remote, page)) => {
-                let here = remote.here(page, (pages as u32).min(remote.pages() - page));
+            Some((file, remote, page)) => {
+                let pages = (pages as u32).min(remote.pages() - page);
+                if self.is_copied(file) {
+                    return pages as usize;
+                }
+                let here = remote.here(page, pages);
                 here.map_or(0, |here| here.iter().take_while(|here| **here).count())
             }
             None => pages,
@@ -232,7 +277,7 @@ impl PageSource for Parked {
 
     fn needed(&self, slot: u32, pages: usize) {
         // What it says is a hint.
-        if let Some((remote, page)) = self.remote(slot)
+        if let Some((_, remote, page)) = self.remote(slot)
             && let Err(error) = remote.mark_needed(page, pages as u32)
         {
             tracing::debug!(%error, "what was needed of a remote page file is not marked");
@@ -243,6 +288,7 @@ impl PageSource for Parked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kip_snapshot::pages::copied::CopiedPiece;
 
     #[test]
     fn pages_are_found_and_damaged_ones_are_refused() {
@@ -271,6 +317,40 @@ mod tests {
         let error = parked.read(at(1, 1), &mut page).unwrap_err().to_string();
         assert_eq!(error, "page 1 of sets.pages is damaged: its checksum is not the recorded one");
         assert!(parked.read(at(1, 0) - 1, &mut page).is_err(), "between two files");
+    }
+
+    #[test]
+    fn what_copies_hold_is_read_of_them_and_asked_for_when_they_have_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = format!("memory.pages{}", kip_snapshot::pages::UNSYNCED);
+        let mut map = PageMap::default();
+        map.file(&name);
+        let remote = RemoteFile::create(dir.path(), &name, 8).unwrap();
+        remote.put(2, &[9; PAGE]).unwrap();
+        map.save(dir.path()).unwrap();
+        let asked = std::sync::Arc::new(Mutex::new(Vec::new()));
+        let told = std::sync::Arc::clone(&asked);
+        let ask = move |_: &str, pages| told.lock().push(pages);
+        let (parked, _) = Parked::open(dir.path(), PageMap::load(dir.path()).unwrap(), Box::new(ask)).unwrap();
+        // The program has its own pages where its copy has them, which is another process.
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+        let start = u64::from_str_radix(maps.split('-').next().unwrap(), 16).unwrap();
+        let memory = File::open(format!("/proc/{}/mem", child.id())).unwrap();
+        let mut held = vec![0; 2 * PAGE];
+        memory.read_exact_at(&mut held, start).unwrap();
+        let piece = CopiedPiece { memory: 0, run: Run { start, pages: 2, file: 0, first: 3 } };
+        parked.read_copies(CopiedFile { name, pages: CopiedPages::new(vec![memory], vec![piece]) });
+        let slot = parked.slot(&Run { start: 0, pages: 1, file: 0, first: 2 });
+        let mut pages = vec![0; 3 * PAGE];
+        assert_eq!((parked.readable(slot, 99), remote.here(3, 2).unwrap()), (6, vec![false, false]));
+        parked.read(slot, &mut pages).unwrap();
+        assert!(pages[..PAGE] == [9; PAGE] && pages[PAGE..] == held && asked.lock().is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(parked.read(slot, &mut pages).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!((asked.lock().pop(), parked.readable(slot, 99)), (Some(3..5), 1));
+        assert!(asked.lock().is_empty());
     }
 
     #[test]

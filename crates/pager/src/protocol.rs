@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most pages of a [`Peek`]: an answer has a line for each.
@@ -81,6 +81,11 @@ pub struct Rebuilt {
     /// have no part in what the proc is woken for.
     #[serde(default)]
     pub later: BTreeSet<u32>,
+    /// The name of a page file of the generation whose pages copies of another proc's processes may
+    /// still hold. Behind the userfaultfds come a file with the table of those pages
+    /// ([`kip_snapshot::pages::copied::CopiedPages::table`]) and the memory of each copy.
+    #[serde(default)]
+    pub copied: Option<String>,
 }
 
 /// Pages that the daemon wants to see.

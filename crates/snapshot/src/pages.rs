@@ -15,6 +15,7 @@
 //! padded to words, the addresses in the order in which they are needed, with 1 added to those held
 //! back, 16 for each time that they are confirmed.
 
+pub mod copied;
 pub mod remote;
 
 use crate::error::{SnapshotError, io_at};

@@ -337,7 +337,8 @@ impl Worker {
                 let _ = woken.await;
             }
         }
-        if let Some(behind) = behind {
+        if let Some(mut behind) = behind {
+            behind.clones_run();
             let finished = behind.finish().await;
             fault::reach("clone-filled");
             let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();

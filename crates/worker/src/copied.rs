@@ -22,6 +22,7 @@ use kip_types::{Generation, ProcName, Spec, State, VolumeSource, chain};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -111,15 +112,23 @@ pub(crate) struct SourceCopy {
 /// A copy of which the memory is still copied, behind the clones that run: they are some only if
 /// that succeeds.
 #[derive(Debug)]
-pub(crate) struct Behind(JoinHandle<Result<Option<Copied>, Refusal>>);
+pub(crate) struct Behind {
+    copying: JoinHandle<Result<Option<Copied>, Refusal>>,
+    runs: Option<Sender<()>>,
+}
 
 impl Behind {
+    /// The clones run: their memory is copied as fast as may be.
+    pub(crate) fn clones_run(&mut self) {
+        self.runs = None;
+    }
+
     /// Waits for its end.
     ///
     /// # Errors
     /// What stood in the way.
     pub(crate) async fn finish(self) -> Result<(), String> {
-        match self.0.await {
+        match self.copying.await {
             Ok(Ok(Some(_))) => Ok(()),
             Ok(Ok(None)) => Err("it cannot be copied as it runs".to_owned()),
             Ok(Err(refusal)) => Err(refusal.message),
@@ -159,7 +168,9 @@ impl CopySteps for Copying {
         volumes_of_clones::note_restored(&self.volumes, &self.copy.from, &self.copy.to, generation)
     }
 
-    fn may_run(&mut self, _: CopyDone) {}
+    fn may_run(&mut self, _: CopyDone) -> Option<Receiver<()>> {
+        None
+    }
 }
 
 /// Copies the source: while it is frozen and then runs on, if it runs; else while it stands still,
@@ -199,7 +210,10 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
         let copied = tokio::spawn(async move { asked.ask(|reply| TaskCommand::CopyRunning { copy, reply }).await });
         let refused = |code, why: &str| purpose.refuse(&name, code, why);
         let (copied, behind) = match comes_early.await {
-            Ok(early) => (Some(early), Some(Behind(copied))),
+            Ok(mut early) => {
+                let runs = early.runs.take();
+                (Some(early), Some(Behind { copying: copied, runs }))
+            }
             Err(_) => {
                 let copied = copied.await.map_err(|e| refused(Code::Failed, &chain(&e)))?;
                 let again = |refusal: Refusal| {
@@ -209,7 +223,7 @@ pub(crate) async fn copy_source(source: &Handle, target: CopyTarget, purpose: Pu
                 (copied.map_err(again)?, None)
             }
         };
-        if let Some(Copied { record, still }) = copied {
+        if let Some(Copied { record, still, .. }) = copied {
             let (still_us, mut inspected) = (still.as_micros() as u64, None);
             if let (Some(_), State::Parked { generation }) = (&behind, &record.state) {
                 // Of the pages that are read for it, those that have not been copied come first.

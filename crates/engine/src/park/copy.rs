@@ -13,11 +13,16 @@ use kip_sys::fault;
 use kip_types::Generation;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// From so many pages on memory is copied behind a clone that runs: less is written sooner than a
 /// clone is made, and all of it is read when that is woken ([`crate::plans`]).
 const COPIED_BEHIND: u32 = 2048;
+
+/// So long memory is copied for a clone only where that needs it: processors and disk are the
+/// clone's until it runs.
+const RUNS_WITHIN: Duration = Duration::from_millis(250);
 
 /// What is done with a proc that is copied.
 pub trait CopySteps {
@@ -39,9 +44,9 @@ pub trait CopySteps {
     /// In words.
     fn generation(&mut self, generation: Generation) -> Result<(), String>;
 
-    /// The clone may run, while its memory is still copied. Of one that is copied whole before,
-    /// this is not called.
-    fn may_run(&mut self, done: CopyDone);
+    /// The clone may run, while its memory is still copied: what this returns is closed when the
+    /// clone runs. Of one that is copied whole before, this is not called.
+    fn may_run(&mut self, done: CopyDone) -> Option<Receiver<()>>;
 }
 
 /// A proc that was copied.
@@ -128,8 +133,9 @@ pub fn copy(
         let filling = filling.map_err(ParkError::Held)?;
         steps.generation(generation).map_err(ParkError::Copy)?;
         let Some(filling) = filling else { return Ok(()) };
-        steps.may_run(CopyDone { still });
+        let runs = steps.may_run(CopyDone { still });
         fault::reach("copy-behind");
+        let _ = runs.map(|runs| runs.recv_timeout(RUNS_WITHIN));
         let copied = filling.fill().put_all();
         copied.map_err(|e| ParkError::Copy(format!("memory that its clone needs was lost: {e}")))
     });

@@ -20,6 +20,7 @@ use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
 use kip_checkpoint::remake::{MadeAlready, ObjectNote, Remade, remake};
 use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
 use kip_clocks::Boot;
+use kip_copy::fill::{Fill, may_lack_memory};
 use kip_criu_images::Images;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
@@ -31,12 +32,15 @@ use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGE, PageMap, Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::fault;
+use kip_sys::fdpass::MAX_FDS;
 use kip_sys::process::{Signal, pidfd_send_signal};
 use kip_types::chain;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -364,6 +368,7 @@ fn inflate(
     cause: WakeCause,
     later: &BTreeSet<u32>,
 ) -> Result<(), Failure> {
+    let copied = HeldCopies::of(proc, images, unfilled.len());
     let rebuilt = Rebuilt {
         name: proc.key.to_string(),
         number: proc.slot.number().into(),
@@ -373,10 +378,40 @@ fn inflate(
         prefetch: proc.spec().timing.prefetch,
         set: cause.purpose().set,
         later: later.clone(),
+        copied: copied.as_ref().map(|copied| copied.name.clone()),
     };
-    let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
-    proc.shared.pager.inflate(rebuilt, &uffds)?;
+    let mut descriptors: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
+    descriptors.extend(copied.iter().flat_map(HeldCopies::descriptors));
+    proc.shared.pager.inflate(rebuilt, &descriptors)?;
     Ok(())
+}
+
+/// Memory of a clone that copies of its source's processes still hold.
+struct HeldCopies {
+    /// The name of its page file.
+    name: String,
+    fill: Arc<Fill>,
+    /// Says which page is where.
+    table: OwnedFd,
+}
+
+impl HeldCopies {
+    /// None if there is none, or too much for one message: then the pager asks for each page.
+    fn of(proc: &Proc, images: &Path, processes: usize) -> Option<HeldCopies> {
+        if !may_lack_memory(&proc.dir) {
+            return None;
+        }
+        let (name, fill) = proc.shared.fills.of_generation(images).ok()??;
+        let table = memfd_create("copied", MemfdFlags::CLOEXEC).ok()?;
+        let table = File::from(table);
+        table.write_all_at(&fill.copied().table(), 0).ok()?;
+        let copied = HeldCopies { name, fill, table: table.into() };
+        Some(copied).filter(|copied| copied.descriptors().count() + processes <= MAX_FDS)
+    }
+
+    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.table.as_fd()).chain(self.fill.copied().descriptors())
+    }
 }
 
 impl From<Failure> for WakeError {

@@ -8,7 +8,7 @@ use crate::crew::crew;
 use crate::deflate;
 use crate::memory::Memory;
 use crate::mend::mend;
-use crate::parked::{self, Parked};
+use crate::parked::{self, CopiedFile, Parked};
 use crate::resuming::Resuming;
 use crate::serve::{Server, processor};
 use crate::set::{Histories, Predictor};
@@ -122,6 +122,7 @@ impl PagedProc {
         custodian: Arc<dyn Custodian>,
         predictor: Predictor,
         generation: &Path,
+        copied: Option<CopiedFile>,
         processes: Vec<RebuiltProcess>,
         prefetch: bool,
         kind: &str,
@@ -130,6 +131,7 @@ impl PagedProc {
         let map = parked::keep(generation, &directory.join(PARKED)).map_err(io::Error::other)?;
         let asking = super::asking(&custodian);
         let (parked, mut known) = Parked::open(&directory.join(PARKED), map, asking).map_err(io::Error::other)?;
+        copied.into_iter().for_each(|copied| parked.read_copies(copied));
         let mut set_slots = set_slots(&parked, &known);
         let is_here = parked.sets().is_some();
         let parked = Arc::new(parked);

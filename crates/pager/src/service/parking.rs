@@ -2,10 +2,13 @@
 
 use super::refused::OrderError;
 use super::{Entry, Service, clear, install_us, installed_pages, micros};
+use crate::parked::CopiedFile;
 use crate::proc::{PagedProc, RebuiltProcess};
 use crate::protocol::{Rebuilt, Woken};
 use crate::set::Predictor;
-use std::fs;
+use kip_snapshot::pages::copied::CopiedPages;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
@@ -13,15 +16,31 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+/// What copies hold of that page file, by a table of it and the copies' memory. Without it the
+/// daemon is asked for each page.
+fn copied_file(name: String, came: Vec<OwnedFd>) -> Option<CopiedFile> {
+    let mut files = came.into_iter().map(File::from);
+    let (mut table, mut bytes) = (files.next()?, Vec::new());
+    let read = table.seek(SeekFrom::Start(0)).and_then(|_| table.read_to_end(&mut bytes));
+    match read.and_then(|_| CopiedPages::read_table(&bytes, files.collect())) {
+        Ok(pages) => Some(CopiedFile { name, pages }),
+        Err(error) => {
+            tracing::warn!(%error, "memory of a clone is not read of copies, but asked for");
+            None
+        }
+    }
+}
+
 impl Service {
-    pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
+    pub(super) fn inflate(&self, rebuilt: Rebuilt, mut uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
         let began = Instant::now();
-        let Rebuilt { name, number, directory, generation, processes, prefetch, set, later } = rebuilt;
+        let Rebuilt { name, number, directory, generation, processes, prefetch, set, later, copied } = rebuilt;
         // What an earlier sleep left. Of another proc the keeper has nothing, unless it did not
         // answer when that was forgotten; then a new name takes the old one's place.
         if self.known(&name).is_some() || self.broken.lock().contains_key(&name) {
             self.forget(&name);
         }
+        let came = uffds.split_off(uffds.len().min(processes.len()));
         if processes.len() != uffds.len() {
             return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors: uffds.len() });
         }
@@ -47,6 +66,7 @@ impl Service {
                     custodian,
                     predictor,
                     &generation,
+                    copied.and_then(|name| copied_file(name, came)),
                     processes,
                     prefetch,
                     &set,

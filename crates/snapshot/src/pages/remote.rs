@@ -239,8 +239,17 @@ pub fn filled_names(dir: &Path, map: &PageMap) -> Vec<String> {
 
 /// Whether a generation may have such page files; reads no file.
 pub fn may_be_filled(dir: &Path) -> bool {
-    let marks = format!("{UNSYNCED}{HERE}");
-    fs::read_dir(dir).into_iter().flatten().flatten().any(|entry| entry.file_name().to_string_lossy().ends_with(&marks))
+    names_of_filled(dir).is_ok_and(|names| !names.is_empty())
+}
+
+/// The names of page files of a generation that may be being filled; reads no file.
+///
+/// # Errors
+/// The file system's.
+pub fn names_of_filled(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = fs::read_dir(dir)?.collect::<io::Result<Vec<_>>>()?;
+    let names = entries.iter().filter_map(|entry| entry.file_name().to_str()?.strip_suffix(HERE).map(str::to_owned));
+    Ok(names.filter(|name| name.ends_with(UNSYNCED)).collect())
 }
 
 /// A page file that is read, wherever its pages are.

@@ -22,6 +22,7 @@ use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
+use kip_sys::smaps::MemoryUse;
 use kip_types::api::{Code, EventKind, Refusal, SleepView, WakeView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
@@ -38,7 +39,7 @@ const TRIES_AT_AN_END: usize = 5;
 
 /// How a park ended that has not failed.
 enum Ended {
-    Parked(Box<(park::ParkDone, kip_sys::smaps::MemoryUse)>),
+    Parked(Box<(park::ParkDone, MemoryUse)>),
     Copied(park::CopyDone),
 }
 
@@ -135,7 +136,9 @@ impl Task {
             // What is out stays out: it is taken over from where it lies.
             let out = proc.shared.pager.prepare_parking(proc.key.as_str())?;
             let pids = || proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)));
-            let mut memory = kip_sys::smaps::memory(&Tree::read(&pids()?).pids);
+            // Of one that is copied nothing says how much it takes asleep.
+            let counted = || pids().map(|pids| kip_sys::smaps::memory(&Tree::read(&pids).pids));
+            let mut memory = if copy.is_none() { counted()? } else { MemoryUse::default() };
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut attempt = |there: &[u32], out| match &mut copy {
                 None => park::park(&proc, there, generation, out, once, &mut record).map(Box::new).map(Done::Parked),
@@ -182,7 +185,7 @@ impl Task {
             }
             Ok(Ended::Copied(copied)) => {
                 self.runs_on(init);
-                Ok(Some(Copied { record: parked, still: copied.still }))
+                Ok(Some(Copied { record: parked, still: copied.still, runs: None }))
             }
             Err(error @ (ParkError::Hold(_) | ParkError::Held(_))) => {
                 self.runs_on(init);
@@ -219,7 +222,7 @@ impl Task {
         self.record.refused_at_ms = Some(now_ms());
     }
 
-    async fn finish_park(&mut self, done: park::ParkDone, memory: kip_sys::smaps::MemoryUse, begin: Instant) {
+    async fn finish_park(&mut self, done: park::ParkDone, memory: MemoryUse, begin: Instant) {
         let proc = Arc::clone(&self.proc);
         let generation = self.record.generation();
         self.phase = Phase::Down;

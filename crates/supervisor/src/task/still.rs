@@ -6,6 +6,7 @@ use super::*;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::park::{CopyDone, CopySteps};
 use kip_sys::fault;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// How a proc stands.
 #[derive(Debug)]
@@ -82,12 +83,12 @@ impl CopySteps for StepsOf<'_> {
         self.copy.steps.generation(generation)
     }
 
-    fn may_run(&mut self, CopyDone { still }: CopyDone) {
-        let copied = Copied { record: self.record.clone(), still };
-        if let Some(early) = self.copy.early.take() {
-            // A request that was given up waits for neither.
-            drop(early.send(copied));
-        }
+    fn may_run(&mut self, CopyDone { still }: CopyDone) -> Option<Receiver<()>> {
+        let early = self.copy.early.take()?;
+        let (runs, closed) = channel();
+        // A request that was given up waits for neither.
+        drop(early.send(Copied { record: self.record.clone(), still, runs: Some(runs) }));
+        Some(closed)
     }
 }
 
@@ -104,6 +105,8 @@ pub struct Copied {
     pub record: Record,
     /// How long it stood still.
     pub still: Duration,
+    /// To be dropped when the copy runs, if that is still being copied.
+    pub runs: Option<Sender<()>>,
 }
 
 impl Task {
