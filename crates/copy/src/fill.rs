@@ -55,6 +55,11 @@ impl Fill {
             let end = (piece.run.first + piece.run.pages).min(pages.end.next_multiple_of(TOGETHER));
             self.put_pages(piece, first..end, &mut buffer)?;
         }
+        let pages = pages.start..pages.end.min(self.file.pages());
+        if self.file.here(pages.start, pages.end.saturating_sub(pages.start))?.contains(&false) {
+            // It was put there when the copies were made, and is damaged.
+            return Err(io::Error::other("a page that no copy holds is lost"));
+        }
         Ok(())
     }
 
@@ -214,8 +219,10 @@ impl Fills {
     /// # Errors
     /// The file system's; a copy has ended, or is not this daemon's.
     pub fn put_of(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> io::Result<()> {
-        if !remote::may_be_filled(directory) {
-            return Ok(());
+        match remote::names_of_filled(directory) {
+            Ok(names) if names.is_empty() => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.map(drop)?,
         }
         let map = PageMap::load(directory).map_err(io::Error::other)?;
         for (number, file) in (0..).zip(&map.files).filter(|(_, file)| remote::is_filled(directory, file)) {

@@ -256,13 +256,13 @@ impl Pager {
         }
     }
 
-    /// Takes up a proc that was rebuilt without a part of its memory; `uffds` are its processes' in
-    /// their order.
+    /// Takes up a proc that was rebuilt without a part of its memory; `descriptors` are its
+    /// processes' in their order, and those of [`Rebuilt::copied`].
     ///
     /// # Errors
     /// See [`PagerError`]; its processes must be killed then.
-    pub fn inflate(&self, rebuilt: Rebuilt, uffds: &[BorrowedFd<'_>]) -> Result<Woken, PagerError> {
-        match self.call_with(&PagerRequest::Inflate(rebuilt), uffds)? {
+    pub fn inflate(&self, rebuilt: Rebuilt, descriptors: &[BorrowedFd<'_>]) -> Result<Woken, PagerError> {
+        match self.call_with(&PagerRequest::Inflate(rebuilt), descriptors)? {
             PagerAnswer::Woken(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
@@ -318,6 +318,14 @@ impl Pager {
     /// See [`PagerError`].
     pub fn forget(&self, name: &str) -> Result<(), PagerError> {
         self.done(&PagerRequest::Forget { name: name.into() })
+    }
+
+    /// All memory is in the page files that copies held for a proc.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn copied(&self, name: &str) -> Result<(), PagerError> {
+        self.done(&PagerRequest::Copied { name: name.into() })
     }
 
     /// Takes up what a dead pager served.

@@ -3,7 +3,8 @@
 //! Reads through the page cache, which the wake of a proc that was parked a moment ago finds warm.
 //! Every page is compared with its checksum before it is given out. The generation itself may go
 //! while its pages are still needed: [`keep`]. Pages of remote page files may not be here: reading
-//! one asks for it ([`AskFor`]) and fails with `WouldBlock` until it came.
+//! one asks for it ([`AskFor`]) and fails with `WouldBlock` until it came, unless copies of
+//! processes hold it ([`CopiedFile`]).
 
 use crate::source::PageSource;
 use crate::swap::{PAGE, PARKED};
@@ -64,8 +65,8 @@ pub struct Parked {
     /// By the slot of its first page.
     files: Vec<(u32, PageFile, Pages)>,
     ask: AskFor,
-    /// Pages of one of the files that copies of processes still hold; none if there are none, or
-    /// not any more.
+    /// Pages of one of the files that copies of processes still hold; none once a copy has ended
+    /// or all is here.
     copied: RwLock<Option<CopiedFile>>,
     /// Which pages were asked for, and when: file, page.
     asked: Mutex<HashMap<(usize, u32), Instant>>,
@@ -135,17 +136,25 @@ impl Parked {
         *self.copied.write() = Some(copied);
     }
 
+    /// All pages are in the files: gives up what copies hold.
+    pub fn all_is_here(&self) {
+        *self.copied.write() = None;
+    }
+
     /// Reads pages of which one is not here of the copies that hold them; false if that cannot be.
     fn read_copied(&self, file: &PageFile, remote: &RemoteFile, page: u32, buffer: &mut [u8]) -> bool {
+        let mut in_file = Ok(());
         let read = match &*self.copied.read() {
-            Some(copied) if copied.name == file.name => {
-                copied.pages.read(page, buffer, |page, bytes| remote.read(page, bytes))
-            }
+            Some(copied) if copied.name == file.name => copied.pages.read(page, buffer, |page, bytes| {
+                in_file = remote.read(page, bytes);
+                in_file.as_ref().map_err(|e| e.kind().into()).copied()
+            }),
             _ => return false,
         };
-        if read.is_err() {
-            // They have ended, and all is in the file, unless the daemon has ended with them.
-            *self.copied.write() = None;
+        if let (Err(error), Ok(())) = (&read, in_file) {
+            // The daemon has put all into the file, or says that it cannot.
+            tracing::debug!(file = file.name, %error, "a copy that held memory of a clone has ended");
+            self.all_is_here();
         }
         read.is_ok()
     }
@@ -212,7 +221,9 @@ impl Parked {
         let (index, page) = self.place(slot).ok_or(io::ErrorKind::InvalidInput)?;
         let (_, file, pages) = &self.files[index];
         match pages {
-            Pages::Remote(remote) if remote.here(page, 1)? == [false] => Ok(Some((&file.name, page))),
+            Pages::Remote(remote) if remote.here(page, 1)? == [false] && !self.is_copied(file) => {
+                Ok(Some((&file.name, page)))
+            }
             _ => Ok(None),
         }
     }
@@ -243,11 +254,16 @@ impl PageSource for Parked {
         let open = match pages {
             Pages::Here(open) => open,
             Pages::Remote(remote) => {
-                let result = remote.read(page, buffer);
-                if result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+                let is_away =
+                    |result: &io::Result<()>| result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+                let mut result = remote.read(page, buffer);
+                if is_away(&result) && self.is_copied(file) {
                     if self.read_copied(file, remote, page, buffer) {
                         return Ok(());
                     }
+                    result = remote.read(page, buffer);
+                }
+                if is_away(&result) {
                     self.ask_for(index, remote, page..page + (buffer.len() / PAGE) as u32)?;
                 }
                 return result;
@@ -276,8 +292,10 @@ impl PageSource for Parked {
     }
 
     fn needed(&self, slot: u32, pages: usize) {
-        // What it says is a hint.
-        if let Some((_, remote, page)) = self.remote(slot)
+        // What it says is a hint, and for files from a store alone: one that is being filled is
+        // marked by the daemon as well.
+        if let Some((file, remote, page)) = self.remote(slot)
+            && file.remote.is_some()
             && let Err(error) = remote.mark_needed(page, pages as u32)
         {
             tracing::debug!(%error, "what was needed of a remote page file is not marked");
@@ -346,11 +364,13 @@ mod tests {
         assert_eq!((parked.readable(slot, 99), remote.here(3, 2).unwrap()), (6, vec![false, false]));
         parked.read(slot, &mut pages).unwrap();
         assert!(pages[..PAGE] == [9; PAGE] && pages[PAGE..] == held && asked.lock().is_empty());
+        parked.needed(slot, 3);
+        assert_eq!((remote.needed(2, 1).unwrap(), parked.away(slot + 1).unwrap()), (vec![false], None));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(parked.read(slot, &mut pages).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!((asked.lock().pop(), parked.readable(slot, 99)), (Some(3..5), 1));
-        assert!(asked.lock().is_empty());
+        assert!(asked.lock().is_empty() && parked.copied.read().is_none());
     }
 
     #[test]

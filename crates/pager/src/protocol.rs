@@ -154,6 +154,11 @@ pub enum PagerRequest {
         /// The proc.
         name: String,
     },
+    /// All memory is in the page files that copies held for a proc: see [`Rebuilt::copied`].
+    Copied {
+        /// The proc.
+        name: String,
+    },
     /// Takes up a proc that a dead pager served, with the descriptors that the keeper has.
     Adopt {
         /// The proc.

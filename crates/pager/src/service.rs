@@ -249,6 +249,10 @@ impl Service {
                     self.forget(&name);
                     Ok(PagerAnswer::Done)
                 }
+                PagerRequest::Copied { name } => {
+                    self.all_is_here(&name);
+                    Ok(PagerAnswer::Done)
+                }
                 PagerRequest::Adopt { name, number, directory } => {
                     self.adopt(&name, number, &directory).map(|()| PagerAnswer::Done)
                 }

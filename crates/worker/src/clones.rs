@@ -42,7 +42,6 @@ use kip_types::name::MAX_NAME;
 use kip_types::volume::ClonedVolumes;
 use kip_types::{CheckpointTag, Generation, PortSpec, ProcName, Spec, State, Tier, VolumeSource};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -341,8 +340,8 @@ impl Worker {
             behind.clones_run();
             let finished = behind.finish().await;
             fault::reach("clone-filled");
-            let directories: Vec<_> = clones.iter().map(|clone| clone.proc.dir.clone()).collect();
-            let finished = blocking(move || finished.and_then(|()| finish_clones(&directories))).await;
+            let procs: Vec<_> = clones.iter().map(|clone| Arc::clone(&clone.proc)).collect();
+            let finished = blocking(move || finished.and_then(|()| finish_clones(&procs))).await;
             if let Err(why) = finished {
                 for clone in &clones {
                     self.discard(clone).await;
@@ -448,13 +447,16 @@ fn origin(name: &ProcName, tag: Option<&CheckpointTag>) -> String {
 }
 
 /// Makes clones whose memory is copied procs like any other.
-fn finish_clones(directories: &[PathBuf]) -> Result<(), String> {
-    for directory in directories {
-        if let Err(e) = kip_snapshot::settle_cloned(directory) {
-            tracing::debug!(path = %directory.display(), error = chain(&e), "page files are read as ones that are filled");
+fn finish_clones(procs: &[Arc<Proc>]) -> Result<(), String> {
+    for proc in procs {
+        if let Err(e) = kip_snapshot::settle_cloned(&proc.dir) {
+            tracing::debug!(proc = %proc.name, error = chain(&e), "page files are read as ones that are filled");
+        }
+        if let Err(e) = proc.shared.pager.copied(proc.key.as_str()) {
+            tracing::debug!(proc = %proc.name, error = chain(&e), "the pager keeps copies of a clone open");
         }
     }
-    directories.iter().try_for_each(|directory| unmark_unfinished(directory)).map_err(|e| chain(&e))
+    procs.iter().try_for_each(|proc| unmark_unfinished(&proc.dir)).map_err(|e| chain(&e))
 }
 
 /// Copies a checkpoint to the first clone of it.

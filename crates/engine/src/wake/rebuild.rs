@@ -20,7 +20,7 @@ use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
 use kip_checkpoint::remake::{MadeAlready, ObjectNote, Remade, remake};
 use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
 use kip_clocks::Boot;
-use kip_copy::fill::{Fill, may_lack_memory};
+use kip_copy::fill::may_lack_memory;
 use kip_criu_images::Images;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
@@ -32,7 +32,6 @@ use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGE, PageMap, Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::fault;
-use kip_sys::fdpass::MAX_FDS;
 use kip_sys::process::{Signal, pidfd_send_signal};
 use kip_types::chain;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -48,6 +47,9 @@ use std::time::Duration;
 
 /// Processes of a rebuild that failed are gone after this.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Most descriptors that are sent with a clone whose memory copies hold.
+const MOST_SENT: usize = 100;
 
 /// Why a rebuild failed; CRIU may still succeed.
 #[derive(Debug, thiserror::Error)]
@@ -381,7 +383,7 @@ fn inflate(
         copied: copied.as_ref().map(|copied| copied.name.clone()),
     };
     let mut descriptors: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
-    descriptors.extend(copied.iter().flat_map(HeldCopies::descriptors));
+    descriptors.extend(copied.iter().flat_map(|copied| &copied.descriptors).map(AsFd::as_fd));
     proc.shared.pager.inflate(rebuilt, &descriptors)?;
     Ok(())
 }
@@ -390,9 +392,9 @@ fn inflate(
 struct HeldCopies {
     /// The name of its page file.
     name: String,
-    fill: Arc<Fill>,
-    /// Says which page is where.
-    table: OwnedFd,
+    /// A file that says which page is where, and the memory of each copy. Duplicates, for the fill
+    /// is not to wait for the pager.
+    descriptors: Vec<OwnedFd>,
 }
 
 impl HeldCopies {
@@ -401,16 +403,22 @@ impl HeldCopies {
         if !may_lack_memory(&proc.dir) {
             return None;
         }
-        let (name, fill) = proc.shared.fills.of_generation(images).ok()??;
-        let table = memfd_create("copied", MemfdFlags::CLOEXEC).ok()?;
-        let table = File::from(table);
-        table.write_all_at(&fill.copied().table(), 0).ok()?;
-        let copied = HeldCopies { name, fill, table: table.into() };
-        Some(copied).filter(|copied| copied.descriptors().count() + processes <= MAX_FDS)
+        let copied = HeldCopies::open(proc, images).unwrap_or_else(|error| {
+            tracing::debug!(proc = %proc.name, %error, "the pager asks for memory that is still copied");
+            None
+        });
+        copied.filter(|copied| copied.descriptors.len() + processes <= MOST_SENT)
     }
 
-    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.table.as_fd()).chain(self.fill.copied().descriptors())
+    fn open(proc: &Proc, images: &Path) -> io::Result<Option<HeldCopies>> {
+        let Some((name, fill)) = proc.shared.fills.of_generation(images)? else { return Ok(None) };
+        let table = File::from(memfd_create("copied", MemfdFlags::CLOEXEC)?);
+        table.write_all_at(&fill.copied().table(), 0)?;
+        let mut descriptors = vec![table.into()];
+        for memory in fill.copied().descriptors() {
+            descriptors.push(memory.try_clone_to_owned()?);
+        }
+        Ok(Some(HeldCopies { name, descriptors }))
     }
 }
 

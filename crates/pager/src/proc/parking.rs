@@ -106,10 +106,16 @@ fn watch(processes: &[RebuiltProcess], known: &BTreeMap<u32, ProcessPages>, park
 }
 
 impl PagedProc {
+    /// All pages are in the files of its generation.
+    pub fn all_is_here(&self) {
+        self.family.parked.iter().for_each(|parked| parked.all_is_here());
+    }
+
     /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None
     /// of its processes may run yet. Their sets for this kind of wake are installed at once if
     /// there is to be prefetching, but for those of processes that wait: what one of them touches
-    /// first outside of the call that it stands in has its set installed.
+    /// first outside of the call that it stands in has its set installed. Pages that copies still
+    /// hold are read there.
     ///
     /// # Errors
     /// The file system's and the kernel's; `InvalidData` if something is missing that cannot come.

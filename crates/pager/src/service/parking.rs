@@ -32,7 +32,7 @@ fn copied_file(name: String, came: Vec<OwnedFd>) -> Option<CopiedFile> {
 }
 
 impl Service {
-    pub(super) fn inflate(&self, rebuilt: Rebuilt, mut uffds: Vec<OwnedFd>) -> Result<Woken, OrderError> {
+    pub(super) fn inflate(&self, rebuilt: Rebuilt, mut descriptors: Vec<OwnedFd>) -> Result<Woken, OrderError> {
         let began = Instant::now();
         let Rebuilt { name, number, directory, generation, processes, prefetch, set, later, copied } = rebuilt;
         // What an earlier sleep left. Of another proc the keeper has nothing, unless it did not
@@ -40,9 +40,11 @@ impl Service {
         if self.known(&name).is_some() || self.broken.lock().contains_key(&name) {
             self.forget(&name);
         }
-        let came = uffds.split_off(uffds.len().min(processes.len()));
-        if processes.len() != uffds.len() {
-            return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors: uffds.len() });
+        let came = descriptors.split_off(descriptors.len().min(processes.len()));
+        let uffds = descriptors;
+        if processes.len() != uffds.len() || copied.is_none() && !came.is_empty() {
+            let descriptors = uffds.len() + came.len();
+            return Err(OrderError::Descriptors { name, processes: processes.len(), descriptors });
         }
         let with_uffd = |((host, inside, can_come), uffd)| RebuiltProcess {
             host,
@@ -92,6 +94,13 @@ impl Service {
         };
         *guard = Some(entry);
         Ok(woken)
+    }
+
+    pub(super) fn all_is_here(&self, name: &str) {
+        let slot = self.known(name);
+        if let Some(entry) = slot.as_ref().map(|slot| slot.lock()).as_deref().and_then(Option::as_ref) {
+            entry.proc.all_is_here();
+        }
     }
 
     pub(super) fn prepare_parking(&self, name: &str) -> Result<bool, OrderError> {

@@ -66,6 +66,7 @@ impl CopiedPages {
         mut bytes: &mut [u8],
         mut other: impl FnMut(u32, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
+        assert!(bytes.len().is_multiple_of(PAGE), "whole pages are read");
         let mut pieces = self.from(page).iter();
         while !bytes.is_empty() {
             let piece = pieces.next();
@@ -116,8 +117,12 @@ impl CopiedPages {
             Some(CopiedPiece { memory: words[0] as usize, run: Run { start: words[1], pages, file: 0, first } })
         };
         let pieces: Option<Vec<CopiedPiece>> = words.chunks_exact(WORDS).map(piece).collect();
-        match pieces.filter(|_| table.len().is_multiple_of(WORDS * 8)) {
-            Some(pieces) => Ok(CopiedPages::new(memory, pieces)),
+        let is_table = |pages: &CopiedPages| {
+            let apart = pages.pieces.windows(2).all(|two| two[0].run.first + two[0].run.pages <= two[1].run.first);
+            apart && table.len().is_multiple_of(WORDS * 8)
+        };
+        match pieces.map(|pieces| CopiedPages::new(memory, pieces)).filter(is_table) {
+            Some(pages) => Ok(pages),
             None => Err(io::Error::new(io::ErrorKind::InvalidData, "where copies hold memory is not said")),
         }
     }
@@ -170,7 +175,10 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(pages.read(0, &mut [0; PAGE], |_, _| unreachable!()).is_err());
-        for table in [vec![0; 31], vec![1; 32], [vec![0; 16], vec![0xff; 16]].concat()] {
+        let piece = |first| [0u64, 0x1000, 2, first].into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        assert!(CopiedPages::read_table(&[piece(0), piece(2)].concat(), vec![memory()]).is_ok());
+        let overlapping = [piece(0), piece(1)].concat();
+        for table in [vec![0; 31], vec![1; 32], [vec![0; 16], vec![0xff; 16]].concat(), overlapping] {
             assert!(CopiedPages::read_table(&table, vec![memory()]).is_err());
         }
     }

@@ -6,7 +6,8 @@
 //! opaque here. All three may be linked into later generations. They are never synced, and no part
 //! of a generation is checked by them: a page that is lost, or damaged where it lies, is one that
 //! is not here, and comes once more. One process writes, others read meanwhile: a page's bytes and
-//! checksum are there before it is said to be here.
+//! checksum are there before it is said to be here. Of a file from a store the reader notes what it
+//! needed; two of them that note it at once lose a note.
 //!
 //! One that is being filled has no table, is none of the page map's remote files, and is like any
 //! other once all has come ([`crate::settle_cloned`]).
