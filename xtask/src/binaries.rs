@@ -53,7 +53,8 @@ struct Profile {
 /// sake of features that only tests ask for, some of it would be built twice. None if it does not
 /// build; cargo has said why.
 pub fn build(root: &Path) -> anyhow::Result<Option<Vec<Binary>>> {
-    let tested = ["--workspace", "--locked", "--lib", "--bins", "--tests"];
+    // etcd's client needs protoc to build, so what is shipped does without unless it is asked for.
+    let tested = ["--workspace", "--locked", "--lib", "--bins", "--tests", "--features=kip-meta/etcd"];
     // Examples are programs of the tests: as tests of their own they would be built twice.
     if !check::cargo(root).arg("build").args(tested).arg("--examples").status()?.success() {
         return Ok(None);

@@ -98,7 +98,10 @@ fn clippy(root: &Path) -> anyhow::Result<Outcome> {
         Outcome::Passed(_) => {}
         other => return Ok(other),
     }
-    Ok(with_remark(run(&["--workspace", "--all-targets", "--features=kip-store/gcs,kip-store/azure"])?, newer))
+    Ok(with_remark(
+        run(&["--workspace", "--all-targets", "--features=kip-store/gcs,kip-store/azure,kip-meta/etcd"])?,
+        newer,
+    ))
 }
 
 fn docs(root: &Path) -> anyhow::Result<Outcome> {
