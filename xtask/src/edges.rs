@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 37] = [
+const ALLOWED: [(&str, &[&str]); 38] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -37,6 +37,8 @@ const ALLOWED: [(&str, &[&str]); 37] = [
     ("kip-store", &[]),
     // Keys with revisions, in a file or in etcd; what they mean is for those above.
     ("kip-meta", &[]),
+    // Files and directories of realms, kept as such keys.
+    ("kip-tree", &[TYPES, "kip-meta"]),
     // Archives what a snapshot is: its page map and working sets. Moves no object, which is the
     // store's.
     ("kip-archive", &[TYPES, "kip-snapshot"]),

@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 pub const INDEX: &str = "docs/promises.md";
 
 /// Sections of the index and their titles, in their order.
-const SECTIONS: [(&str, &str); 31] = [
+const SECTIONS: [(&str, &str); 32] = [
     ("workspace", "Workspace"),
     ("commands", "Two commands"),
     ("sandbox", "Sandbox"),
@@ -41,6 +41,7 @@ const SECTIONS: [(&str, &str); 31] = [
     ("archive", "Archived procs (`kip up --store`)"),
     ("snapshots", "Snapshots (`kip snapshot`)"),
     ("meta", "Metadata: keys with revisions, embedded and in etcd"),
+    ("tree", "Name tree of a realm"),
     ("format", "The format of archived generations"),
     ("api", "API (`kip up --listen`, `kip token`, `kip --host`) and dashboard"),
     ("meters", "Meters, metrics and traces"),

@@ -18,6 +18,7 @@ pub mod profile;
 pub mod scale;
 pub mod spec;
 pub mod suspend;
+pub mod tree;
 pub mod volume;
 
 pub use api::{Event, ProcView, Refusal, RunRequest};
