@@ -20,7 +20,7 @@ pub enum MetaError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The answer to a change was lost.
-    #[error("the connection to the metadata store {store} was lost during a change, which may have been made: look")]
+    #[error("the metadata store {store} was lost during a change, which may have been made: look")]
     Unknown {
         /// Which.
         store: String,
@@ -60,8 +60,8 @@ pub enum MetaError {
         /// The file.
         path: PathBuf,
     },
-    /// The file cannot be read or written.
-    #[error("cannot read or write the metadata store {}: look at its disk, then start again", .path.display())]
+    /// The file cannot be read or written; nothing was changed.
+    #[error("cannot read or write the metadata store {}: look at its disk, then try again", .path.display())]
     Storage {
         /// The file.
         path: PathBuf,

@@ -9,6 +9,7 @@ use kip_meta::{
     Certain, Condition, EmbeddedMeta, KeptHistory, KeySet, Meta, MetaError, Transaction, TransactionOutcome,
 };
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -165,4 +166,77 @@ async fn the_file_stays_small() {
     }
     // Each round writes 4 MiB of values; all that is there at once is less than 2 MiB.
     assert!(sizes[3] <= sizes[1] && sizes[3] < 32 << 20, "{sizes:?}");
+}
+
+/// A file system of its own, which is small.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: &str) -> SmallDisk {
+        let dir = tempfile::tempdir().unwrap();
+        let size = format!("size={size}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(dir.path()).status();
+        assert!(mounted.unwrap().success(), "a tmpfs is mounted, for which the test must be root");
+        SmallDisk(dir)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: what was in it may be open for a moment.
+        drop(Command::new("umount").arg("--lazy").arg(self.0.path()).status());
+    }
+}
+
+// promise meta: a full disk is one clear error for each write, loses nothing that was answered, and
+//   writes go on once there is room
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_survived() {
+    let disk = SmallDisk::new("24m");
+    let (path, ballast) = (disk.0.path().join("meta"), disk.0.path().join("ballast"));
+    let meta = EmbeddedMeta::open(&path, KeptHistory { revisions: 1000, bytes: 1 << 20 }).unwrap();
+    let lease = meta.grant(Duration::from_secs(600)).await.unwrap().id;
+    let put = async |key: &str, size: usize| {
+        let write = Transaction::when(Condition::Absent(KeySet::one(key))).put_leased(key, vec![7; size], Some(lease));
+        meta.transact(&write).await
+    };
+    put("before", 100).await.unwrap();
+    let mut watch = meta.watch(KeySet::prefix(""), 1).await.unwrap();
+    let mut filler = std::fs::File::create(&ballast).unwrap();
+    while std::io::Write::write_all(&mut filler, &[1; 65536]).is_ok() {}
+    let (mut answered, mut failed) = (vec!["before".to_owned()], 0);
+    for n in 0..60 {
+        match put(&format!("during-{n}"), 500_000).await {
+            Ok(_) => answered.push(format!("during-{n}")),
+            Err(error @ (MetaError::Storage { .. } | MetaError::Unknown { .. })) => {
+                assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+                failed += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        if failed == 3 {
+            break;
+        }
+    }
+    assert_eq!(failed, 3, "the disk is full");
+    std::fs::remove_file(&ballast).unwrap();
+    drop(filler);
+    put("after", 100_000).await.unwrap();
+    for key in answered.iter().map(String::as_str).chain(["after"]) {
+        assert_eq!(meta.get(key.as_bytes()).await.unwrap().unwrap().lease, Some(lease), "{key}");
+    }
+    assert!(meta.keep_alive(lease).await.unwrap().left > Duration::from_secs(590));
+    // A watch that was open has all, or says that it broke off; another one goes on after it.
+    let (mut seen, mut last) = (Vec::new(), 0);
+    while !seen.contains(&b"after".to_vec()) {
+        match tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("the next change comes soon") {
+            Ok(batch) => {
+                assert!(batch.revision > last);
+                last = batch.revision;
+                seen.extend(batch.changes.into_iter().map(|change| change.key));
+            }
+            Err(_) => watch = meta.watch(KeySet::prefix(""), last + 1).await.unwrap(),
+        }
+    }
+    assert!(answered.iter().all(|key| seen.contains(&key.clone().into_bytes())));
 }

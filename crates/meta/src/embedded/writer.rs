@@ -1,8 +1,10 @@
 //! The one thread that writes. It takes all that waits, makes it one transaction of the file and
-//! answers once that is on disk. It ends leases when their time has come.
+//! answers once that is on disk. It ends leases when their time has come. A file that fails is
+//! closed, and opened again for what is asked next.
 
 use super::deadlines::{Deadlines, LeaseEnd, millis, unix_ms};
-use super::tables::{FileError, LAST_LEASE, REVISION, StoredLease, Tables, decode, number, read_keys};
+use super::file::{MetaFile, Opened};
+use super::tables::{FileError, LAST_LEASE, REVISION, StoredLease, Tables, corrupted, decode, number, read_keys};
 use super::{KeptHistory, history};
 use crate::error::MetaError;
 use crate::keys::{KeySet, LeaseId, Revision};
@@ -19,39 +21,64 @@ use tokio::sync::{oneshot, watch};
 
 /// Commands that become one transaction of the file, at most.
 const AT_ONCE: usize = 256;
-
-/// Where the answer to a command goes.
-pub(super) type Reply<T> = oneshot::Sender<Result<T, MetaError>>;
+/// The pause after the file has failed.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Such pauses within which readers must have left a file that has failed.
+const READERS_LEAVE: usize = 40;
 
 /// What is asked of the thread.
-pub(super) enum Command {
-    Transact(Transaction, Reply<TransactionOutcome>),
-    Grant(Duration, Reply<MetaLease>),
-    KeepAlive(LeaseId, Reply<MetaLease>),
-    Revoke(LeaseId, Reply<()>),
+pub(super) enum WriteRequest {
+    Transact(Transaction),
+    Grant(Duration),
+    KeepAlive(LeaseId),
+    Revoke(LeaseId),
 }
 
-/// An answer that waits for the disk.
-type Answer = Box<dyn FnOnce() + Send>;
+/// What was done.
+#[derive(Debug)]
+pub(super) enum Written {
+    Outcome(TransactionOutcome),
+    Lease(MetaLease),
+    Revoked,
+}
 
-/// The answer to a call; a caller that is gone needs none.
-fn answer<T: Send + 'static>(reply: Reply<T>, result: Result<T, MetaError>) -> Answer {
-    Box::new(move || drop(reply.send(result)))
+/// A request, and where its answer goes.
+pub(super) struct Command {
+    pub(super) request: WriteRequest,
+    pub(super) reply: oneshot::Sender<Result<Written, MetaError>>,
 }
 
 /// The thread's own.
 pub(super) struct Writer {
-    pub(super) db: Arc<Database>,
+    pub(super) file: Arc<MetaFile>,
     pub(super) kept: KeptHistory,
     pub(super) deadlines: Arc<Mutex<Deadlines>>,
-    /// Why the file could not be written.
-    pub(super) failure: Arc<Mutex<Option<Arc<FileError>>>>,
     pub(super) committed: watch::Sender<Revision>,
 }
 
+/// Why nothing was answered as it should be.
+enum Failure {
+    /// Nothing was changed.
+    Before(FileError),
+    /// The changes may be on disk.
+    Commit(FileError),
+}
+
+impl<E: Into<FileError>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Before(error.into())
+    }
+}
+
+/// One transaction of the file, made or committed.
+struct Made {
+    revision: Revision,
+    ends: Vec<LeaseEnd>,
+    answers: Vec<Result<Written, MetaError>>,
+}
+
 impl Writer {
-    /// Works until every sender of commands is gone, or the file cannot be written: the answers
-    /// that are missing then are not given, and the callers find the failure.
+    /// Works until every sender of commands is gone.
     pub(super) fn run(self, commands: &Receiver<Command>) {
         loop {
             let due = self.deadlines.lock().first();
@@ -66,46 +93,85 @@ impl Writer {
                     Err(_) => return,
                 },
             };
-            let waiting: Vec<Command> = first.into_iter().chain(commands.try_iter().take(AT_ONCE)).collect();
-            if let Err(error) = self.commit(waiting) {
-                tracing::error!(%error, "the metadata store cannot be written");
-                *self.failure.lock() = Some(Arc::new(error));
-                return;
+            let waiting = first.into_iter().chain(commands.try_iter().take(AT_ONCE));
+            let (requests, replies): (Vec<_>, Vec<_>) = waiting.map(|command| (command.request, command.reply)).unzip();
+            match self.commit(&requests) {
+                Ok(made) => {
+                    self.deadlines.lock().change(made.ends);
+                    self.committed.send_replace(made.revision);
+                    for (reply, answer) in replies.into_iter().zip(made.answers) {
+                        // A caller that is gone needs none.
+                        drop(reply.send(answer));
+                    }
+                }
+                Err(failure) => self.fail(failure, replies),
             }
         }
     }
 
-    fn commit(&self, commands: Vec<Command>) -> Result<(), FileError> {
-        let mut transaction = self.db.begin_write()?;
+    /// Closes the file, and answers what was asked.
+    fn fail(&self, failure: Failure, replies: Vec<oneshot::Sender<Result<Written, MetaError>>>) {
+        self.file.close();
+        let (is_unknown, error) = match failure {
+            Failure::Before(error) => (false, Arc::new(error)),
+            Failure::Commit(error) => (true, Arc::new(error)),
+        };
+        let path = &self.file.path;
+        tracing::error!(path = %path.display(), %error, "the metadata store cannot be written");
+        for reply in replies {
+            let source = Box::new(Arc::clone(&error));
+            drop(reply.send(Err(if is_unknown {
+                MetaError::Unknown { store: path.display().to_string(), source }
+            } else {
+                MetaError::Storage { path: path.clone(), source }
+            })));
+        }
+        // A lease that is due would be tried again at once, without end.
+        std::thread::sleep(PAUSE);
+    }
+
+    /// The file, opened again if it had failed.
+    fn opened(&self) -> Result<Arc<Database>, FileError> {
+        for _ in 0..READERS_LEAVE {
+            if let Some(db) = self.file.get() {
+                return Ok(db);
+            }
+            match self.file.open() {
+                // Those that read it when it failed still have it.
+                Err(error) if error.is_in_use() => std::thread::sleep(PAUSE),
+                Err(error) => return Err(error),
+                Ok(Opened { revision, deadlines }) => {
+                    *self.deadlines.lock() = deadlines;
+                    self.committed.send_replace(revision);
+                    tracing::info!(path = %self.file.path.display(), "the metadata store is open again");
+                }
+            }
+        }
+        Err(corrupted("it stays in use after it has failed".to_owned()))
+    }
+
+    fn commit(&self, requests: &[WriteRequest]) -> Result<Made, Failure> {
+        let db = self.opened()?;
+        let mut transaction = db.begin_write().map_err(FileError::from)?;
         // Values are the tenants': with a checksum alone they could be made to look like a commit
         // that a crash has torn. It also spares the next start a walk over the whole file.
         transaction.set_quick_repair(true);
-        let Made { revision, ends, answers } = self.make(&transaction, commands)?;
-        transaction.commit()?;
-        self.deadlines.lock().change(ends);
-        self.committed.send_replace(revision);
-        answers.into_iter().for_each(|give| give());
-        Ok(())
+        let made = self.make(&transaction, requests)?;
+        transaction.commit().map_err(|error| Failure::Commit(error.into()))?;
+        Ok(made)
     }
 
-    fn make(&self, transaction: &WriteTransaction, commands: Vec<Command>) -> Result<Made, FileError> {
+    fn make(&self, transaction: &WriteTransaction, requests: &[WriteRequest]) -> Result<Made, FileError> {
         let tables = Tables::open(transaction)?;
         let revision = number(&tables.state, REVISION)?;
         let mut batch = Batch { tables, revision, kept: self.kept, ends: Vec::new() };
-        for lease in self.deadlines.lock().due(Instant::now()) {
+        let due = self.deadlines.lock().due(Instant::now());
+        for lease in due {
             batch.end_lease(lease)?;
         }
-        let carried_out = commands.into_iter().map(|command| batch.carry_out(command));
-        let answers = carried_out.collect::<Result<_, _>>()?;
+        let answers = requests.iter().map(|request| batch.carry_out(request)).collect::<Result<_, _>>()?;
         Ok(Made { revision: batch.revision, ends: batch.ends, answers })
     }
-}
-
-/// One transaction of the file, before it is committed.
-struct Made {
-    revision: Revision,
-    ends: Vec<LeaseEnd>,
-    answers: Vec<Answer>,
 }
 
 /// One transaction of the file while it is made.
@@ -117,21 +183,24 @@ struct Batch<'t> {
 }
 
 impl Batch<'_> {
-    fn carry_out(&mut self, command: Command) -> Result<Answer, FileError> {
-        Ok(match command {
-            Command::Transact(transaction, reply) => answer(reply, self.transact(&transaction)?),
-            Command::Grant(ttl, reply) => {
+    fn carry_out(&mut self, request: &WriteRequest) -> Result<Result<Written, MetaError>, FileError> {
+        Ok(match request {
+            WriteRequest::Transact(transaction) => self.transact(transaction)?.map(Written::Outcome),
+            WriteRequest::Grant(ttl) => {
                 let id = LeaseId(number(&self.tables.state, LAST_LEASE)? + 1);
                 self.tables.state.insert(LAST_LEASE, id.0)?;
-                answer(reply, Ok(self.give_time(id, ttl)?))
+                Ok(Written::Lease(self.give_time(id, *ttl)?))
             }
-            Command::KeepAlive(id, reply) => match self.ttl(id)? {
-                Some(ttl) => answer(reply, Ok(self.give_time(id, ttl)?)),
-                None => answer(reply, Err(MetaError::LeaseGone(id))),
+            WriteRequest::KeepAlive(id) => match self.ttl(*id)? {
+                Some(ttl) => Ok(Written::Lease(self.give_time(*id, ttl)?)),
+                None => Err(MetaError::LeaseGone(*id)),
             },
-            Command::Revoke(id, reply) => {
-                let was = self.end_lease(id)?;
-                answer(reply, if was { Ok(()) } else { Err(MetaError::LeaseGone(id)) })
+            WriteRequest::Revoke(id) => {
+                if self.end_lease(*id)? {
+                    Ok(Written::Revoked)
+                } else {
+                    Err(MetaError::LeaseGone(*id))
+                }
             }
         })
     }
