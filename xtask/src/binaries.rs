@@ -54,7 +54,7 @@ struct Profile {
 /// build; cargo has said why.
 pub fn build(root: &Path) -> anyhow::Result<Option<Vec<Binary>>> {
     // etcd's client needs protoc to build, so what is shipped does without unless it is asked for.
-    let tested = ["--workspace", "--locked", "--lib", "--bins", "--tests", "--features=kip-meta/etcd"];
+    let tested = ["--workspace", "--locked", "--lib", "--bins", "--tests", "--features=kip-tree/etcd"];
     // Examples are programs of the tests: as tests of their own they would be built twice.
     if !check::cargo(root).arg("build").args(tested).arg("--examples").status()?.success() {
         return Ok(None);

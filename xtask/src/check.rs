@@ -99,7 +99,7 @@ fn clippy(root: &Path) -> anyhow::Result<Outcome> {
         other => return Ok(other),
     }
     Ok(with_remark(
-        run(&["--workspace", "--all-targets", "--features=kip-store/gcs,kip-store/azure,kip-meta/etcd"])?,
+        run(&["--workspace", "--all-targets", "--features=kip-store/gcs,kip-store/azure,kip-tree/etcd"])?,
         newer,
     ))
 }

@@ -2,92 +2,21 @@
 //! because etcd is killed. Each test starts its own etcd on loopback, in a temporary directory.
 
 mod contract;
+#[path = "contract/server.rs"]
+mod server;
 
 use contract::Subject;
 use contract::faulty::Faulty;
 use kip_meta::{Certain, Condition, EtcdMeta, KeySet, Meta, Transaction};
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use server::EtcdServer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(30);
-
-/// An etcd that ends with the test.
-struct Server {
-    child: Child,
-    dir: tempfile::TempDir,
-    ports: [u16; 2],
-}
-
-impl Server {
-    async fn start() -> Server {
-        let dir = tempfile::tempdir().unwrap();
-        // Both are held while they are chosen, so that they differ.
-        let held = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let ports = held.each_ref().map(|socket| socket.local_addr().unwrap().port());
-        drop(held);
-        let server = Server { child: spawn(dir.path(), ports), dir, ports };
-        server.ready().await;
-        server
-    }
-
-    fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports[0])
-    }
-
-    async fn connect(&self) -> EtcdMeta {
-        EtcdMeta::connect(&[self.url()]).await.unwrap()
-    }
-
-    async fn ready(&self) {
-        let since = Instant::now();
-        loop {
-            if let Ok(meta) = EtcdMeta::connect(&[self.url()]).await
-                && meta.get(b"a").await.is_ok()
-            {
-                return;
-            }
-            assert!(since.elapsed() < SOON, "etcd does not answer at {}", self.url());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn start_again(&mut self) {
-        self.child = spawn(self.dir.path(), self.ports);
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn spawn(dir: &Path, ports: [u16; 2]) -> Child {
-    let [client, peer] = ports.map(|port| format!("http://127.0.0.1:{port}"));
-    Command::new("etcd")
-        .args(["--name", "one", "--data-dir"])
-        .arg(dir.join("etcd"))
-        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-        .args(["--initial-cluster", &format!("one={peer}"), "--log-level", "fatal", "--logger", "zap"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("etcd starts: scripts/setup test installs it")
-}
+const SOON: Duration = Duration::from_secs(90);
 
 async fn make() -> Subject {
-    let server = Server::start().await;
+    let server = EtcdServer::start().await;
     let meta = server.connect().await;
     let client = etcd_client::Client::connect([server.url()], None).await.unwrap();
     let forget: contract::Forget = Box::new(move |revision| {
@@ -100,7 +29,7 @@ async fn make() -> Subject {
 async fn make_faulty() -> Subject {
     let subject = make().await;
     let faulty = Arc::new(Faulty::by_chance(subject.meta, 22));
-    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(30))), ..subject }
+    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(120))), ..subject }
 }
 
 mod plain {
@@ -117,7 +46,7 @@ mod with_faults {
 async fn etcd_is_killed_in_the_middle() {
     const WRITERS: usize = 4;
     const KILLS: usize = 3;
-    let mut server = Server::start().await;
+    let mut server = EtcdServer::start().await;
     let meta = Arc::new(Certain::new(Arc::new(server.connect().await), SOON));
     let mut watch = meta.watch(KeySet::prefix("log/"), 1).await.unwrap();
     let is_over = Arc::new(AtomicBool::new(false));

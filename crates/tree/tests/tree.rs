@@ -3,29 +3,12 @@
 
 mod grove;
 
+use grove::everywhere::{self, line, mkdir, put, text};
 use grove::{LONG, SOON, check_whole, everything, expecting, faulty_grove, fenced, grove, leased, path, realm};
-use kip_tree::{FileWrite, NameTree, TreeError};
+use kip_tree::{FileWrite, TreeError};
 use kip_types::name::Realm;
-use kip_types::tree::{DEEPEST_PATH, ExpectedNode, MOST_FILE_BYTES, NodeKind, TreeFence, TreePath};
+use kip_types::tree::{DEEPEST_PATH, ExpectedNode, MOST_FILE_BYTES, NodeKind, TreePath};
 use std::time::Duration;
-
-async fn put(tree: &NameTree, at: &str, contents: &str) -> u64 {
-    tree.write(&realm(), &path(at), contents.as_bytes(), &grove::anyhow()).await.unwrap().version
-}
-
-async fn mkdir(tree: &NameTree, at: &str) {
-    tree.make_directory(&realm(), &path(at), None).await.unwrap();
-}
-
-async fn text(tree: &NameTree, at: &str) -> String {
-    String::from_utf8(tree.read(&realm(), &path(at)).await.unwrap().1).unwrap()
-}
-
-fn line(error: &TreeError) -> String {
-    let line = error.to_string();
-    assert!(!line.contains('\n') && !line.is_empty(), "{line}");
-    line
-}
 
 // promise tree: files and directories are made, listed, read, written and removed
 #[tokio::test]
@@ -151,107 +134,16 @@ async fn moves_take_everything_along() {
     assert_eq!(text(tree, deep.join("x").join("f").as_str()).await, "deep");
 }
 
-/// Writers, makers and movers at once, with each its own outcome.
-async fn beside_each_other(grove: &grove::Grove, rounds: usize) {
-    let (tree, realm) = (&grove.tree, realm());
-    mkdir(tree, "/a").await;
-    mkdir(tree, "/a/d").await;
-    put(tree, "/count", "0").await;
-    let mut tasks = tokio::task::JoinSet::new();
-    // A directory goes to and fro while others work in it at either place.
-    let (mover, of) = (tree.clone(), realm.clone());
-    tasks.spawn(async move {
-        for round in 0..rounds {
-            let (from, to) = if round % 2 == 0 { ("/a/d", "/d") } else { ("/d", "/a/d") };
-            mover.rename(&of, &path(from), &path(to), false, None).await.unwrap();
-        }
-        0
-    });
-    for worker in 0..3 {
-        let (tree, realm) = (tree.clone(), realm.clone());
-        tasks.spawn(async move {
-            let mut made = 0;
-            for round in 0..rounds {
-                let at = path(["/a/d", "/d"][round % 2]);
-                let name = at.join(&format!("{worker}-{round}"));
-                match tree.write(&realm, &name, b"x", &expecting(ExpectedNode::Absent)).await {
-                    Ok(_) => made += 1,
-                    Err(TreeError::NotFound(gone)) => assert_eq!(gone, at),
-                    Err(error) => panic!("{error}"),
-                }
-                loop {
-                    let (stat, count) = tree.read(&realm, &path("/count")).await.unwrap();
-                    let next = String::from_utf8(count).unwrap().parse::<usize>().unwrap() + 1;
-                    let how = expecting(ExpectedNode::Version(stat.version));
-                    match tree.write(&realm, &path("/count"), next.to_string().as_bytes(), &how).await {
-                        Ok(_) => break,
-                        Err(TreeError::Stale { .. }) => {}
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-            }
-            made
-        });
-    }
-    // A directory is made and removed while others write in it: no file may be left without it.
-    let (remover, of) = (tree.clone(), realm.clone());
-    tasks.spawn(async move {
-        for round in 0..rounds * 2 {
-            let made = remover.make_directory(&of, &path("/r"), None).await;
-            assert!(matches!(made, Ok(_) | Err(TreeError::Exists(_))));
-            if round % 3 == 0 {
-                drop(remover.remove(&of, &path("/r/f"), None, None).await);
-            }
-            match remover.remove(&of, &path("/r"), None, None).await {
-                Ok(()) | Err(TreeError::NotEmpty(_)) => {}
-                Err(error) => panic!("{error}"),
-            }
-        }
-        0
-    });
-    let (writer, of) = (tree.clone(), realm.clone());
-    tasks.spawn(async move {
-        for _ in 0..rounds * 2 {
-            let written = writer.write(&of, &path("/r/f"), b"", &grove::anyhow()).await;
-            assert!(matches!(written, Ok(_) | Err(TreeError::NotFound(_))));
-        }
-        0
-    });
-    // Two directories go into each other: never both.
-    for (one, other) in [("/p", "/q"), ("/q", "/p")] {
-        mkdir(tree, one).await;
-        let (tree, realm) = (tree.clone(), realm.clone());
-        tasks.spawn(async move {
-            let inside = path(other).join("in");
-            for _ in 0..rounds {
-                for (from, to) in [(path(one), inside.clone()), (inside.clone(), path(one))] {
-                    match tree.rename(&realm, &from, &to, false, None).await {
-                        Ok(_) | Err(TreeError::NotFound(_) | TreeError::Exists(_)) => {}
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-            }
-            0
-        });
-    }
-    let made: usize = tasks.join_all().await.into_iter().sum();
-    assert_eq!(text(tree, "/count").await, (3 * rounds).to_string());
-    let all = everything(tree, &realm).await;
-    let files = all.iter().filter(|(path, contents)| contents.is_some() && path != "/r/f").count();
-    assert_eq!(files, made + 1);
-    check_whole(grove, &realm).await;
-}
-
 // promise tree: nothing is lost and nothing is out of reach when directories move under writers
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn moves_beside_writers() {
-    beside_each_other(&grove(), 40).await;
+    everywhere::beside_each_other(&grove(), 40).await;
 }
 
 // promise tree: the same holds when the connection to the store is lost again and again
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn moves_beside_writers_behind_a_bad_connection() {
-    beside_each_other(&faulty_grove(5), 8).await;
+    everywhere::beside_each_other(&faulty_grove(5), 8).await;
 }
 
 // promise tree: of many that make the same node exactly one does
@@ -334,39 +226,7 @@ async fn realms_are_apart() {
 //   epoch in the error
 #[tokio::test]
 async fn former_leaders_are_fenced() {
-    let grove = grove();
-    let (tree, realm, at) = (&grove.tree, realm(), path("/leader"));
-    mkdir(tree, "/d").await;
-    put(tree, "/d/f", "").await;
-    let lease = tree.grant_lease(&realm, LONG).await.unwrap().id;
-    let old = tree.try_to_lead(&realm, &at, lease, b"one").await.unwrap();
-    assert!(matches!(tree.try_to_lead(&realm, &at, lease, b"two").await.unwrap_err(), TreeError::Exists(_)));
-    tree.write(&realm, &path("/d/f"), b"led", &fenced(&old.fence)).await.unwrap();
-    // What the leader says of itself can change; it leads on.
-    tree.write(&realm, &at, b"one, at another address", &fenced(&old.fence)).await.unwrap();
-    tree.make_directory(&realm, &path("/d/led"), Some(&old.fence)).await.unwrap();
-    tree.revoke_lease(&realm, lease).await.unwrap();
-    let fail = async |fence: &TreeFence| {
-        for error in [
-            tree.write(&realm, &path("/d/f"), b"late", &fenced(fence)).await.unwrap_err(),
-            tree.make_directory(&realm, &path("/d/late"), Some(fence)).await.unwrap_err(),
-            tree.remove(&realm, &path("/d/f"), None, Some(fence)).await.unwrap_err(),
-            tree.rename(&realm, &path("/d/f"), &path("/late"), false, Some(fence)).await.unwrap_err(),
-        ] {
-            assert!(line(&error).contains(&format!("the epoch {} of {} is over", fence.epoch, fence.path)), "{error}");
-        }
-    };
-    fail(&old.fence).await;
-    let next = tree.grant_lease(&realm, LONG).await.unwrap().id;
-    let new = tree.try_to_lead(&realm, &at, next, b"two").await.unwrap();
-    assert!(new.fence.epoch > old.fence.epoch);
-    fail(&old.fence).await;
-    fail(&TreeFence { path: path("/d/none/x"), epoch: 1 }).await;
-    assert!(matches!(tree.resign(&realm, &old).await.unwrap_err(), TreeError::Fenced { .. }));
-    tree.write(&realm, &path("/d/f"), b"led again", &fenced(&new.fence)).await.unwrap();
-    tree.resign(&realm, &new).await.unwrap();
-    fail(&new.fence).await;
-    check_whole(&grove, &realm).await;
+    everywhere::former_leaders_are_fenced(&grove()).await;
 }
 
 // promise tree: one candidate leads at a time, and the next one does once the lease of the leader
@@ -379,7 +239,7 @@ async fn leaders_follow_each_other() {
     for number in 0..3 {
         let (tree, realm) = (tree.clone(), realm.clone());
         candidates.spawn(async move {
-            let lease = tree.grant_lease(&realm, Duration::from_secs(5)).await.unwrap().id;
+            let lease = tree.grant_lease(&realm, Duration::from_secs(8)).await.unwrap().id;
             let keeper = tokio::spawn({
                 let (tree, realm) = (tree.clone(), realm.clone());
                 async move {

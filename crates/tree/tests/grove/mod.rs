@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod everywhere;
 #[path = "../../../meta/tests/contract/faulty.rs"]
 pub mod faulty;
 
@@ -10,12 +11,13 @@ use kip_meta::{Certain, EmbeddedMeta, KeptHistory, KeySet, Meta, RangeRequest};
 use kip_tree::{FileWrite, NameTree};
 use kip_types::name::Realm;
 use kip_types::tree::{ExpectedNode, NodeKind, TreeFence, TreeLeaseId, TreePath};
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a test waits for what must come.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(90);
 /// Far longer than a test takes.
 pub const LONG: Duration = Duration::from_secs(600);
 
@@ -24,7 +26,7 @@ pub struct Grove {
     pub tree: NameTree,
     /// The store without faults.
     pub meta: Arc<dyn Meta>,
-    _dir: tempfile::TempDir,
+    pub _guard: Box<dyn Any + Send + Sync>,
 }
 
 pub fn grove() -> Grove {
@@ -34,7 +36,7 @@ pub fn grove() -> Grove {
 pub fn grove_with(kept: KeptHistory) -> Grove {
     let dir = tempfile::tempdir().unwrap();
     let meta: Arc<dyn Meta> = Arc::new(EmbeddedMeta::open(&dir.path().join("meta"), kept).unwrap());
-    Grove { tree: NameTree::new(Arc::clone(&meta)), meta, _dir: dir }
+    Grove { tree: NameTree::new(Arc::clone(&meta)), meta, _guard: Box::new(dir) }
 }
 
 /// The same behind a bad connection.
