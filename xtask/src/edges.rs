@@ -191,8 +191,8 @@ const ALLOWED: [(&str, &[&str]); 38] = [
     ),
     // The edge: knows a worker only by that interface.
     ("kip-api", &[TYPES, "kip-service"]),
-    // What `kip up` is: wires API and worker together.
-    ("kip-daemon", &[TYPES, SYS, "kip-service", "kip-api", "kip-worker"]),
+    // What `kip up` is: wires API and worker together, and the tree, over the store in its file.
+    ("kip-daemon", &[TYPES, SYS, "kip-service", "kip-api", "kip-worker", "kip-meta", "kip-tree"]),
     ("kip-client", &[TYPES]),
     // Files that describe procs: text to requests and back. What a proc has of the machine without
     // being given it is said by its files.

@@ -91,10 +91,10 @@ pub async fn with_request_id(request: Request, next: Next) -> Response {
     response
 }
 
-/// A JSON body, whatever its content type says. An empty one is `{}`.
-pub struct Asked<T>(pub T);
+/// A body as it is.
+pub struct BodyBytes(pub Bytes);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
+impl<S: Send + Sync> FromRequest<S> for BodyBytes {
     type Rejection = RefusalAnswer;
 
     async fn from_request(request: Request, state: &S) -> Answer<Self> {
@@ -109,6 +109,18 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
             }
             _ => RefusalAnswer::invalid(format!("the request's body cannot be read: {}", e.body_text())),
         })?;
+        Ok(BodyBytes(body))
+    }
+}
+
+/// A JSON body, whatever its content type says. An empty one is `{}`.
+pub struct Asked<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
+    type Rejection = RefusalAnswer;
+
+    async fn from_request(request: Request, state: &S) -> Answer<Self> {
+        let BodyBytes(body) = BodyBytes::from_request(request, state).await?;
         let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
         Ok(Asked(read(body)?))
     }

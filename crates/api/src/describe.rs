@@ -11,6 +11,7 @@ use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use kip_types::api::{Code, Refusal, SnapshotName};
+use kip_types::tree::TreeLeaseId;
 use kip_types::{CheckpointTag, ProcName, VolumeName};
 use plain::Plain;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -20,6 +21,8 @@ use serde_json::{Map, Value, json};
 
 /// The content type of tar archives.
 pub const ARCHIVE: &str = "application/x-tar";
+/// The content type of bytes that the API knows nothing of.
+pub const BYTES: &str = "application/octet-stream";
 
 type Shape = fn(&mut SchemaGenerator) -> Schema;
 /// A reference to the schema of a body, and the schema.
@@ -41,7 +44,8 @@ pub struct Doc {
     summary: &'static str,
     query: Option<Shape>,
     body: Option<Body>,
-    takes_archive: bool,
+    /// Content type of a body that is no JSON.
+    takes: Option<&'static str>,
     answer: Value,
     shape: Option<(&'static str, Shape)>,
     status: u16,
@@ -50,7 +54,7 @@ pub struct Doc {
 /// A route that answers 204, until more is said. `id` is its name in generated clients.
 pub fn doc(id: &'static str, summary: &'static str) -> Doc {
     let answer = json!({ "description": "Done." });
-    Doc { id, summary, query: None, body: None, takes_archive: false, answer, shape: None, status: 204 }
+    Doc { id, summary, query: None, body: None, takes: None, answer, shape: None, status: 204 }
 }
 
 impl Doc {
@@ -98,7 +102,21 @@ impl Doc {
 
     /// Takes a tar archive as its body, of any length.
     pub fn takes_archive(self) -> Doc {
-        Doc { takes_archive: true, ..self }
+        Doc { takes: Some(ARCHIVE), ..self }
+    }
+
+    /// Answers 200 and bytes.
+    pub fn bytes(self) -> Doc {
+        let answer = json!({
+            "description": "The contents.",
+            "content": { BYTES: { "schema": { "type": "string", "format": "binary" } } },
+        });
+        Doc { status: 200, answer, ..self }
+    }
+
+    /// Takes bytes as its body.
+    pub fn takes_bytes(self) -> Doc {
+        Doc { takes: Some(BYTES), ..self }
     }
 
     /// Answers 101 and frames both ways.
@@ -185,9 +203,9 @@ impl Routes {
             operation["requestBody"] =
                 json!({ "required": required, "content": { "application/json": { "schema": referred } } });
         }
-        if doc.takes_archive {
+        if let Some(content) = doc.takes {
             let schema = json!({ "type": "string", "format": "binary" });
-            operation["requestBody"] = json!({ "required": true, "content": { ARCHIVE: { "schema": schema } } });
+            operation["requestBody"] = json!({ "required": true, "content": { content: { "schema": schema } } });
         }
         operation
     }
@@ -244,6 +262,7 @@ fn in_path(path: &str, segment: &str, generator: &mut SchemaGenerator) -> Option
             let schema = json!({ "type": "string", "pattern": "^[0-9a-f]{6,32}$" });
             ("Its id, or the beginning of it, 6 digits at least.", schema)
         }
+        "lease" => ("Its number.", generator.subschema_for::<TreeLeaseId>().to_value()),
         "tag" => ("Its tag.", generator.subschema_for::<CheckpointTag>().to_value()),
         _ if path.starts_with("/v1/volumes/") => ("Its name.", generator.subschema_for::<VolumeName>().to_value()),
         _ => ("Its name.", generator.subschema_for::<ProcName>().to_value()),

@@ -11,6 +11,7 @@ mod scale;
 mod snapshots;
 mod templates;
 mod tokens;
+mod tree;
 mod volumes;
 
 use crate::admit;
@@ -98,6 +99,7 @@ fn all() -> Routes {
     let routes = meters::routes(routes);
     let routes = dashboard::routes(routes);
     let routes = tokens::routes(routes);
+    let routes = tree::routes(routes);
     images::routes(routes)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::answer::RefusalAnswer;
 use crate::tokens::Tokens;
-use kip_service::WorkerService;
+use kip_service::{TreeService, WorkerService};
 use kip_types::api::{Code, Refusal};
 use kip_types::spec::Timing;
 use std::future::Future;
@@ -13,6 +13,7 @@ use tokio::sync::watch;
 #[derive(Clone)]
 pub struct Api {
     pub(crate) service: Arc<dyn WorkerService>,
+    pub(crate) tree: Arc<dyn TreeService>,
     pub(crate) defaults: Timing,
     pub(crate) tokens: Arc<Tokens>,
     /// True once `down` was carried out.
@@ -40,11 +41,12 @@ impl Drop for UnderWay {
 }
 
 impl Api {
-    /// An API before `service`. `defaults` is what procs get whose owner does not say when they
-    /// sink, `tokens` decides which clients are let in by TCP.
-    pub fn new(service: Arc<dyn WorkerService>, defaults: Timing, tokens: Tokens) -> Api {
+    /// An API before `service` and `tree`. `defaults` is what procs get whose owner does not say
+    /// when they sink, `tokens` decides which clients are let in by TCP.
+    pub fn new(service: Arc<dyn WorkerService>, tree: Arc<dyn TreeService>, defaults: Timing, tokens: Tokens) -> Api {
         Api {
             service,
+            tree,
             defaults,
             tokens: Arc::new(tokens),
             down: watch::Sender::new(false),

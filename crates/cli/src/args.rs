@@ -23,6 +23,7 @@ use crate::stats::StatsArgs;
 use crate::template::TemplateCommand;
 use crate::token::TokenCommand;
 use crate::top::TopArgs;
+use crate::tree::TreeCommand;
 use crate::up::UpArgs;
 use crate::update::UpdateArgs;
 use crate::volume::VolumeCommand;
@@ -189,6 +190,9 @@ pub enum Command {
     /// Show and remove volumes that are kept under a name
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Small files under names: read, write, move and watch them
+    #[command(subcommand)]
+    Tree(TreeCommand),
     /// Make, list and remove the tokens that let clients in by TCP; on the daemon's machine
     #[command(subcommand)]
     Token(TokenCommand),

@@ -9,7 +9,7 @@ use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
     apply, attach, backup, check, checkpoint, cp, details, events, exec, image, key, logs, meter, port, ps, scale,
-    snapshot, stats, template, token, top, update, view, volume, wait,
+    snapshot, stats, template, token, top, tree, update, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
@@ -140,6 +140,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Key(command) => key::call(client, command, json).await?,
         Command::Backup(args) => backup::backup(client, &args, json).await?,
         Command::Volume(command) => volume::call(client, command, json).await?,
+        Command::Tree(command) => tree::call(client, command, json).await?,
         Command::Token(command) => token::call(client, command, json).await?,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
         Command::Attach(args) => return attach::attach(client, &args).await,

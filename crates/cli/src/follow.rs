@@ -63,7 +63,7 @@ pub async fn events(
             Err(CallError::Lost(_)) if which.follow => {
                 feed = tokio::select! {
                     pressed = &mut enough => return Ok(pressed?),
-                    feed = again(client, &which) => feed?,
+                    feed = again(async || client.events(&which).await) => feed?,
                 };
             }
             Err(e) => return Err(e.into()),
@@ -71,11 +71,11 @@ pub async fn events(
     }
 }
 
-/// The feed from where it was lost.
-async fn again(client: &Client, which: &EventsRequest) -> Result<AnswerFeed<Event>, CallError> {
+/// The feed that `ask` asks for, once a daemon answers again.
+pub async fn again<T>(ask: impl AsyncFn() -> Result<AnswerFeed<T>, CallError>) -> Result<AnswerFeed<T>, CallError> {
     let until = Instant::now() + PATIENCE;
     loop {
-        match client.events(which).await {
+        match ask().await {
             Err(CallError::Lost(_) | CallError::Remote(_) | CallError::NoDaemon { .. }) if Instant::now() < until => {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }

@@ -43,6 +43,7 @@ mod terminal;
 mod text;
 mod token;
 mod top;
+mod tree;
 mod up;
 mod update;
 mod view;

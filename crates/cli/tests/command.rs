@@ -313,3 +313,38 @@ async fn snapshots_are_shown_and_damage_is_a_failure() {
     let import = heard.iter().find(|request| request.starts_with("ImportRequest")).unwrap();
     assert!(import.contains("/web.kip") && !import.contains("\"web.kip"), "its path is absolute: {import}");
 }
+
+// promise tree: what `kip tree` prints, for a person and as JSON
+#[tokio::test]
+async fn a_tree() {
+    let (dir, _served) = start().await;
+    let data = dir.path();
+    assert_eq!(said(data, &["tree", "ls"]).await, "");
+    assert_eq!(said(data, &["tree", "put", "/a b", "/dev/null", "--lease", "1f"]).await, "/a b version 1\n");
+    assert_eq!(said(data, &["tree", "mkdir", "-p", "/d/e"]).await, "/d/e version 3\n");
+    assert_eq!(said(data, &["tree", "ls"]).await, "a b\nd/\n");
+    let table = "SIZE  VERSION  LEASE  NAME\n0     1        1f     a b\n-     2        -      d/\n";
+    assert_eq!(said(data, &["tree", "ls", "-l"]).await, table);
+    assert_eq!(json(&said(data, &["--json", "tree", "ls", "/d"]).await)[0]["path"], "/d/e");
+    let stat = "path     /a b\nkind     file\nsize     0\nversion  1\ncreated  1\nlease    1f\n";
+    assert_eq!(said(data, &["tree", "stat", "/a b"]).await, stat);
+    let cat = json(&said(data, &["--json", "tree", "cat", "/a b"]).await);
+    assert_eq!(cat, serde_json::json!({ "path": "/a b", "version": 1, "text": "" }));
+    let stale = "/a b has the version 1 by now, not 2";
+    assert_eq!(refused(data, &["tree", "put", "/a b", "/dev/null", "--if-version", "2"]).await, stale);
+    assert_eq!(refused(data, &["tree", "put", "/a b", "/dev/null", "--new"]).await, "/a b is there already");
+    assert_eq!(said(data, &["tree", "mv", "/a b", "/c"]).await, "/c version 4\n");
+    assert_eq!(said(data, &["tree", "rm", "/c"]).await, "/c removed\n");
+    let watch = "     101  created  /d\n     109  written  /d\n     109  removed  /d\n";
+    assert_eq!(said(data, &["tree", "watch", "/d"]).await, watch);
+    let lines = said(data, &["--json", "tree", "watch", "/d", "--from", "7"]).await;
+    assert_eq!(json(lines.lines().next().unwrap())["revision"], 8);
+    let gone = kip(data, &["tree", "watch", "/gone"]).await;
+    assert_eq!((gone.status.code(), text(&gone.stdout).lines().count()), (Some(1), 1));
+    assert_eq!(text(&gone.stderr), "kip: changes are not kept any more\n");
+    assert_eq!(said(data, &["tree", "lease", "grant", "10s"]).await, "1f\n");
+    assert_eq!(said(data, &["tree", "lease", "keep", "1f"]).await, "lease 1f has 9.0s\n");
+    assert_eq!(said(data, &["tree", "lease", "ls"]).await, "LEASE  TTL  LEFT\n1f     10s  9.0s\n");
+    assert_eq!(said(data, &["tree", "lease", "revoke", "1f"]).await, "lease 1f revoked\n");
+    assert_eq!(refused(data, &["tree", "lease", "keep", "2"]).await, "the lease 2 has run out");
+}

@@ -17,6 +17,7 @@ use kip_types::api::{
 use kip_types::name::ProcName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// Talks to one daemon.
@@ -240,13 +241,36 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CallError> {
     serde_json::from_slice(body).map_err(CallError::Foreign)
 }
 
-/// Adds the flat fields of `query` that are not null. They are numbers, booleans and names, so
-/// nothing needs escaping.
+/// Adds the flat fields of `query` that are not null.
 pub(crate) fn with_query(path: &str, query: &impl Serialize) -> String {
     let fields = serde_json::to_value(query).expect("the API's types are JSON");
     let fields = fields.as_object().expect("a query is a struct");
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let given =
-        fields.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| format!("{key}={}", text(value)));
+    let given = fields
+        .iter()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(key, value)| format!("{key}={}", escaped(&text(value))));
     format!("{path}?{}", given.collect::<Vec<_>>().join("&"))
+}
+
+/// A value of a query, RFC 3986 2.1.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => escaped.push(byte.into()),
+            other => write!(escaped, "%{other:02X}").expect("a String takes anything"),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_escaped_but_for_what_is_plain() {
+        assert_eq!(escaped("/srv/a b&c=ö%"), "/srv/a%20b%26c%3D%C3%B6%25");
+    }
 }

@@ -1,6 +1,6 @@
 //! The calls of `kip cp`: archives both ways, piece by piece.
 
-use crate::client::{Client, parse};
+use crate::client::{Client, escaped, parse};
 use crate::connect::{self, Connection, collect};
 use crate::error::CallError;
 use http_body_util::BodyExt;
@@ -8,7 +8,6 @@ use hyper::Method;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use kip_types::api::{FilesWritten, ReadFilesRequest, WriteFilesRequest};
 use kip_types::name::ProcName;
-use std::fmt::Write as _;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -73,27 +72,5 @@ impl Client {
         let request = self.request(Method::PUT, &path).body(archive);
         let request = request.expect("a name is a path segment, the path is escaped and the rest is constant");
         parse(&collect(connect::send(&self.way, request).await?).await?)
-    }
-}
-
-/// A value of a query, RFC 3986 2.1.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => escaped.push(byte.into()),
-            other => write!(escaped, "%{other:02X}").expect("a String takes anything"),
-        }
-    }
-    escaped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_is_escaped_but_for_what_is_plain() {
-        assert_eq!(escaped("/srv/a b&c=ö%"), "/srv/a%20b%26c%3D%C3%B6%25");
     }
 }

@@ -20,6 +20,7 @@ mod remote;
 mod snapshots;
 mod templates;
 mod tokens;
+mod tree;
 mod volumes;
 
 pub use client::Client;
@@ -29,3 +30,4 @@ pub use exec::{Exec, ExecReceived, ExecReceiver, ExecSender};
 pub use feed::AnswerFeed;
 pub use files::{Archive, Pieces};
 pub use remote::{Remote, RemoteError};
+pub use tree::TreeFileRead;

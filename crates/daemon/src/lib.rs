@@ -7,6 +7,7 @@
 //! | [`serve`] | the API, from the socket to the end that was asked for |
 //! | [`signals`], [`notify`], [`log`], [`group`] | signals; the service manager; the log on stderr; the group that may connect |
 //! | `traces` | wakes as spans of OpenTelemetry (feature `otel`) |
+//! | [`tree`] | the name tree: its file, its errors as refusals |
 //! | [`restore`] | the data directory of a backup, before there is a daemon |
 //!
 //! Order: take the directory, open the worker (which finishes or undoes what a dead daemon left),
@@ -28,6 +29,7 @@ mod signals;
 mod start;
 #[cfg(feature = "otel")]
 mod traces;
+mod tree;
 
 pub use group::GroupError;
 pub use kip_worker::{BadMarks, MemoryMarks, RestoredBackup};

@@ -2,7 +2,7 @@
 
 use crate::notify;
 use kip_api::{Api, ApiSocket, BindError, DataLock, Ending, RemoteListener, Tokens};
-use kip_service::WorkerService;
+use kip_service::{TreeService, WorkerService};
 use kip_types::spec::Timing;
 use std::fmt::Display;
 use std::future::Future;
@@ -40,18 +40,26 @@ pub(crate) struct Doors {
     pub(crate) timing: Timing,
 }
 
-/// Serves `service` until `end` or `kip down`; `ready` tells when clients can connect, and where.
+/// What the API asks.
+pub(crate) struct Services {
+    /// Everything about procs.
+    pub(crate) worker: Arc<dyn WorkerService>,
+    /// The name tree.
+    pub(crate) tree: Arc<dyn TreeService>,
+}
+
+/// Serves `services` until `end` or `kip down`; `ready` tells when clients can connect, and where.
 /// The socket's file is gone when this returns.
 pub(crate) async fn serve<E: Display>(
     lock: &DataLock,
-    service: Arc<dyn WorkerService>,
+    services: Services,
     doors: Doors,
     ready: impl FnOnce(&ApiAddresses) -> Result<(), E>,
     end: impl Future<Output = ()> + Send,
 ) -> Result<Ending, OfferError> {
     let Doors { group, tokens, remote, timing } = doors;
     let mut socket = ApiSocket::bind(lock, group)?;
-    let api = Api::new(service, timing, tokens);
+    let api = Api::new(services.worker, services.tree, timing, tokens);
     let url = remote.as_ref().map(RemoteListener::url);
     let addresses = ApiAddresses { socket: format!("unix:{}", socket.path().display()), url };
     // The socket listens already: a program that reads this can connect. A reader that is gone is
@@ -78,7 +86,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let lock = DataLock::take(dir.path(), None).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let service = Arc::new(fake::Fake::default());
+        let worker = Arc::new(fake::Fake::default());
+        let services = Services { worker, tree: Arc::new(fake::FakeTree::default()) };
         let client = kip_client::Client::new(dir.path());
         let end = async { drop(stopped.await) };
         let tokens = Tokens::open(&lock).unwrap();
@@ -94,7 +103,7 @@ mod tests {
             told = Some(addresses.clone());
             Err("its reader is gone")
         };
-        let (ending, ()) = tokio::join!(serve(&lock, service, doors, ready, end), asks);
+        let (ending, ()) = tokio::join!(serve(&lock, services, doors, ready, end), asks);
         assert_eq!(ending.unwrap(), Ending::Asked);
         let socket = dir.path().join(kip_client::SOCKET);
         assert_eq!(told, Some(ApiAddresses { socket: format!("unix:{}", socket.display()), url: None }));

@@ -3,12 +3,14 @@
 use crate::group::{self, GroupError};
 use crate::log::{self, LogError};
 use crate::options::{Listen, Options};
-use crate::serve::{ApiAddresses, Doors, OfferError, serve};
+use crate::serve::{ApiAddresses, Doors, OfferError, Services, serve};
 use crate::signals::Signals;
 #[cfg(feature = "otel")]
 use crate::traces::{Traces, TracesError};
+use crate::tree::KeptTree;
 use crate::{heap, notify};
 use kip_api::{DataLock, Ending, ListenError, LockError, RemoteListener, Tokens, TokensError};
+use kip_meta::MetaError;
 use kip_worker::{Config, OpenWorkerError, Worker};
 use std::fmt::Display;
 use std::io;
@@ -75,6 +77,11 @@ pub enum DaemonError {
         /// Where it should be.
         dir: PathBuf,
     },
+    /// The name tree.
+    #[error(
+        "the name tree cannot be opened; a damaged one is got back by `kip restore`, and an empty one made where its file is moved away"
+    )]
+    Tree(#[source] MetaError),
     /// The worker.
     #[error("cannot open {}", .data.display())]
     Open {
@@ -137,6 +144,7 @@ async fn up<E: Display>(
     // Before anything is taken up: what is wrong with these is a matter of the command line.
     let tokens = Tokens::open(lock)?;
     let remote = bind(options.listen.as_ref()).await?;
+    let tree = KeptTree::open(lock.data()).map_err(DaemonError::Tree)?;
     #[cfg(feature = "otel")]
     let traces = Traces::open(options.traces.as_deref(), lock.data())?;
     #[cfg(feature = "otel")]
@@ -164,7 +172,8 @@ async fn up<E: Display>(
     let end = signals.end(remote.as_ref().and_then(RemoteListener::tls));
     let doors = Doors { group, tokens, remote, timing: options.timing };
     tokio::spawn(heap::give_back());
-    let ending = serve(lock, Arc::new(worker.clone()), doors, ready, end).await?;
+    let ending =
+        serve(lock, Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree) }, doors, ready, end).await?;
     // After `kip down` there is nothing left to let go of.
     if ending == Ending::Asked {
         worker.close().await;

@@ -70,6 +70,14 @@ pub enum TreeError {
     /// Changes that are not kept any more.
     #[error("changes since revision {0} are not kept any more: read all again")]
     Forgotten(u64),
+    /// A revision that is not there yet: it may be one of another data directory.
+    #[error("there is no revision {wanted} yet, the newest one is {newest}: read all again")]
+    NotYet {
+        /// What was asked for.
+        wanted: u64,
+        /// The newest.
+        newest: u64,
+    },
     /// Others changed the same nodes each time.
     #[error("{0} changes too often: try again")]
     Contended(TreePath),
@@ -83,6 +91,7 @@ impl From<MetaError> for TreeError {
         match error {
             MetaError::LeaseGone(id) => TreeError::LeaseGone(TreeLeaseId(id.0)),
             MetaError::Compacted { wanted } => TreeError::Forgotten(wanted),
+            MetaError::Future { wanted, newest } => TreeError::NotYet { wanted, newest },
             error => TreeError::Store(error),
         }
     }

@@ -16,6 +16,7 @@ mod snapshot;
 pub mod template;
 mod token;
 mod top;
+pub mod tree;
 mod update;
 mod why;
 mod words;

@@ -190,13 +190,53 @@ pub struct NodeStat {
 }
 
 /// A condition of writes: the node at this path has been there since this revision. A leader's
-/// writes have that of its own node, so that they fail once it leads no more.
+/// writes have that of its own node, so that they fail once it leads no more. Its text is
+/// `PATH@EPOCH`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String", extend("pattern" = "^/.*@[0-9]+$"))]
 pub struct TreeFence {
     /// The node.
     pub path: TreePath,
     /// Its `created`.
     pub epoch: u64,
+}
+
+/// What is no fence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("fence {0:?} is not valid: write PATH@EPOCH, with the node's path and its `created`")]
+pub struct BadTreeFence(String);
+
+impl FromStr for TreeFence {
+    type Err = BadTreeFence;
+
+    fn from_str(text: &str) -> Result<TreeFence, BadTreeFence> {
+        let read = || {
+            let (path, epoch) = text.rsplit_once('@')?;
+            Some(TreeFence { path: path.parse().ok()?, epoch: epoch.parse().ok()? })
+        };
+        read().ok_or_else(|| BadTreeFence(text.chars().take(300).collect()))
+    }
+}
+
+impl TryFrom<String> for TreeFence {
+    type Error = BadTreeFence;
+
+    fn try_from(text: String) -> Result<TreeFence, BadTreeFence> {
+        text.parse()
+    }
+}
+
+impl From<TreeFence> for String {
+    fn from(fence: TreeFence) -> String {
+        fence.to_string()
+    }
+}
+
+impl fmt::Display for TreeFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.path, self.epoch)
+    }
 }
 
 /// What a write needs to find.
@@ -299,6 +339,15 @@ mod tests {
         assert_eq!(path("/").names().count(), 0);
         for (below, above, is) in [("/a/b", "/a", true), ("/a", "/a", true), ("/ab", "/a", false), ("/a", "/", true)] {
             assert_eq!(path(below).is_within(&path(above)), is, "{below} {above}");
+        }
+    }
+
+    #[test]
+    fn a_fence_is_a_path_and_an_epoch() {
+        let fence = TreeFence { path: path("/a@b/c"), epoch: 7 };
+        assert_eq!((fence.to_string().parse(), fence.to_string()), (Ok(fence), "/a@b/c@7".to_owned()));
+        for bad in ["", "/a", "/a@", "a@1", "/a@-1", "@1"] {
+            assert!(bad.parse::<TreeFence>().is_err(), "{bad}");
         }
     }
 

@@ -6,11 +6,13 @@
 //! * `exec` knows the programs `cat`, `count`, `exit N`, `err`, `deaf` and `missing`.
 #![allow(dead_code, reason = "each test binary that includes this uses another part")]
 
+mod files;
 mod kept;
+mod tree;
 
 use async_trait::async_trait;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
-use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, FileService, NodeService, ProcService, TrialService};
+use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, NodeService, ProcService, TrialService};
 use kip_types::api::clone::{CloneAdvice, CloneMethod, CloneRequest, ClonesView};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
@@ -22,6 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
+
+pub use tree::FakeTree;
 
 /// The worker.
 pub struct Fake {
@@ -56,7 +60,7 @@ pub async fn serve(data: &std::path::Path) -> Served {
     let mut socket = ApiSocket::bind(&lock, None).unwrap();
     let fake = Arc::new(Fake::default());
     let defaults = Timing { idle_ms: 111, park_after_ms: 222, ..Timing::default() };
-    let api = Api::new(fake.clone(), defaults, Tokens::open(&lock).unwrap());
+    let api = Api::new(fake.clone(), Arc::new(FakeTree::default()), defaults, Tokens::open(&lock).unwrap());
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(async move {
         let ending = api.serve(&mut socket, None, async { drop(stopped.await) }).await.unwrap();
@@ -563,38 +567,4 @@ pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> 
     let port = serde_json::json!({ "proto": "tcp", "port": port, "host_port": host_port });
     request.spec.ports = vec![serde_json::from_value(port).unwrap()];
     request
-}
-
-/// A path that ends with `none` leads nowhere; what is written is only counted.
-#[async_trait]
-impl FileService for Fake {
-    async fn read_files(&self, name: ProcName, request: ReadFilesRequest) -> Result<Feed<Vec<u8>>, Refusal> {
-        self.inspect(name).await?;
-        if request.path.ends_with("none") {
-            return Err(Refusal::new(Code::Unknown, format!("there is no {}", request.path)));
-        }
-        let (sender, feed) = mpsc::channel(2);
-        tokio::spawn(async move {
-            let _ = sender.send(Ok(request.path.into_bytes())).await;
-            if request.follow {
-                let _ = sender.send(Err(Refusal::new(Code::State, "it ended"))).await;
-            }
-        });
-        Ok(feed)
-    }
-
-    async fn write_files(
-        &self,
-        name: ProcName,
-        request: WriteFilesRequest,
-        mut archive: Feed<Vec<u8>>,
-    ) -> Result<FilesWritten, Refusal> {
-        self.inspect(name).await?;
-        self.hear(&request);
-        let mut written = FilesWritten::default();
-        while let Some(piece) = archive.recv().await {
-            written.bytes += piece?.len() as u64;
-        }
-        Ok(written)
-    }
 }

@@ -40,14 +40,14 @@ pub enum Code {
     /// 403: the token does not allow this, or it can be asked for on the daemon's machine only; or
     /// a registry does not give an image to the login that asked for it.
     Forbidden,
-    /// 404: there is no such proc, image, snapshot, volume, key or token, or no such file of an
-    /// image.
+    /// 404: there is no such proc, image, snapshot, volume, key or token, no such file of an image,
+    /// or no such node or lease of the name tree.
     Unknown,
     /// 404, or 405 if there is the path but not for this method: this API has no such route.
     NoRoute,
-    /// 409: a name or port is taken.
+    /// 409: a name, port or path is taken.
     Taken,
-    /// 409: the proc's state does not allow it now.
+    /// 409: the state of the proc, or of the node, does not allow it now.
     State,
     /// 413: the body is too long.
     TooLarge,
