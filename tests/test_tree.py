@@ -19,6 +19,7 @@ import pytest
 from harness.clients import free_port
 from harness.kip import Kip, one_line_refusal
 from harness.wait import wait_for
+from test_backup import lost
 
 
 def put(kip: Kip, path: str, text: str, *flags: str) -> dict[str, Any]:
@@ -310,3 +311,37 @@ def test_a_damaged_file_is_said(fresh_kip: Callable[..., Kip]) -> None:
     file.write_bytes(whole)
     kip.up()
     assert cat(kip, "/a") == "there"
+
+
+# promise tree: `kip backup` has the tree, as it is between two changes; `kip restore` brings it
+#   back
+# promise backup: the name tree is in it
+# held by: this
+def test_a_backup_has_it(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    kip = fresh_kip()
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32))
+    kip.cli("tree", "mkdir", "/d")
+    before = put(kip, "/d/a", "one")
+    stop, count = threading.Event(), [0]
+
+    def write() -> None:
+        while not stop.is_set():
+            put(kip, "/n", str(count[0] + 1))
+            count[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    wait_for("writes", lambda: count[0] > 2, 20)
+    begun = count[0]
+    kip.cli("backup", tmp_path / "file", "--key-file", key)
+    ended = count[0]
+    stop.set()
+    writer.join()
+    kip.cli("tree", "rm", "/d/a")
+    lost(kip)
+    kip.cli("restore", tmp_path / "file", "--key-file", key)
+    kip.up()
+    assert kip.json("tree", "stat", "/d/a") == before and cat(kip, "/d/a") == "one"
+    assert begun <= int(cat(kip, "/n")) <= ended + 1
+    assert put(kip, "/d/a", "two", "--if-version", str(before["version"]))["version"] > before["version"]

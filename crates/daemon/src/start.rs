@@ -165,6 +165,7 @@ async fn up<E: Display>(
         memory: options.memory,
         disk: options.disk,
         cache: options.cache,
+        own_file: Some(tree.file()),
     };
     let opened = Worker::open(config).await;
     let worker = opened.map_err(|e| DaemonError::Open { data: lock.data().to_owned(), source: Box::new(e) })?;

@@ -3,7 +3,7 @@
 //! The file is opened when the daemon begins and closed with it. What was answered is on disk.
 
 use async_trait::async_trait;
-use kip_meta::{EmbeddedMeta, KeptHistory, MetaError};
+use kip_meta::{EmbeddedMeta, KeptHistory, Meta, MetaError};
 use kip_service::{Feed, TreeFile, TreeService};
 use kip_tree::{FileWrite, NameTree, TreeError};
 use kip_types::api::tree::{
@@ -13,6 +13,8 @@ use kip_types::api::tree::{
 use kip_types::api::{Code, Refusal};
 use kip_types::name::Realm;
 use kip_types::tree::{ExpectedNode, NodeStat, TreeLease, TreeLeaseId, TreePath};
+use kip_worker::OwnFile;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +23,23 @@ use std::time::Duration;
 const FILE: &str = "meta.redb";
 
 /// The trees of all realms of a data directory.
-pub(crate) struct KeptTree(NameTree);
+pub(crate) struct KeptTree {
+    tree: NameTree,
+    meta: Arc<EmbeddedMeta>,
+}
 
 impl KeptTree {
     /// Opens the tree of a data directory, or makes an empty one. Blocks.
     pub(crate) fn open(data: &Path) -> Result<KeptTree, MetaError> {
-        let meta = EmbeddedMeta::open(&data.join(FILE), KeptHistory::default())?;
-        Ok(KeptTree(NameTree::new(Arc::new(meta))))
+        let meta = Arc::new(EmbeddedMeta::open(&data.join(FILE), KeptHistory::default())?);
+        Ok(KeptTree { tree: NameTree::new(Arc::clone(&meta) as Arc<dyn Meta>), meta })
+    }
+
+    /// Its file, for a backup.
+    pub(crate) fn file(&self) -> OwnFile {
+        let meta = Arc::clone(&self.meta);
+        let copy = move |to: &Path| meta.copy(to).map_err(io::Error::other);
+        OwnFile { name: FILE, copy: Arc::new(copy) }
     }
 }
 
@@ -59,15 +71,15 @@ fn refused(error: TreeError) -> Refusal {
 #[async_trait]
 impl TreeService for KeptTree {
     async fn stat(&self, realm: Realm, path: TreePath) -> Result<NodeStat, Refusal> {
-        self.0.stat(&realm, &path).await.map_err(refused)
+        self.tree.stat(&realm, &path).await.map_err(refused)
     }
 
     async fn list(&self, realm: Realm, path: TreePath) -> Result<Vec<NodeStat>, Refusal> {
-        self.0.list(&realm, &path).await.map_err(refused)
+        self.tree.list(&realm, &path).await.map_err(refused)
     }
 
     async fn read(&self, realm: Realm, path: TreePath) -> Result<TreeFile, Refusal> {
-        let (node, contents) = self.0.read(&realm, &path).await.map_err(refused)?;
+        let (node, contents) = self.tree.read(&realm, &path).await.map_err(refused)?;
         Ok(TreeFile { node, contents })
     }
 
@@ -78,24 +90,24 @@ impl TreeService for KeptTree {
             (None, false) => ExpectedNode::Any,
         };
         let how = FileWrite { expected, lease: request.lease, fence: request.fence };
-        self.0.write(&realm, &request.path, &contents, &how).await.map_err(refused)
+        self.tree.write(&realm, &request.path, &contents, &how).await.map_err(refused)
     }
 
     async fn make_directory(&self, realm: Realm, request: MakeTreeDirectoryRequest) -> Result<NodeStat, Refusal> {
-        self.0.make_directory(&realm, &request.path, request.fence.as_ref()).await.map_err(refused)
+        self.tree.make_directory(&realm, &request.path, request.fence.as_ref()).await.map_err(refused)
     }
 
     async fn remove(&self, realm: Realm, request: RemoveTreeNodeRequest) -> Result<(), Refusal> {
-        self.0.remove(&realm, &request.path, request.version, request.fence.as_ref()).await.map_err(refused)
+        self.tree.remove(&realm, &request.path, request.version, request.fence.as_ref()).await.map_err(refused)
     }
 
     async fn rename(&self, realm: Realm, request: RenameTreeNodeRequest) -> Result<NodeStat, Refusal> {
         let RenameTreeNodeRequest { from, to, replace, fence } = request;
-        self.0.rename(&realm, &from, &to, replace, fence.as_ref()).await.map_err(refused)
+        self.tree.rename(&realm, &from, &to, replace, fence.as_ref()).await.map_err(refused)
     }
 
     async fn watch(&self, realm: Realm, request: WatchTreeRequest) -> Result<Feed<TreeChanges>, Refusal> {
-        let watch = self.0.watch(&realm, &request.path, request.from, !request.only).await;
+        let watch = self.tree.watch(&realm, &request.path, request.from, !request.only).await;
         let mut watch = watch.map_err(refused)?;
         let (sender, feed) = kip_service::feed();
         tokio::spawn(async move {
@@ -121,18 +133,18 @@ impl TreeService for KeptTree {
     }
 
     async fn grant_lease(&self, realm: Realm, request: GrantTreeLeaseRequest) -> Result<TreeLease, Refusal> {
-        self.0.grant_lease(&realm, Duration::from_millis(request.ttl_ms)).await.map_err(refused)
+        self.tree.grant_lease(&realm, Duration::from_millis(request.ttl_ms)).await.map_err(refused)
     }
 
     async fn keep_lease(&self, realm: Realm, id: TreeLeaseId) -> Result<TreeLease, Refusal> {
-        self.0.keep_lease(&realm, id).await.map_err(refused)
+        self.tree.keep_lease(&realm, id).await.map_err(refused)
     }
 
     async fn revoke_lease(&self, realm: Realm, id: TreeLeaseId) -> Result<(), Refusal> {
-        self.0.revoke_lease(&realm, id).await.map_err(refused)
+        self.tree.revoke_lease(&realm, id).await.map_err(refused)
     }
 
     async fn leases(&self, realm: Realm) -> Result<Vec<TreeLease>, Refusal> {
-        self.0.leases(&realm).await.map_err(refused)
+        self.tree.leases(&realm).await.map_err(refused)
     }
 }

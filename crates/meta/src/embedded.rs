@@ -35,7 +35,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tables::FileError;
+use tables::{FileError, corrupted};
 use tokio::sync::{oneshot, watch};
 use writer::{Command, WriteRequest, Writer, Written};
 
@@ -85,6 +85,20 @@ impl EmbeddedMeta {
         let thread = std::thread::Builder::new().name("kip-meta".to_owned());
         let writer = thread.spawn(move || writer.run(&queue)).map_err(|e| failed(e.into()))?;
         Ok(EmbeddedMeta { file, commands: Some(commands), writer: Some(writer), deadlines, committed })
+    }
+
+    /// Copies the file to `to`, where nothing is, as it is between two transactions; changes wait
+    /// meanwhile. Blocks. The copy is not synced.
+    ///
+    /// # Errors
+    /// [`MetaError::Storage`], which names the file that was copied.
+    pub fn copy(&self, to: &Path) -> Result<(), MetaError> {
+        let failed = |error: FileError| MetaError::Storage { path: self.file.path.clone(), source: Box::new(error) };
+        let db = self.file.get().ok_or_else(|| failed(corrupted("it has failed, and is closed".to_owned())))?;
+        // There is one at a time, and this one changes nothing.
+        let alone = db.begin_write().map_err(|error| failed(error.into()))?;
+        std::fs::copy(&self.file.path, to).map_err(|error| failed(error.into()))?;
+        alone.abort().map_err(|error| failed(error.into()))
     }
 
     /// Has the writer do something, and waits until it is on disk.

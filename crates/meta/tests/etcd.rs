@@ -5,8 +5,8 @@ mod contract;
 #[path = "contract/server.rs"]
 mod server;
 
-use contract::Subject;
 use contract::faulty::Faulty;
+use contract::{PATIENT_TTL, Subject, TTL};
 use kip_meta::{Certain, Condition, EtcdMeta, KeySet, Meta, Transaction};
 use server::EtcdServer;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ const SOON: Duration = Duration::from_secs(90);
 
 async fn make() -> Subject {
     let server = EtcdServer::start().await;
-    let meta = server.connect().await;
+    let meta: Arc<dyn Meta> = Arc::new(server.connect().await);
     let client = etcd_client::Client::connect([server.url()], None).await.unwrap();
     let forget: contract::Forget = Box::new(move |revision| {
         let mut client = client.clone();
         Box::pin(async move { assert!(client.compact(i64::try_from(revision).unwrap(), None).await.is_ok()) })
     });
-    Subject { meta: Arc::new(meta), forget, _guard: Box::new(server) }
+    Subject { calm: Arc::clone(&meta), meta, ttl: TTL, forget, _guard: Box::new(server) }
 }
 
 async fn make_faulty() -> Subject {
     let subject = make().await;
     let faulty = Arc::new(Faulty::by_chance(subject.meta, 22));
-    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(120))), ..subject }
+    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(120))), ttl: PATIENT_TTL, ..subject }
 }
 
 mod plain {

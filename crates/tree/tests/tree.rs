@@ -143,7 +143,7 @@ async fn moves_beside_writers() {
 // promise tree: the same holds when the connection to the store is lost again and again
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn moves_beside_writers_behind_a_bad_connection() {
-    everywhere::beside_each_other(&faulty_grove(5), 8).await;
+    everywhere::beside_each_other(&faulty_grove(5), 6).await;
 }
 
 // promise tree: of many that make the same node exactly one does
@@ -239,7 +239,7 @@ async fn leaders_follow_each_other() {
     for number in 0..3 {
         let (tree, realm) = (tree.clone(), realm.clone());
         candidates.spawn(async move {
-            let lease = tree.grant_lease(&realm, Duration::from_secs(8)).await.unwrap().id;
+            let lease = tree.grant_lease(&realm, Duration::from_secs(3)).await.unwrap().id;
             let keeper = tokio::spawn({
                 let (tree, realm) = (tree.clone(), realm.clone());
                 async move {

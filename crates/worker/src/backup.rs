@@ -11,7 +11,8 @@
 //!    then, while it stands still ([`Still`]: parked, if it can sleep), what has changed since;
 //!    then its generation, which does not change any more, by links in `run/backup`, while it may
 //!    wake again;
-//! 3. the data directory's own store, if that is where it archives;
+//! 3. the file that another part of the daemon writes ([`OwnFile`](crate::OwnFile)), copied by its
+//!    owner; the data directory's own store, if that is where it archives;
 //! 4. `backup.json`, the [`BackupNote`]: without it a backup is not whole.
 //!
 //! What is derived or lives only as long as a process is left out. A crash leaves
@@ -210,9 +211,18 @@ impl Worker {
         // What is in the store is to be what the records say.
         let archive = machine.archive.as_ref().filter(|_| backup.has_own_store());
         let _nobody_stores = archive.map(|archive| backup.runtime.block_on(archive.nobody_stores()));
-        let volumes = backup.shared(&owned)?;
+        let own = self.own_file.as_ref();
+        let volumes = backup.shared(&owned, own.map_or(OWN, |own| own.name))?;
         for (number, group) in groups.iter().enumerate() {
             backup.group(number, group)?;
+        }
+        // Not older than what any proc has seen of it.
+        if let Some(own) = own {
+            let copy = backup.scratch.join(own.name);
+            (own.copy)(&copy).map_err(at(&copy))?;
+            let scratch = backup.scratch.clone();
+            backup.tar(own.name, &scratch, &[], &[PathBuf::from(own.name)])?;
+            fs::remove_file(&copy).map_err(at(&copy))?;
         }
         // After all procs that are archived there by now; what the store has of them does not go
         // for a day.
@@ -242,9 +252,9 @@ fn left_out(groups: &[Group]) -> BTreeSet<String> {
 }
 
 impl Backup {
-    /// Writes what procs have in common, and volumes that no proc has. Returns how many volumes
-    /// these are.
-    fn shared(&mut self, owned: &BTreeSet<VolumeName>) -> Result<u64, BackupFailure> {
+    /// Writes what procs have in common but for one file, and volumes that no proc has. Returns how
+    /// many volumes these are.
+    fn shared(&mut self, owned: &BTreeSet<VolumeName>, but: &str) -> Result<u64, BackupFailure> {
         let data = self.machine.data.clone();
         let names = |dir: &Path| -> Result<BTreeSet<OsString>, BackupFailure> {
             let entries = match fs::read_dir(dir) {
@@ -264,7 +274,7 @@ impl Backup {
         // One of them may be made or removed while it is read.
         let before = kept(&data)?;
         for name in names(&data)? {
-            if !["run", "cache", "procs", "volumes", OWN].iter().any(|other| name == *other) {
+            if !["run", "cache", "procs", "volumes", OWN, but].iter().any(|other| name == *other) {
                 let part = name.to_string_lossy().into_owned();
                 self.tar(&part, &data, &[], &[PathBuf::from(name)])?;
             }

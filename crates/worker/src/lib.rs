@@ -13,7 +13,7 @@
 //! | [`replicas`] | procs that serve behind the name of another, as `kip_scale` asks for them |
 //! | [`periodic`] | checkpoints that are taken by themselves |
 //! | [`templates`], [`template_files`] | what the first proc of a kind leaves for later ones to begin from; into files and from files |
-//! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
+//! | [`backup`], [`own_file`], [`collecting`] | a copy of the whole data directory; a file there of another part's; when the store is collected |
 //! | [`lately`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
 //! | [`scrape`] | what is at the moment of a scrape, as metrics |
@@ -38,6 +38,7 @@ mod lineage;
 mod named_volumes;
 mod node;
 mod open;
+mod own_file;
 mod periodic;
 mod procs;
 mod rehearse;
@@ -57,4 +58,5 @@ pub use kip_offload::restore::{BackupRestoreError, RestoredBackup, restore};
 pub use kip_pressure::{BadMarks, MemoryMarks};
 pub use kip_records::instance::InstanceError;
 pub use open::{Config, OpenWorkerError, enter_private_mounts};
+pub use own_file::OwnFile;
 pub use worker::Worker;

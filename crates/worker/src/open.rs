@@ -2,6 +2,7 @@
 //! end.
 
 use crate::backup;
+use crate::own_file::OwnFile;
 use crate::rest;
 use crate::worker::Worker;
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
@@ -90,6 +91,8 @@ pub struct Config {
     pub supersede: bool,
     /// Called whenever another proc has been taken up.
     pub progress: fn(),
+    /// A file there that another part of the daemon writes.
+    pub own_file: Option<OwnFile>,
     /// What the cache of the store may take there, bytes: 0 for no cache, nothing for the usual.
     pub cache: Option<u64>,
 }
@@ -178,7 +181,7 @@ impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
     pub async fn open(config: Config) -> Result<Worker, OpenWorkerError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
-        let (disk, progress) = (config.disk, config.progress);
+        let (disk, progress, own_file) = (config.disk, config.progress, config.own_file.clone());
         let Assembled { machine, remembered, keeper_was_new } = blocking(move || assemble(&config)).await?;
         let registry = Registry::new(Arc::clone(&machine));
         registry.serve_wake_plane();
@@ -199,6 +202,7 @@ impl Worker {
             scaler: Arc::default(),
             templated: Arc::default(),
             claimed: Arc::default(),
+            own_file,
         };
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
             tracing::warn!("the keeper was not running: connections of procs that were parked are lost");

@@ -2,6 +2,7 @@
 
 use crate::claim::{Claim, Claims};
 use crate::lineage::key_of;
+use crate::own_file::OwnFile;
 use kip_engine::blocking::blocking;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
@@ -61,6 +62,8 @@ pub struct Worker {
     pub(crate) scaler: Arc<kip_scale::Scaler>,
     /// Names of procs that are being made, before these are among the others.
     pub(crate) claimed: Claims<ProcName>,
+    /// A file of the data directory that is another part's.
+    pub(crate) own_file: Option<OwnFile>,
 }
 
 /// What the owner of a proc that is being replaced has asked for last.

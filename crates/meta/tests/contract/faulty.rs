@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How late a change comes.
-pub const LATE: Duration = Duration::from_millis(30);
+pub const LATE: Duration = Duration::from_millis(20);
 
 /// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

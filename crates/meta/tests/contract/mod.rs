@@ -14,8 +14,12 @@ use std::time::{Duration, Instant};
 
 /// How long a test waits for what must come, beside others that keep the disk busy.
 const SOON: Duration = Duration::from_secs(90);
-/// A lease that every store can give, and that outlives a few calls behind a bad connection.
-const TTL: Duration = Duration::from_secs(8);
+/// A lease that every store can give, and that outlives a few calls.
+pub const TTL: Duration = Duration::from_secs(3);
+/// The same behind a bad connection.
+pub const PATIENT_TTL: Duration = Duration::from_secs(5);
+/// Longer than a test takes.
+const LONG: Duration = Duration::from_secs(800);
 
 /// Has a store forget all that was before a revision.
 pub type Forget = Box<dyn Fn(Revision) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
@@ -23,13 +27,18 @@ pub type Forget = Box<dyn Fn(Revision) -> Pin<Box<dyn Future<Output = ()> + Send
 /// A store of one test.
 pub struct Subject {
     pub meta: Arc<dyn Meta>,
+    /// The same store by a good connection.
+    pub calm: Arc<dyn Meta>,
     pub forget: Forget,
+    /// The time of a lease that is to run out.
+    pub ttl: Duration,
     /// What ends when the test does.
     pub _guard: Box<dyn Any + Send>,
 }
 
-/// Revisions that [`Subject::forget`] leaves at most.
-pub const KEPT: u64 = 50;
+/// Revisions that [`Subject::forget`] leaves at most. More than any case makes while a watch is
+/// lost: behind a bad connection each write makes some, to find out what became of it.
+pub const KEPT: u64 = 400;
 
 fn absent(key: &str) -> Condition {
     Condition::Absent(KeySet::one(key))
@@ -212,8 +221,8 @@ pub async fn nonsense_is_refused(subject: &Subject) {
 
 // promise meta: writers that compare revisions lose no update
 pub async fn comparing_writers_lose_nothing(subject: &Subject) {
-    const WRITERS: usize = 6;
-    const EACH: usize = 10;
+    const WRITERS: usize = 4;
+    const EACH: usize = 5;
     subject.put("sum", "0").await;
     let mut writers = tokio::task::JoinSet::new();
     for _ in 0..WRITERS {
@@ -308,25 +317,30 @@ pub async fn watches_beside_writers(subject: &Subject) {
 // promise meta: a watch that begins before what is kept is told, and so is a reader of that state
 pub async fn what_is_forgotten_is_said(subject: &Subject) {
     let first = subject.put("f", "0").await;
-    let mut newest = first;
+    // Not what is looked at here: without faults, and at once.
+    let mut fillers = tokio::task::JoinSet::new();
     for n in 0..2 * KEPT {
-        newest = subject.put("f", &n.to_string()).await;
+        let (calm, key) = (Arc::clone(&subject.calm), format!("other/{n}"));
+        fillers.spawn(async move { calm.transact(&Transaction::when(absent(&key)).put(key, "")).await.unwrap() });
     }
-    (subject.forget)(newest - 5).await;
+    assert!(fillers.join_all().await.into_iter().all(|outcome| outcome.done().is_some()));
+    let last = subject.put("f", "1").await;
+    let newest = subject.put("f", "2").await;
+    (subject.forget)(last).await;
     let error = next(&mut subject.watch("f", first).await).await.unwrap_err();
     assert!(matches!(error, MetaError::Compacted { wanted } if wanted == first), "{error}");
     let error = subject.meta.range(&RangeRequest::all(KeySet::one("f")).at(first)).await.unwrap_err();
     assert!(matches!(error, MetaError::Compacted { wanted } if wanted == first), "{error}");
-    let mut watch = subject.watch("f", newest - 1).await;
-    assert_eq!(next(&mut watch).await.unwrap().revision, newest - 1);
+    let mut watch = subject.watch("f", last).await;
+    assert_eq!(next(&mut watch).await.unwrap().revision, last);
     assert_eq!(next(&mut watch).await.unwrap().revision, newest);
 }
 
 // promise meta: the keys of a lease that is revoked go with it in one revision; keys that have
 //   left it stay
 pub async fn keys_go_with_their_lease(subject: &Subject) {
-    let (lease, other) = (subject.meta.grant(TTL * 100).await.unwrap(), subject.meta.grant(TTL * 100).await.unwrap());
-    assert!(lease.id != other.id && lease.ttl >= TTL * 100 && lease.left <= lease.ttl);
+    let (lease, other) = (subject.meta.grant(LONG).await.unwrap(), subject.meta.grant(LONG).await.unwrap());
+    assert!(lease.id != other.id && lease.ttl >= LONG && lease.left <= lease.ttl);
     for key in ["l/a", "l/b", "l/freed", "l/moved"] {
         subject.put_leased(key, "", Some(lease.id)).await;
     }
@@ -350,18 +364,19 @@ pub async fn keys_go_with_their_lease(subject: &Subject) {
     ] {
         assert!(matches!(error, MetaError::LeaseGone(id) if id == lease.id), "{error}");
     }
-    assert!(subject.meta.lease(other.id).await.unwrap().left > TTL);
+    assert!(subject.meta.lease(other.id).await.unwrap().left > LONG / 2);
 }
 
 // promise meta: a lease that is kept alive outlives its time, and one that is not runs out
 pub async fn leases_run_out(subject: &Subject) {
-    let (kept, left) = (subject.meta.grant(TTL).await.unwrap(), subject.meta.grant(TTL).await.unwrap());
+    let ttl = subject.ttl;
+    let (kept, left) = (subject.meta.grant(ttl).await.unwrap(), subject.meta.grant(ttl).await.unwrap());
     subject.put_leased("e/kept", "", Some(kept.id)).await;
     let last = subject.put_leased("e/left", "", Some(left.id)).await;
     let mut watch = subject.watch("e/", last + 1).await;
     let since = Instant::now();
     let gone = tokio::spawn(async move { next(&mut watch).await });
-    while since.elapsed() < kept.ttl + Duration::from_secs(2) {
+    while since.elapsed() < kept.ttl + Duration::from_secs(1) {
         let again = subject.meta.keep_alive(kept.id).await.unwrap();
         assert!(again.left + Duration::from_secs(1) >= kept.ttl);
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -379,13 +394,13 @@ pub async fn old_tokens_fence(subject: &Subject) {
     let take = async |lease| subject.done(Transaction::when(absent("lock")).put_leased("lock", "", Some(lease))).await;
     let write =
         |token| Transaction::when(Condition::Created(b"lock".to_vec(), token)).put("guarded", token.to_string());
-    let first = subject.meta.grant(TTL * 100).await.unwrap().id;
+    let first = subject.meta.grant(LONG).await.unwrap().id;
     let old = take(first).await;
     subject.done(write(old)).await;
     subject.refused(Transaction::when(absent("lock")).put("lock", "")).await;
     subject.meta.revoke(first).await.unwrap();
     subject.refused(write(old)).await;
-    let new = take(subject.meta.grant(TTL * 100).await.unwrap().id).await;
+    let new = take(subject.meta.grant(LONG).await.unwrap().id).await;
     assert!(new > old);
     subject.refused(write(old)).await;
     subject.done(write(new)).await;
@@ -395,7 +410,7 @@ pub async fn old_tokens_fence(subject: &Subject) {
 // promise meta: when the connection is lost in the middle of a transaction, its ticket tells
 //   whether it was made
 pub async fn tickets_tell(subject: &Subject) {
-    let ticket = OutcomeTicket::new(subject.meta.grant(TTL * 100).await.unwrap().id);
+    let ticket = OutcomeTicket::new(subject.meta.grant(LONG).await.unwrap().id);
     let cases = [("lost", Fault::RequestLost, false), ("made", Fault::AnswerLost, true), ("late", Fault::Late, false)];
     for (key, fault, expected) in cases {
         let ticket = ticket.another();
@@ -410,7 +425,7 @@ pub async fn tickets_tell(subject: &Subject) {
         assert_eq!(subject.get(key).await.map(|kv| kv.modified), made, "{fault:?}");
         assert_eq!(ticket.find_out(&*subject.meta).await.unwrap(), made, "{fault:?}");
     }
-    let late = OutcomeTicket::new(subject.meta.grant(TTL * 100).await.unwrap().id);
+    let late = OutcomeTicket::new(subject.meta.grant(LONG).await.unwrap().id);
     subject.done(late.on(&Transaction::when(absent("x")).put("x", ""))).await;
     subject.meta.revoke(late.lease()).await.unwrap();
     let error = late.find_out(&*subject.meta).await.unwrap_err();
