@@ -15,6 +15,10 @@ use std::time::Duration;
 
 /// So many run at once on each processor: half of the time they wait.
 const PER_PROCESSOR: usize = 2;
+/// Where tests wait nearly all of their time, for leases to run out and for a bad connection: so
+/// many of a binary run at once.
+const WAITING: [&str; 2] = ["crates/meta/tests", "crates/tree/tests"];
+const WAITING_AT_ONCE: &str = "--test-threads=6";
 /// A binary that runs longer is ended, and its children with it: ten times what the longest takes.
 /// A test that waits for ever is to be one that failed, by name.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -134,7 +138,12 @@ fn run_one(binary: &Binary, prefix: &[&str], longest: Duration) -> anyhow::Resul
     let words = prefix.iter().chain(&limit).map(|word| word.as_ref()).chain([binary.program.as_os_str()]);
     let mut words = words.collect::<Vec<_>>().into_iter();
     let mut command = Command::new(words.next().expect("at least the program"));
-    command.args(words).arg("--show-output").current_dir(&binary.directory).stdin(Stdio::null());
+    if WAITING.iter().any(|directory| binary.source.starts_with(directory)) {
+        command.args(words).arg(WAITING_AT_ONCE)
+    } else {
+        command.args(words)
+    };
+    command.arg("--show-output").current_dir(&binary.directory).stdin(Stdio::null());
     command.output().with_context(|| format!("{} cannot be run", binary.program.display()))
 }
 
