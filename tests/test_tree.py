@@ -20,6 +20,7 @@ from harness.clients import free_port
 from harness.kip import Kip, one_line_refusal
 from harness.wait import wait_for
 from test_backup import lost
+from test_full_disk import Disk, disk  # noqa: F401
 
 
 def put(kip: Kip, path: str, text: str, *flags: str) -> dict[str, Any]:
@@ -345,3 +346,23 @@ def test_a_backup_has_it(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     assert kip.json("tree", "stat", "/d/a") == before and cat(kip, "/d/a") == "one"
     assert begun <= int(cat(kip, "/n")) <= ended + 1
     assert put(kip, "/d/a", "two", "--if-version", str(before["version"]))["version"] > before["version"]
+
+
+# promise tree: a full disk is one clear line for each write and loses nothing; what is there can be
+#   read, by the next daemon too, and writes go on once there is room
+def test_a_full_disk(disk: Disk, fresh_kip: Callable[..., Kip]) -> None:  # noqa: F811
+    kip = fresh_kip(data=disk.path / "data")
+    kip.expected += [r"the metadata store cannot be written", r"the name tree"]
+    put(kip, "/a", "there")
+    disk.fill(0)
+    large = "x" * 500_000
+    wait_for("a refusal", lambda: kip.cli("tree", "put", "/large", check=False, input=large).returncode == 1, 20)
+    done = kip.cli("tree", "put", "/large", check=False, input=large)
+    assert "o space left on device" in one_line_refusal(done) and "meta.redb" in done.stderr
+    assert cat(kip, "/a") == "there"
+    kip.kill()
+    kip.up()
+    assert cat(kip, "/a") == "there"
+    disk.free()
+    put(kip, "/large", large)
+    assert cat(kip, "/large") == large and cat(kip, "/a") == "there"

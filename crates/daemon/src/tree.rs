@@ -58,7 +58,9 @@ fn refused(error: TreeError) -> Refusal {
         | E::Forgotten(_)
         | E::NotYet { .. }
         | E::Contended(_) => Code::State,
-        E::Store(MetaError::Storage { .. } | MetaError::Unavailable { .. }) => Code::Exhausted,
+        E::Store(MetaError::Storage { .. } | MetaError::Unavailable { .. } | MetaError::Unknown { .. }) => {
+            Code::Exhausted
+        }
         E::Store(_) => Code::Failed,
     };
     let line = kip_types::chain(&error);

@@ -148,6 +148,10 @@ async fn read<T: Send + 'static>(
 impl Meta for EmbeddedMeta {
     async fn range(&self, request: &RangeRequest) -> Result<RangeFound, MetaError> {
         check_keys(&request.keys)?;
+        if self.file.get().is_none() {
+            // It has failed: the writer opens it again.
+            self.ask(WriteRequest::Open).await?;
+        }
         let request = request.clone();
         read(&self.file, move |db| history::range(db, &request)).await
     }

@@ -220,6 +220,7 @@ async fn a_full_disk_is_survived() {
         }
     }
     assert_eq!(failed, 3, "the disk is full");
+    assert!(meta.get(b"before").await.unwrap().is_some(), "what is there can be read meanwhile");
     std::fs::remove_file(&ballast).unwrap();
     drop(filler);
     put("after", 100_000).await.unwrap();

@@ -79,7 +79,8 @@ fn open(path: &Path) -> Result<Database, FileError> {
 fn set_up(db: &Database) -> Result<Opened, FileError> {
     let transaction = db.begin_write()?;
     let mut tables = Tables::open(&transaction)?;
-    if tables.state.get(FORMAT)?.is_none() {
+    let is_new = tables.state.get(FORMAT)?.is_none();
+    if is_new {
         for (name, value) in [
             (FORMAT, FORMAT_NOW),
             (REVISION, FIRST_REVISION),
@@ -102,6 +103,11 @@ fn set_up(db: &Database) -> Result<Opened, FileError> {
     }
     let revision = number(&tables.state, REVISION)?;
     drop(tables);
-    transaction.commit()?;
+    // A file that is there needs no room on the disk to be opened.
+    if is_new {
+        transaction.commit()?
+    } else {
+        transaction.abort()?
+    }
     Ok(Opened { revision, deadlines })
 }

@@ -28,6 +28,8 @@ const READERS_LEAVE: usize = 40;
 
 /// What is asked of the thread.
 pub(super) enum WriteRequest {
+    /// The file is open, for readers.
+    Open,
     Transact(Transaction),
     Grant(Duration),
     KeepAlive(LeaseId),
@@ -37,6 +39,7 @@ pub(super) enum WriteRequest {
 /// What was done.
 #[derive(Debug)]
 pub(super) enum Written {
+    Opened,
     Outcome(TransactionOutcome),
     Lease(MetaLease),
     Revoked,
@@ -80,6 +83,7 @@ struct Made {
 impl Writer {
     /// Works until every sender of commands is gone.
     pub(super) fn run(self, commands: &Receiver<Command>) {
+        let mut is_failing = false;
         loop {
             let due = self.deadlines.lock().first();
             let first = match due {
@@ -97,6 +101,7 @@ impl Writer {
             let (requests, replies): (Vec<_>, Vec<_>) = waiting.map(|command| (command.request, command.reply)).unzip();
             match self.commit(&requests) {
                 Ok(made) => {
+                    is_failing = false;
                     self.deadlines.lock().change(made.ends);
                     self.committed.send_replace(made.revision);
                     for (reply, answer) in replies.into_iter().zip(made.answers) {
@@ -104,20 +109,26 @@ impl Writer {
                         drop(reply.send(answer));
                     }
                 }
-                Err(failure) => self.fail(failure, replies),
+                Err(failure) => {
+                    self.fail(failure, replies, is_failing);
+                    is_failing = true;
+                }
             }
         }
     }
 
-    /// Closes the file, and answers what was asked.
-    fn fail(&self, failure: Failure, replies: Vec<oneshot::Sender<Result<Written, MetaError>>>) {
+    /// Closes the file, and answers what was asked. It is logged once, however often a lease that
+    /// is due is tried again.
+    fn fail(&self, failure: Failure, replies: Vec<oneshot::Sender<Result<Written, MetaError>>>, again: bool) {
         self.file.close();
         let (is_unknown, error) = match failure {
             Failure::Before(error) => (false, Arc::new(error)),
             Failure::Commit(error) => (true, Arc::new(error)),
         };
         let path = &self.file.path;
-        tracing::error!(path = %path.display(), %error, "the metadata store cannot be written");
+        if !again {
+            tracing::error!(path = %path.display(), %error, "the metadata store cannot be written");
+        }
         for reply in replies {
             let source = Box::new(Arc::clone(&error));
             drop(reply.send(Err(if is_unknown {
@@ -152,6 +163,11 @@ impl Writer {
 
     fn commit(&self, requests: &[WriteRequest]) -> Result<Made, Failure> {
         let db = self.opened()?;
+        // Needs no room on the disk.
+        if !requests.is_empty() && requests.iter().all(|request| matches!(request, WriteRequest::Open)) {
+            let answers = requests.iter().map(|_| Ok(Written::Opened)).collect();
+            return Ok(Made { revision: *self.committed.borrow(), ends: Vec::new(), answers });
+        }
         let mut transaction = db.begin_write().map_err(FileError::from)?;
         // Values are the tenants': with a checksum alone they could be made to look like a commit
         // that a crash has torn. It also spares the next start a walk over the whole file.
@@ -185,6 +201,7 @@ struct Batch<'t> {
 impl Batch<'_> {
     fn carry_out(&mut self, request: &WriteRequest) -> Result<Result<Written, MetaError>, FileError> {
         Ok(match request {
+            WriteRequest::Open => Ok(Written::Opened),
             WriteRequest::Transact(transaction) => self.transact(transaction)?.map(Written::Outcome),
             WriteRequest::Grant(ttl) => {
                 let id = LeaseId(number(&self.tables.state, LAST_LEASE)? + 1);
