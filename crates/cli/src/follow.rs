@@ -71,8 +71,8 @@ pub async fn events(
     }
 }
 
-/// The feed that `ask` asks for, once a daemon answers again.
-pub async fn again<T>(ask: impl AsyncFn() -> Result<AnswerFeed<T>, CallError>) -> Result<AnswerFeed<T>, CallError> {
+/// What `ask` asks for, once a daemon answers again.
+pub async fn again<T>(ask: impl AsyncFn() -> Result<T, CallError>) -> Result<T, CallError> {
     let until = Instant::now() + PATIENCE;
     loop {
         match ask().await {

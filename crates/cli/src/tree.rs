@@ -133,7 +133,7 @@ pub enum LeaseCommand {
     Keep {
         /// Number of the lease
         id: TreeLeaseId,
-        /// Again and again, until this command ends
+        /// Again and again until ctrl-C, also over a daemon that is killed
         #[arg(long)]
         hold: bool,
     },
@@ -270,12 +270,16 @@ async fn lease(client: &Client, command: LeaseCommand, json: bool) -> anyhow::Re
         LeaseCommand::Keep { id, hold: false } => show(&client.tree_keep_lease(id).await?, json, kept),
         LeaseCommand::Keep { id, hold: true } => {
             let mut enough = std::pin::pin!(tokio::signal::ctrl_c());
+            let mut lease = client.tree_keep_lease(id).await?;
             loop {
-                let lease = client.tree_keep_lease(id).await?;
-                tokio::select! {
+                let kept = async {
+                    tokio::time::sleep(Duration::from_millis(lease.ttl_ms / 3)).await;
+                    follow::again(async || client.tree_keep_lease(id).await).await
+                };
+                lease = tokio::select! {
                     pressed = &mut enough => return Ok(pressed?),
-                    () = tokio::time::sleep(Duration::from_millis(lease.ttl_ms / 3)) => {}
-                }
+                    kept = kept => kept?,
+                };
             }
         }
         LeaseCommand::Revoke { id } => {
