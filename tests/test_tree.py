@@ -301,10 +301,11 @@ def test_kills_lose_nothing_that_was_answered(fresh_kip: Callable[..., Kip]) -> 
                 assert cat(kip, path) in (text, answered.get(f"{path} unsure")), path
 
 
-# promise tree: a file of the tree that is damaged, or open in another process, is one clear line
-#   when the daemon starts
+# promise tree: a file of the tree that is damaged is one clear line for what asks for the tree, and
+#   keeps no proc from running
 def test_a_damaged_file_is_said(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
+    kip.expected += [r"there is no name tree", r"the name tree"]
     put(kip, "/a", "there")
     assert kip.daemon
     kip.daemon.terminate()
@@ -312,10 +313,12 @@ def test_a_damaged_file_is_said(fresh_kip: Callable[..., Kip]) -> None:
     file = kip.data / "meta.redb"
     whole = file.read_bytes()
     file.write_bytes(b"\0" * len(whole))
-    line = kip.refused("up")
-    assert "the name tree cannot be opened" in line and str(file) in line
-    file.write_bytes(whole)
     kip.up()
+    for words in (["tree", "cat", "/a"], ["tree", "ls", "/"], ["tree", "mkdir", "/b"]):
+        line = kip.refused(*words)
+        assert "cannot open the metadata store" in line and str(file) in line
+    kip.run("proc", ["/usr/bin/sleep", "1000"])
+    file.write_bytes(whole)
     assert cat(kip, "/a") == "there"
 
 

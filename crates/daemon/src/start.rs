@@ -10,7 +10,6 @@ use crate::traces::{Traces, TracesError};
 use crate::tree::KeptTree;
 use crate::{heap, notify};
 use kip_api::{DataLock, Ending, ListenError, LockError, RemoteListener, Tokens, TokensError};
-use kip_meta::MetaError;
 use kip_worker::{Config, OpenWorkerError, Worker};
 use std::fmt::Display;
 use std::io;
@@ -77,11 +76,6 @@ pub enum DaemonError {
         /// Where it should be.
         dir: PathBuf,
     },
-    /// The name tree.
-    #[error(
-        "the name tree cannot be opened; a damaged one is got back by `kip restore`, and an empty one made where its file is moved away"
-    )]
-    Tree(#[source] MetaError),
     /// The worker.
     #[error("cannot open {}", .data.display())]
     Open {
@@ -144,7 +138,7 @@ async fn up<E: Display>(
     // Before anything is taken up: what is wrong with these is a matter of the command line.
     let tokens = Tokens::open(lock)?;
     let remote = bind(options.listen.as_ref()).await?;
-    let tree = KeptTree::open(lock.data()).map_err(DaemonError::Tree)?;
+    let tree = KeptTree::open(lock.data());
     #[cfg(feature = "otel")]
     let traces = Traces::open(options.traces.as_deref(), lock.data())?;
     #[cfg(feature = "otel")]

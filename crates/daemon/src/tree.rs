@@ -1,9 +1,11 @@
 //! The name tree before the API: its file in the data directory, and its errors as refusals.
 //!
-//! The file is opened when the daemon begins and closed with it. What was answered is on disk.
+//! The file is opened when the daemon begins and closed with it. What was answered is on disk. One
+//! that cannot be opened keeps no proc from running: what is asked of the tree is refused, and
+//! opens it again if that can be.
 
 use async_trait::async_trait;
-use kip_meta::{EmbeddedMeta, KeptHistory, Meta, MetaError};
+use kip_meta::{EmbeddedMeta, KeptHistory, MetaError};
 use kip_service::{Feed, TreeFile, TreeService};
 use kip_tree::{FileWrite, NameTree, TreeError};
 use kip_types::api::tree::{
@@ -14,8 +16,9 @@ use kip_types::api::{Code, Refusal};
 use kip_types::name::Realm;
 use kip_types::tree::{ExpectedNode, NodeStat, TreeLease, TreeLeaseId, TreePath};
 use kip_worker::OwnFile;
+use parking_lot::Mutex;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,23 +26,53 @@ use std::time::Duration;
 const FILE: &str = "meta.redb";
 
 /// The trees of all realms of a data directory.
-pub(crate) struct KeptTree {
-    tree: NameTree,
-    meta: Arc<EmbeddedMeta>,
+#[derive(Clone)]
+pub(crate) struct KeptTree(Arc<TreeOf>);
+
+struct TreeOf {
+    path: PathBuf,
+    /// None if it could not be opened yet.
+    meta: Mutex<Option<Arc<EmbeddedMeta>>>,
 }
 
 impl KeptTree {
     /// Opens the tree of a data directory, or makes an empty one. Blocks.
-    pub(crate) fn open(data: &Path) -> Result<KeptTree, MetaError> {
-        let meta = Arc::new(EmbeddedMeta::open(&data.join(FILE), KeptHistory::default())?);
-        Ok(KeptTree { tree: NameTree::new(Arc::clone(&meta) as Arc<dyn Meta>), meta })
+    pub(crate) fn open(data: &Path) -> KeptTree {
+        let tree = KeptTree(Arc::new(TreeOf { path: data.join(FILE), meta: Mutex::default() }));
+        if let Err(error) = tree.0.meta() {
+            let error = kip_types::chain(&error);
+            tracing::error!(error, "there is no name tree, until its file can be opened");
+        }
+        tree
     }
 
     /// Its file, for a backup.
     pub(crate) fn file(&self) -> OwnFile {
-        let meta = Arc::clone(&self.meta);
-        let copy = move |to: &Path| meta.copy(to).map_err(io::Error::other);
+        let tree = self.clone();
+        let copy = move |to: &Path| tree.0.meta().and_then(|meta| meta.copy(to)).map_err(io::Error::other);
         OwnFile { name: FILE, copy: Arc::new(copy) }
+    }
+
+    async fn tree(&self) -> Result<NameTree, Refusal> {
+        let open = self.0.meta.lock().clone();
+        if let Some(meta) = open {
+            return Ok(NameTree::new(meta));
+        }
+        let of_it = Arc::clone(&self.0);
+        let opened = tokio::task::spawn_blocking(move || of_it.meta()).await.expect("to open a store does not panic");
+        opened.map(|meta| NameTree::new(meta)).map_err(|error| refused(error.into()))
+    }
+}
+
+impl TreeOf {
+    /// Opens it if it is not open. Blocks.
+    fn meta(&self) -> Result<Arc<EmbeddedMeta>, MetaError> {
+        let mut meta = self.meta.lock();
+        let opened = match &*meta {
+            Some(meta) => Arc::clone(meta),
+            None => Arc::new(EmbeddedMeta::open(&self.path, KeptHistory::default())?),
+        };
+        Ok(Arc::clone(meta.insert(opened)))
     }
 }
 
@@ -73,15 +106,15 @@ fn refused(error: TreeError) -> Refusal {
 #[async_trait]
 impl TreeService for KeptTree {
     async fn stat(&self, realm: Realm, path: TreePath) -> Result<NodeStat, Refusal> {
-        self.tree.stat(&realm, &path).await.map_err(refused)
+        self.tree().await?.stat(&realm, &path).await.map_err(refused)
     }
 
     async fn list(&self, realm: Realm, path: TreePath) -> Result<Vec<NodeStat>, Refusal> {
-        self.tree.list(&realm, &path).await.map_err(refused)
+        self.tree().await?.list(&realm, &path).await.map_err(refused)
     }
 
     async fn read(&self, realm: Realm, path: TreePath) -> Result<TreeFile, Refusal> {
-        let (node, contents) = self.tree.read(&realm, &path).await.map_err(refused)?;
+        let (node, contents) = self.tree().await?.read(&realm, &path).await.map_err(refused)?;
         Ok(TreeFile { node, contents })
     }
 
@@ -92,24 +125,24 @@ impl TreeService for KeptTree {
             (None, false) => ExpectedNode::Any,
         };
         let how = FileWrite { expected, lease: request.lease, fence: request.fence };
-        self.tree.write(&realm, &request.path, &contents, &how).await.map_err(refused)
+        self.tree().await?.write(&realm, &request.path, &contents, &how).await.map_err(refused)
     }
 
     async fn make_directory(&self, realm: Realm, request: MakeTreeDirectoryRequest) -> Result<NodeStat, Refusal> {
-        self.tree.make_directory(&realm, &request.path, request.fence.as_ref()).await.map_err(refused)
+        self.tree().await?.make_directory(&realm, &request.path, request.fence.as_ref()).await.map_err(refused)
     }
 
     async fn remove(&self, realm: Realm, request: RemoveTreeNodeRequest) -> Result<(), Refusal> {
-        self.tree.remove(&realm, &request.path, request.version, request.fence.as_ref()).await.map_err(refused)
+        self.tree().await?.remove(&realm, &request.path, request.version, request.fence.as_ref()).await.map_err(refused)
     }
 
     async fn rename(&self, realm: Realm, request: RenameTreeNodeRequest) -> Result<NodeStat, Refusal> {
         let RenameTreeNodeRequest { from, to, replace, fence } = request;
-        self.tree.rename(&realm, &from, &to, replace, fence.as_ref()).await.map_err(refused)
+        self.tree().await?.rename(&realm, &from, &to, replace, fence.as_ref()).await.map_err(refused)
     }
 
     async fn watch(&self, realm: Realm, request: WatchTreeRequest) -> Result<Feed<TreeChanges>, Refusal> {
-        let watch = self.tree.watch(&realm, &request.path, request.from, !request.only).await;
+        let watch = self.tree().await?.watch(&realm, &request.path, request.from, !request.only).await;
         let mut watch = watch.map_err(refused)?;
         let (sender, feed) = kip_service::feed();
         tokio::spawn(async move {
@@ -135,18 +168,18 @@ impl TreeService for KeptTree {
     }
 
     async fn grant_lease(&self, realm: Realm, request: GrantTreeLeaseRequest) -> Result<TreeLease, Refusal> {
-        self.tree.grant_lease(&realm, Duration::from_millis(request.ttl_ms)).await.map_err(refused)
+        self.tree().await?.grant_lease(&realm, Duration::from_millis(request.ttl_ms)).await.map_err(refused)
     }
 
     async fn keep_lease(&self, realm: Realm, id: TreeLeaseId) -> Result<TreeLease, Refusal> {
-        self.tree.keep_lease(&realm, id).await.map_err(refused)
+        self.tree().await?.keep_lease(&realm, id).await.map_err(refused)
     }
 
     async fn revoke_lease(&self, realm: Realm, id: TreeLeaseId) -> Result<(), Refusal> {
-        self.tree.revoke_lease(&realm, id).await.map_err(refused)
+        self.tree().await?.revoke_lease(&realm, id).await.map_err(refused)
     }
 
     async fn leases(&self, realm: Realm) -> Result<Vec<TreeLease>, Refusal> {
-        self.tree.leases(&realm).await.map_err(refused)
+        self.tree().await?.leases(&realm).await.map_err(refused)
     }
 }
