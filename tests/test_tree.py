@@ -348,12 +348,16 @@ def test_a_backup_has_it(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     stop.set()
     writer.join()
     kip.cli("tree", "rm", "/d/a")
+    later, lease = put(kip, "/later", "gone")["version"], kip.json("tree", "lease", "grant", "60s")["id"]
     lost(kip)
     kip.cli("restore", tmp_path / "file", "--key-file", key)
     kip.up()
     assert kip.json("tree", "stat", "/d/a") == before and cat(kip, "/d/a") == "one"
     assert begun <= int(cat(kip, "/n")) <= ended + 1
-    assert put(kip, "/d/a", "two", "--if-version", str(before["version"]))["version"] > before["version"]
+    assert put(kip, "/d/a", "two", "--if-version", str(before["version"]))["version"] > later
+    assert kip.json("tree", "lease", "grant", "60s")["id"] > lease
+    done = kip.cli("tree", "watch", "/", "--from", str(later), check=False)
+    assert done.returncode == 1 and "not kept any more" in done.stderr
 
 
 # promise tree: a full disk is one clear line for each write and loses nothing; what is there can be

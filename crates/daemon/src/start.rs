@@ -138,7 +138,8 @@ async fn up<E: Display>(
     // Before anything is taken up: what is wrong with these is a matter of the command line.
     let tokens = Tokens::open(lock)?;
     let remote = bind(options.listen.as_ref()).await?;
-    let tree = KeptTree::open(lock.data());
+    let data = lock.data().to_owned();
+    let tree = tokio::task::spawn_blocking(move || KeptTree::open(&data)).await.expect("to open it does not panic");
     #[cfg(feature = "otel")]
     let traces = Traces::open(options.traces.as_deref(), lock.data())?;
     #[cfg(feature = "otel")]

@@ -54,7 +54,8 @@ impl KeptTree {
     }
 
     async fn tree(&self) -> Result<NameTree, Refusal> {
-        let open = self.0.meta.lock().clone();
+        // Another request may be opening it, which takes as long as the disk needs.
+        let open = self.0.meta.try_lock().and_then(|meta| meta.clone());
         if let Some(meta) = open {
             return Ok(NameTree::new(meta));
         }

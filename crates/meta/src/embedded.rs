@@ -34,7 +34,7 @@ use redb::Database;
 use std::path::Path;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tables::{FileError, corrupted};
 use tokio::sync::{oneshot, watch};
 use writer::{Command, WriteRequest, Writer, Written};
@@ -88,28 +88,38 @@ impl EmbeddedMeta {
     }
 
     /// Copies the file to `to`, where nothing is, as it is between two transactions; changes wait
-    /// meanwhile. Blocks. The copy is not synced.
+    /// meanwhile. Blocks. The copy is not synced. A store that goes on from it has no changes of
+    /// before, and gives no revision and no lease a second time that this one gives from now on.
     ///
     /// # Errors
     /// [`MetaError::Storage`], which names the file that was copied.
     pub fn copy(&self, to: &Path) -> Result<(), MetaError> {
         let failed = |error: FileError| MetaError::Storage { path: self.file.path.clone(), source: Box::new(error) };
+        if self.file.get().is_none() {
+            // It has failed: the writer opens it again.
+            self.send(WriteRequest::Open)?.blocking_recv().unwrap_or(Err(MetaError::Closed))?;
+        }
         let db = self.file.get().ok_or_else(|| failed(corrupted("it has failed, and is closed".to_owned())))?;
         // There is one at a time, and this one changes nothing.
         let alone = db.begin_write().map_err(|error| failed(error.into()))?;
         std::fs::copy(&self.file.path, to).map_err(|error| failed(error.into()))?;
-        alone.abort().map_err(|error| failed(error.into()))
+        alone.abort().map_err(|error| failed(error.into()))?;
+        file::set_apart(to).map_err(failed)
+    }
+
+    fn send(&self, request: WriteRequest) -> Result<oneshot::Receiver<Result<Written, MetaError>>, MetaError> {
+        let (reply, answer) = oneshot::channel();
+        let commands = self.commands.as_ref().expect("only a drop takes it");
+        commands.send(Command { request, since: Instant::now(), reply }).map_err(|_| MetaError::Closed)?;
+        Ok(answer)
     }
 
     /// Has the writer do something, and waits until it is on disk.
     async fn ask(&self, request: WriteRequest) -> Result<Written, MetaError> {
-        let (reply, answer) = oneshot::channel();
-        let commands = self.commands.as_ref().expect("only a drop takes it");
-        commands.send(Command { request, reply }).map_err(|_| MetaError::Closed)?;
-        answer.await.unwrap_or(Err(MetaError::Closed))
+        self.send(request)?.await.unwrap_or(Err(MetaError::Closed))
     }
 
-    /// The same, for what is answered with a lease.
+    /// Has the writer do something that is answered with a lease.
     async fn ask_lease(&self, request: WriteRequest) -> Result<MetaLease, MetaError> {
         match self.ask(request).await? {
             Written::Lease(lease) => Ok(lease),
@@ -240,5 +250,69 @@ impl Follower {
             self.sender.send(Ok(ChangeBatch { revision: reading.up_to, changes: Vec::new() })).await.ok()?;
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transaction::Condition;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn opened(directory: &Path, name: &str) -> Arc<EmbeddedMeta> {
+        Arc::new(EmbeddedMeta::open(&directory.join(name), KeptHistory::default()).unwrap())
+    }
+
+    async fn put(meta: &EmbeddedMeta, key: &str, lease: Option<LeaseId>) -> Revision {
+        let absent = Condition::Absent(KeySet::One(b"nothing".to_vec()));
+        let change = Transaction::when(absent).put_leased(key, "value", lease);
+        meta.transact(&change).await.unwrap().done().unwrap()
+    }
+
+    // promise tree: a lease that is kept alive in time does not end because the disk is busy
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lease_that_is_kept_alive_in_time_does_not_end_while_the_disk_is_busy() {
+        let directory = tempfile::tempdir().unwrap();
+        let meta = opened(directory.path(), "meta");
+        let ttl = Duration::from_secs(2);
+        let (kept, lost) = (meta.grant(ttl).await.unwrap().id, meta.grant(ttl).await.unwrap().id);
+        let db = meta.file.get().unwrap();
+        let busy = tokio::task::spawn_blocking(move || {
+            let alone = db.begin_write().unwrap();
+            std::thread::sleep(ttl * 2);
+            alone.abort().unwrap();
+        });
+        tokio::time::sleep(ttl / 4).await;
+        assert!(meta.keep_alive(kept).await.unwrap().left > ttl / 2);
+        busy.await.unwrap();
+        put(&meta, "after", Some(kept)).await;
+        tokio::time::sleep(ttl / 4).await;
+        assert!(matches!(meta.keep_alive(lost).await, Err(MetaError::LeaseGone(_))));
+        assert!(meta.lease(kept).await.unwrap().left > Duration::ZERO);
+    }
+
+    // promise tree: after `kip restore` no version, epoch or lease is given that was given before
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_goes_on_from_a_copy_gives_nothing_a_second_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let meta = opened(directory.path(), "meta");
+        let lease = meta.grant(LONG).await.unwrap().id;
+        put(&meta, "a", Some(lease)).await;
+        // As after an error of the disk.
+        meta.file.close();
+        let (of, to) = (Arc::clone(&meta), directory.path().join("copy"));
+        tokio::task::spawn_blocking(move || of.copy(&to)).await.unwrap().unwrap();
+        let (mut revision, mut last) = (0, lease);
+        for _ in 0..50 {
+            revision = put(&meta, "b", None).await;
+            last = meta.grant(LONG).await.unwrap().id;
+        }
+        let copy = opened(directory.path(), "copy");
+        assert_eq!(copy.get(b"a").await.unwrap().unwrap().lease, Some(lease));
+        assert!(copy.get(b"b").await.unwrap().is_none() && copy.lease(lease).await.is_ok());
+        assert!(put(&copy, "c", None).await > revision && copy.grant(LONG).await.unwrap().id > last);
+        let mut watch = copy.watch(KeySet::One(b"c".to_vec()), revision).await.unwrap();
+        assert!(matches!(watch.next().await, Err(MetaError::Compacted { .. })));
     }
 }

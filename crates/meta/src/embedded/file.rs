@@ -75,6 +75,26 @@ fn open(path: &Path) -> Result<Database, FileError> {
     Ok(db)
 }
 
+/// So many revisions and leases a store gives at most that is older than one that goes on from its
+/// copy.
+const APART: u64 = 1 << 32;
+
+/// Has a store that goes on from this file, a copy, give no revision and no lease a second time.
+pub(super) fn set_apart(path: &Path) -> Result<(), FileError> {
+    let db = open(path)?;
+    let transaction = db.begin_write()?;
+    let mut tables = Tables::open(&transaction)?;
+    tables.log.retain(|_, _| false)?;
+    let revision = number(&tables.state, REVISION)? + APART;
+    let last_lease = number(&tables.state, LAST_LEASE)? + APART;
+    for (name, value) in [(REVISION, revision), (OLDEST, revision + 1), (LOG_BYTES, 0), (LAST_LEASE, last_lease)] {
+        tables.state.insert(name, value)?;
+    }
+    drop(tables);
+    transaction.commit()?;
+    Ok(())
+}
+
 /// Makes what a new file lacks, and reads leases and the newest revision.
 fn set_up(db: &Database) -> Result<Opened, FileError> {
     let transaction = db.begin_write()?;

@@ -23,6 +23,8 @@ use tokio::sync::{oneshot, watch};
 const AT_ONCE: usize = 256;
 /// The pause after the file has failed.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often the pause is doubled, while the file fails again and again.
+const LONGER: u32 = 4;
 /// Such pauses within which readers must have left a file that has failed.
 const READERS_LEAVE: usize = 40;
 
@@ -48,10 +50,12 @@ pub(super) enum Written {
 /// A request, and where its answer goes.
 pub(super) struct Command {
     pub(super) request: WriteRequest,
+    /// When it came.
+    pub(super) since: Instant,
     pub(super) reply: oneshot::Sender<Result<Written, MetaError>>,
 }
 
-/// The thread's own.
+/// What the writer's thread has.
 pub(super) struct Writer {
     pub(super) file: Arc<MetaFile>,
     pub(super) kept: KeptHistory,
@@ -78,12 +82,14 @@ struct Made {
     revision: Revision,
     ends: Vec<LeaseEnd>,
     answers: Vec<Result<Written, MetaError>>,
+    /// Something was written.
+    is_written: bool,
 }
 
 impl Writer {
     /// Works until every sender of commands is gone.
     pub(super) fn run(self, commands: &Receiver<Command>) {
-        let mut is_failing = false;
+        let mut failed = 0;
         loop {
             let due = self.deadlines.lock().first();
             let first = match due {
@@ -97,39 +103,44 @@ impl Writer {
                     Err(_) => return,
                 },
             };
-            let waiting = first.into_iter().chain(commands.try_iter().take(AT_ONCE));
-            let (requests, replies): (Vec<_>, Vec<_>) = waiting.map(|command| (command.request, command.reply)).unzip();
-            match self.commit(&requests) {
+            let waiting: Vec<Command> = first.into_iter().chain(commands.try_iter().take(AT_ONCE)).collect();
+            match self.commit(&waiting) {
                 Ok(made) => {
-                    is_failing = false;
-                    self.deadlines.lock().change(made.ends);
+                    if failed > 0 && made.is_written {
+                        tracing::info!(path = %self.file.path.display(), "the metadata store can be written again");
+                        failed = 0;
+                    }
+                    // Whatever time it took to write it.
+                    let now = Instant::now();
+                    let from_now = |end: LeaseEnd| LeaseEnd { at: end.at.map(|(ttl, _)| (ttl, now + ttl)), ..end };
+                    self.deadlines.lock().change(made.ends.into_iter().map(from_now));
                     self.committed.send_replace(made.revision);
-                    for (reply, answer) in replies.into_iter().zip(made.answers) {
+                    for (command, answer) in waiting.into_iter().zip(made.answers) {
                         // A caller that is gone needs none.
-                        drop(reply.send(answer));
+                        drop(command.reply.send(answer));
                     }
                 }
                 Err(failure) => {
-                    self.fail(failure, replies, is_failing);
-                    is_failing = true;
+                    self.fail(failure, waiting, failed);
+                    failed += 1;
                 }
             }
         }
     }
 
     /// Closes the file, and answers what was asked. It is logged once, however often a lease that
-    /// is due is tried again.
-    fn fail(&self, failure: Failure, replies: Vec<oneshot::Sender<Result<Written, MetaError>>>, again: bool) {
+    /// is due is tried again, and how often it was opened for readers meanwhile.
+    fn fail(&self, failure: Failure, waiting: Vec<Command>, failed: u32) {
         self.file.close();
         let (is_unknown, error) = match failure {
             Failure::Before(error) => (false, Arc::new(error)),
             Failure::Commit(error) => (true, Arc::new(error)),
         };
         let path = &self.file.path;
-        if !again {
+        if failed == 0 {
             tracing::error!(path = %path.display(), %error, "the metadata store cannot be written");
         }
-        for reply in replies {
+        for Command { reply, .. } in waiting {
             let source = Box::new(Arc::clone(&error));
             drop(reply.send(Err(if is_unknown {
                 MetaError::Unknown { store: path.display().to_string(), source }
@@ -138,7 +149,7 @@ impl Writer {
             })));
         }
         // A lease that is due would be tried again at once, without end.
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(PAUSE * (1 << failed.min(LONGER)));
     }
 
     /// The file, opened again if it had failed.
@@ -154,39 +165,42 @@ impl Writer {
                 Ok(Opened { revision, deadlines }) => {
                     *self.deadlines.lock() = deadlines;
                     self.committed.send_replace(revision);
-                    tracing::info!(path = %self.file.path.display(), "the metadata store is open again");
                 }
             }
         }
         Err(corrupted("it stays in use after it has failed".to_owned()))
     }
 
-    fn commit(&self, requests: &[WriteRequest]) -> Result<Made, Failure> {
+    fn commit(&self, waiting: &[Command]) -> Result<Made, Failure> {
         let db = self.opened()?;
         // Needs no room on the disk.
-        if !requests.is_empty() && requests.iter().all(|request| matches!(request, WriteRequest::Open)) {
-            let answers = requests.iter().map(|_| Ok(Written::Opened)).collect();
-            return Ok(Made { revision: *self.committed.borrow(), ends: Vec::new(), answers });
+        if !waiting.is_empty() && waiting.iter().all(|command| matches!(command.request, WriteRequest::Open)) {
+            let answers = waiting.iter().map(|_| Ok(Written::Opened)).collect();
+            let revision = *self.committed.borrow();
+            return Ok(Made { revision, ends: Vec::new(), answers, is_written: false });
         }
         let mut transaction = db.begin_write().map_err(FileError::from)?;
         // Values are the tenants': with a checksum alone they could be made to look like a commit
         // that a crash has torn. It also spares the next start a walk over the whole file.
         transaction.set_quick_repair(true);
-        let made = self.make(&transaction, requests)?;
+        let made = self.make(&transaction, waiting)?;
         transaction.commit().map_err(|error| Failure::Commit(error.into()))?;
         Ok(made)
     }
 
-    fn make(&self, transaction: &WriteTransaction, requests: &[WriteRequest]) -> Result<Made, FileError> {
+    fn make(&self, transaction: &WriteTransaction, waiting: &[Command]) -> Result<Made, FileError> {
         let tables = Tables::open(transaction)?;
         let revision = number(&tables.state, REVISION)?;
         let mut batch = Batch { tables, revision, kept: self.kept, ends: Vec::new() };
-        let due = self.deadlines.lock().due(Instant::now());
+        // What was asked in time, and waited for the disk, is in time.
+        let kept = waiting.iter().filter(|command| matches!(command.request, WriteRequest::KeepAlive(_)));
+        let now = kept.map(|command| command.since).min().unwrap_or_else(Instant::now);
+        let due = self.deadlines.lock().due(now);
         for lease in due {
             batch.end_lease(lease)?;
         }
-        let answers = requests.iter().map(|request| batch.carry_out(request)).collect::<Result<_, _>>()?;
-        Ok(Made { revision: batch.revision, ends: batch.ends, answers })
+        let answers = waiting.iter().map(|command| batch.carry_out(&command.request)).collect::<Result<_, _>>()?;
+        Ok(Made { revision: batch.revision, ends: batch.ends, answers, is_written: true })
     }
 }
 
