@@ -70,6 +70,12 @@ pub fn on_machine(test: impl FnOnce(&Machine) + Send) {
                 ip(&format!("addr add {OUTSIDE4}/24 dev out0"));
                 ip(&format!("addr add {OUTSIDE6}/64 dev out0 nodad"));
             });
+            // The kernel says so up to a second after both ends are up, and tests compare it.
+            let begun = Instant::now();
+            while !ip("-o link show up0").contains("state UP") {
+                assert!(begun.elapsed() < Duration::from_secs(20), "up0 has no carrier");
+                std::thread::sleep(Duration::from_millis(5));
+            }
             ip(&format!("route add default via {OUTSIDE4}"));
             ip(&format!("-6 route add default via {OUTSIDE6}"));
             test(&machine);
