@@ -103,6 +103,8 @@ impl Fill {
             let own = work();
             others.into_iter().fold(own, |done, other| done.and(other.join().expect("it does not panic")))
         })?;
+        // One that was damaged on the disk meanwhile is put there again.
+        self.put(0..self.file.pages())?;
         // The clone was ended for that.
         if self.has_failed() { Err(io::Error::other("a page that it waited for could not be copied")) } else { Ok(()) }
     }
