@@ -40,11 +40,27 @@ pub fn one<T: Serialize>(item: &T, json: bool, human: impl Fn(&T) -> String) -> 
 /// connection that breaks; the command ends when the daemon does.
 pub async fn events(
     client: &Client,
-    mut which: EventsRequest,
+    which: EventsRequest,
     json: bool,
     is_shown: impl Fn(&Event) -> bool,
 ) -> anyhow::Result<()> {
-    let mut feed = client.events(&which).await?;
+    let (follows, ask) = (which.follow, async |which: &EventsRequest| client.events(which).await);
+    resumed(which, follows, ask, |which, event: Event| {
+        which.since = Some(event.id);
+        if is_shown(&event) { one(&event, json, view::event) } else { Ok(()) }
+    })
+    .await
+}
+
+/// Takes each item of a feed until the feed ends or the user has seen enough. Where the connection
+/// breaks, and it `follows`, it asks again for what `take` has made of the request.
+pub async fn resumed<Q, T: DeserializeOwned>(
+    mut request: Q,
+    follows: bool,
+    ask: impl AsyncFn(&Q) -> Result<AnswerFeed<T>, CallError>,
+    mut take: impl FnMut(&mut Q, T) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut feed = ask(&request).await?;
     let mut enough = std::pin::pin!(tokio::signal::ctrl_c());
     loop {
         let item = tokio::select! {
@@ -54,16 +70,11 @@ pub async fn events(
         };
         match item {
             Ok(None) => return Ok(()),
-            Ok(Some(event)) => {
-                which.since = Some(event.id);
-                if is_shown(&event) {
-                    one(&event, json, view::event)?;
-                }
-            }
-            Err(CallError::Lost(_)) if which.follow => {
+            Ok(Some(item)) => take(&mut request, item)?,
+            Err(CallError::Lost(_)) if follows => {
                 feed = tokio::select! {
                     pressed = &mut enough => return Ok(pressed?),
-                    feed = again(async || client.events(&which).await) => feed?,
+                    feed = again(async || ask(&request).await) => feed?,
                 };
             }
             Err(e) => return Err(e.into()),

@@ -291,30 +291,13 @@ async fn lease(client: &Client, command: LeaseCommand, json: bool) -> anyhow::Re
 }
 
 /// Each change once, also over a connection that breaks.
-async fn watch(client: &Client, mut request: WatchTreeRequest, json: bool) -> anyhow::Result<()> {
-    let mut feed = client.tree_watch(&request).await?;
-    let mut enough = std::pin::pin!(tokio::signal::ctrl_c());
-    loop {
-        let item = tokio::select! {
-            biased;
-            pressed = &mut enough => return Ok(pressed?),
-            item = feed.next() => item,
-        };
-        match item {
-            Ok(None) => return Ok(()),
-            Ok(Some(TreeChanges { revision, changes })) => {
-                request.from = Some(revision);
-                changes.iter().try_for_each(|change| follow::one(change, json, changed_line))?;
-            }
-            Err(CallError::Lost(_)) => {
-                feed = tokio::select! {
-                    pressed = &mut enough => return Ok(pressed?),
-                    feed = follow::again(async || client.tree_watch(&request).await) => feed?,
-                };
-            }
-            Err(e) => return Err(e.into()),
-        }
-    }
+async fn watch(client: &Client, request: WatchTreeRequest, json: bool) -> anyhow::Result<()> {
+    let ask = async |request: &WatchTreeRequest| client.tree_watch(request).await;
+    follow::resumed(request, true, ask, |request, TreeChanges { revision, changes }| {
+        request.from = Some(revision);
+        changes.iter().try_for_each(|change| follow::one(change, json, changed_line))
+    })
+    .await
 }
 
 fn ls(nodes: &[NodeStat], long: bool) -> String {

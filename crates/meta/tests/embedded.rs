@@ -4,7 +4,7 @@
 mod contract;
 
 use contract::faulty::{Fault, Faulty};
-use contract::{KEPT, PATIENT_TTL, Subject, TTL};
+use contract::{KEPT, Subject, TTL};
 use kip_meta::{
     Certain, Condition, EmbeddedMeta, KeptHistory, KeySet, Meta, MetaError, Transaction, TransactionOutcome,
 };
@@ -33,11 +33,8 @@ async fn make() -> Subject {
     Subject { calm: Arc::clone(&meta), meta, ttl: TTL, forget: Box::new(|_| Box::pin(async {})), _guard: Box::new(dir) }
 }
 
-/// The store behind faults by chance, and a client that finds out what became of each call.
 async fn make_faulty() -> Subject {
-    let subject = make().await;
-    let faulty = Arc::new(Faulty::by_chance(subject.meta, 22));
-    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(120))), ttl: PATIENT_TTL, ..subject }
+    contract::behind_faults(make().await)
 }
 
 mod plain {

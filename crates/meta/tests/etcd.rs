@@ -5,8 +5,7 @@ mod contract;
 #[path = "contract/server.rs"]
 mod server;
 
-use contract::faulty::Faulty;
-use contract::{PATIENT_TTL, Subject, TTL};
+use contract::{Subject, TTL};
 use kip_meta::{Certain, Condition, EtcdMeta, KeySet, Meta, Transaction};
 use server::EtcdServer;
 use std::sync::Arc;
@@ -27,9 +26,7 @@ async fn make() -> Subject {
 }
 
 async fn make_faulty() -> Subject {
-    let subject = make().await;
-    let faulty = Arc::new(Faulty::by_chance(subject.meta, 22));
-    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(120))), ttl: PATIENT_TTL, ..subject }
+    contract::behind_faults(make().await)
 }
 
 mod plain {

@@ -4,7 +4,7 @@ pub mod faulty;
 
 use faulty::{Fault, Faulty};
 use kip_meta::{
-    ChangeBatch, Condition, KeySet, KeyValue, LeaseId, Meta, MetaError, MetaWatch, OutcomeTicket, RangeFound,
+    Certain, ChangeBatch, Condition, KeySet, KeyValue, LeaseId, Meta, MetaError, MetaWatch, OutcomeTicket, RangeFound,
     RangeRequest, Revision, Transaction, TransactionOutcome,
 };
 use std::any::Any;
@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(90);
 /// A lease that every store can give, and that outlives a few calls.
 pub const TTL: Duration = Duration::from_secs(3);
 /// The same behind a bad connection.
-pub const PATIENT_TTL: Duration = Duration::from_secs(5);
+const PATIENT_TTL: Duration = Duration::from_secs(5);
 /// Longer than a test takes.
 const LONG: Duration = Duration::from_secs(800);
 
@@ -34,6 +34,12 @@ pub struct Subject {
     pub ttl: Duration,
     /// What ends when the test does.
     pub _guard: Box<dyn Any + Send>,
+}
+
+/// The store behind faults by chance, and a client that finds out what became of each call.
+pub fn behind_faults(subject: Subject) -> Subject {
+    let faulty = Arc::new(Faulty::by_chance(subject.meta, 22));
+    Subject { meta: Arc::new(Certain::new(faulty, Duration::from_secs(120))), ttl: PATIENT_TTL, ..subject }
 }
 
 /// Revisions that [`Subject::forget`] leaves at most. More than any case makes while a watch is
@@ -314,7 +320,8 @@ pub async fn watches_beside_writers(subject: &Subject) {
     assert_eq!(watchers.join_all().await, [WRITERS * EACH; 3]);
 }
 
-// promise meta: a watch that begins before what is kept is told, and so is a reader of that state
+// promise meta: the store refuses a watch from before the oldest change that it keeps, and a reader
+//   of a state from before it, and says so
 pub async fn what_is_forgotten_is_said(subject: &Subject) {
     let first = subject.put("f", "0").await;
     // Not what is looked at here: without faults, and at once.
