@@ -71,7 +71,10 @@ impl TreeOf {
         let mut meta = self.meta.lock();
         let opened = match &*meta {
             Some(meta) => Arc::clone(meta),
-            None => Arc::new(EmbeddedMeta::open(&self.path, KeptHistory::default())?),
+            None => {
+                let kept = KeptHistory { has_values_of: kip_tree::has_past, ..KeptHistory::default() };
+                Arc::new(EmbeddedMeta::open(&self.path, kept)?)
+            }
         };
         Ok(Arc::clone(meta.insert(opened)))
     }

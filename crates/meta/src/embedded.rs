@@ -42,17 +42,20 @@ use writer::{Command, WriteRequest, Writer, Written};
 /// Revisions without a change to its keys after which a watch says how far it is.
 const PROGRESS_EVERY: u64 = 1000;
 /// How much of the past is kept: revisions and their bytes, whichever is less.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct KeptHistory {
     /// Revisions, at least 1.
     pub revisions: u64,
     /// Bytes.
     pub bytes: u64,
+    /// Whether past values of a key are kept. A reading of the past, or a watch, that comes to one
+    /// that is not kept fails with [`MetaError::Compacted`].
+    pub has_values_of: fn(&[u8]) -> bool,
 }
 
 impl Default for KeptHistory {
     fn default() -> KeptHistory {
-        KeptHistory { revisions: 100_000, bytes: 64 << 20 }
+        KeptHistory { revisions: 100_000, bytes: 64 << 20, has_values_of: |_| true }
     }
 }
 

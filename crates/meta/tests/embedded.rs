@@ -6,7 +6,8 @@ mod contract;
 use contract::faulty::{Fault, Faulty};
 use contract::{KEPT, Subject, TTL};
 use kip_meta::{
-    Certain, Condition, EmbeddedMeta, KeptHistory, KeySet, Meta, MetaError, Transaction, TransactionOutcome,
+    Certain, Condition, EmbeddedMeta, KeptHistory, KeySet, Meta, MetaError, RangeRequest, Transaction,
+    TransactionOutcome,
 };
 use std::path::Path;
 use std::process::Command;
@@ -135,12 +136,35 @@ async fn files_that_cannot_be_opened_are_named() {
     }
 }
 
+// promise meta: the past of keys whose values are not kept is refused in one clear line
+#[tokio::test]
+async fn a_past_without_values_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = KeptHistory { has_values_of: |key| key != b"a", ..KeptHistory::default() };
+    let meta = EmbeddedMeta::open(&dir.path().join("meta"), kept).unwrap();
+    let before = meta.transact(&first_write().put("b", "1")).await.unwrap().done().unwrap();
+    let again = Transaction::when(Condition::Exists(b"a".to_vec())).put("a", "2").put("b", "2");
+    meta.transact(&again).await.unwrap().done().unwrap();
+    let at = |keys| RangeRequest { keys, limit: None, at: Some(before) };
+    let b = meta.range(&at(KeySet::one("b"))).await.unwrap();
+    assert_eq!(b.keys[0].value, b"1");
+    let error = meta.range(&at(KeySet::prefix(""))).await.unwrap_err();
+    assert!(matches!(error, MetaError::Compacted { .. }) && !error.to_string().contains('\n'), "{error}");
+    assert_eq!(meta.get(b"a").await.unwrap().unwrap().value, b"2");
+    let mut watch = meta.watch(KeySet::one("b"), before + 1).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().changes[0].now.as_ref().unwrap().value, b"2");
+    let mut watch = meta.watch(KeySet::prefix(""), before + 1).await.unwrap();
+    assert!(matches!(watch.next().await, Err(MetaError::Compacted { .. })));
+}
+
 // promise meta: the file does not grow without bound, however much is written
 #[tokio::test]
 async fn the_file_stays_small() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("meta");
-    let meta = Arc::new(EmbeddedMeta::open(&path, KeptHistory { revisions: 1000, bytes: 1 << 20 }).unwrap());
+    let meta = Arc::new(
+        EmbeddedMeta::open(&path, KeptHistory { revisions: 1000, bytes: 1 << 20, ..KeptHistory::default() }).unwrap(),
+    );
     let mut sizes = Vec::new();
     for round in 0..4 {
         let mut writers = tokio::task::JoinSet::new();
@@ -192,7 +216,8 @@ impl Drop for SmallDisk {
 async fn a_full_disk_is_survived() {
     let disk = SmallDisk::new("24m");
     let (path, ballast) = (disk.0.path().join("meta"), disk.0.path().join("ballast"));
-    let meta = EmbeddedMeta::open(&path, KeptHistory { revisions: 1000, bytes: 1 << 20 }).unwrap();
+    let meta =
+        EmbeddedMeta::open(&path, KeptHistory { revisions: 1000, bytes: 1 << 20, ..KeptHistory::default() }).unwrap();
     let lease = meta.grant(Duration::from_secs(600)).await.unwrap().id;
     let put = async |key: &str, size: usize| {
         let write = Transaction::when(Condition::Absent(KeySet::one(key))).put_leased(key, vec![7; size], Some(lease));

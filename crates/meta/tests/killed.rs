@@ -14,7 +14,7 @@ const WRITERS: usize = 4;
 const KILLS: u64 = 12;
 
 fn kept() -> KeptHistory {
-    KeptHistory { revisions: 1 << 40, bytes: 1 << 40 }
+    KeptHistory { revisions: 1 << 40, bytes: 1 << 40, ..KeptHistory::default() }
 }
 
 /// Writes numbers, each to two keys at once and with a value that takes some pages, and says which

@@ -114,6 +114,13 @@ pub(crate) fn contents(realm: &Realm, id: &str) -> Vec<u8> {
     format!("tree/{realm}/c/{id}").into_bytes()
 }
 
+/// Whether the past of a key is ever read: that of contents, which are never changed, is not, and
+/// would take the room of all other changes.
+pub fn has_past(key: &[u8]) -> bool {
+    let mut parts = key.split(|byte| *byte == b'/');
+    parts.next() != Some(b"tree") || parts.nth(1) != Some(b"c")
+}
+
 /// The key of a lease.
 pub(crate) fn lease(realm: &Realm, id: TreeLeaseId) -> Vec<u8> {
     format!("tree/{realm}/l/{id}").into_bytes()

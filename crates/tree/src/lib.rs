@@ -31,5 +31,6 @@ pub mod watch;
 
 pub use elect::Leadership;
 pub use error::TreeError;
+pub use layout::has_past;
 pub use tree::{FileWrite, NameTree};
 pub use watch::TreeWatch;

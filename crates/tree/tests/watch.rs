@@ -3,7 +3,7 @@
 
 mod grove;
 
-use grove::{LONG, SOON, check_whole, everything, grove, grove_with, leased, path, realm};
+use grove::{LONG, SOON, anyhow, check_whole, everything, grove, grove_with, kept, leased, path, realm};
 use kip_meta::KeptHistory;
 use kip_tree::{NameTree, TreeError, TreeWatch};
 use kip_types::tree::{TreeChange, TreeChangeKind, TreePath};
@@ -110,7 +110,7 @@ async fn the_end_of_a_lease_is_watched() {
 // promise tree: a watch that would begin before what is kept is refused in one clear line
 #[tokio::test]
 async fn what_is_forgotten_is_refused() {
-    let grove = grove_with(KeptHistory { revisions: 10, bytes: 1 << 20 });
+    let grove = grove_with(KeptHistory { revisions: 10, ..kept() });
     let first = put(&grove.tree, "/f", "0").await;
     for n in 1..20 {
         put(&grove.tree, "/f", &n.to_string()).await;
@@ -118,6 +118,20 @@ async fn what_is_forgotten_is_refused() {
     let error = grove.tree.watch(&realm(), &path("/f"), Some(first), false).await.err().unwrap();
     assert!(matches!(error, TreeError::Forgotten(_)), "{error}");
     assert!(error.to_string().contains("read all again") && !error.to_string().contains('\n'));
+}
+
+// promise tree: what large files had in them takes no room of the changes that a watch needs
+#[tokio::test]
+async fn large_files_make_no_watch_miss_a_change() {
+    let (room, large) = (1 << 20, vec![b'x'; 256 << 10]);
+    let grove = grove_with(KeptHistory { bytes: room, ..kept() });
+    let first = put(&grove.tree, "/f", "0").await;
+    for _ in 0..3 * room as usize / large.len() {
+        grove.tree.write(&realm(), &path("/large"), &large, &anyhow()).await.unwrap();
+    }
+    let mut watch = grove.tree.watch(&realm(), &TreePath::root(), Some(first), true).await.unwrap();
+    assert_eq!(next(&mut watch).await.iter().map(short).collect::<Vec<_>>(), ["Created /large"]);
+    assert_eq!(grove.tree.read(&realm(), &path("/large")).await.unwrap().1, large);
 }
 
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use super::KeptHistory;
 use super::tables::{
-    CURRENT, FileError, LOG, LOG_BYTES, OLDEST, REVISION, STATE, Tables, decode_change, encode_change, number,
+    CURRENT, FileError, LOG, LOG_BYTES, Logged, OLDEST, REVISION, STATE, Tables, decode_change, encode_change, number,
     read_keys,
 };
 use crate::error::MetaError;
@@ -55,7 +55,8 @@ pub(super) fn range(db: &Database, request: &RangeRequest) -> Result<RangeFound,
     let mut then: BTreeMap<Vec<u8>, KeyValue> = now.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
     for entry in transaction.open_table(LOG)?.range((at + 1, 0)..)?.rev() {
         let (_, bytes) = entry?;
-        let Some(change) = decode_change(bytes.value(), &request.keys)? else { continue };
+        let Some(logged) = decode_change(bytes.value(), &request.keys)? else { continue };
+        let Logged::Whole(change) = logged else { return Err(Unread::Wrong(MetaError::Compacted { wanted: at })) };
         match change.before {
             Some(kv) => then.insert(change.key, kv),
             None => then.remove(&change.key),
@@ -91,7 +92,10 @@ pub(super) fn changes(db: &Database, keys: &KeySet, from: Revision) -> Result<Re
             break;
         }
         looked_at += 1;
-        let Some(change) = decode_change(bytes.value(), keys)? else { continue };
+        let Some(logged) = decode_change(bytes.value(), keys)? else { continue };
+        let Logged::Whole(change) = logged else {
+            return Err(Unread::Wrong(MetaError::Compacted { wanted: revision }));
+        };
         taken += 1;
         match reading.batches.last_mut().filter(|batch| batch.revision == revision) {
             Some(batch) => batch.changes.push(change),
@@ -110,7 +114,7 @@ pub(super) fn log(
 ) -> Result<(), FileError> {
     let mut bytes = number(&tables.state, LOG_BYTES)?;
     for (number, change) in (0u32..).zip(changes) {
-        let encoded = encode_change(change);
+        let encoded = encode_change(change, (kept.has_values_of)(&change.key));
         bytes += encoded.len() as u64;
         tables.log.insert((revision, number), encoded.as_slice())?;
     }

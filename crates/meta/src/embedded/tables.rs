@@ -75,6 +75,17 @@ struct LoggedChange {
     now: Option<StoredValue>,
     #[prost(message, optional, tag = "3")]
     before: Option<StoredValue>,
+    /// It has neither of these: values of this key are not kept.
+    #[prost(bool, tag = "4")]
+    is_without_values: bool,
+}
+
+/// A change that was read.
+pub(super) enum Logged {
+    /// As it was made.
+    Whole(KeyChange),
+    /// Of a key whose past values are not kept.
+    WithoutValues,
 }
 
 /// A lease.
@@ -110,20 +121,24 @@ pub(super) fn decode<T: Message + Default>(bytes: &[u8]) -> Result<T, FileError>
     T::decode(bytes).map_err(|e| corrupted(format!("an entry cannot be read: {e}")))
 }
 
-/// Bytes of a change.
-pub(super) fn encode_change(change: &KeyChange) -> Vec<u8> {
-    let stored = |kv: &Option<KeyValue>| kv.as_ref().map(StoredValue::of);
-    LoggedChange { key: change.key.clone(), now: stored(&change.now), before: stored(&change.before) }.encode_to_vec()
+/// Bytes of a change, with its values or without.
+pub(super) fn encode_change(change: &KeyChange, with_values: bool) -> Vec<u8> {
+    let stored = |kv: &Option<KeyValue>| kv.as_ref().filter(|_| with_values).map(StoredValue::of);
+    let (now, before) = (stored(&change.now), stored(&change.before));
+    LoggedChange { key: change.key.clone(), now, before, is_without_values: !with_values }.encode_to_vec()
 }
 
 /// A change of its bytes, if its key is one of `keys`.
-pub(super) fn decode_change(bytes: &[u8], keys: &KeySet) -> Result<Option<KeyChange>, FileError> {
-    let LoggedChange { key, now, before } = decode(bytes)?;
+pub(super) fn decode_change(bytes: &[u8], keys: &KeySet) -> Result<Option<Logged>, FileError> {
+    let LoggedChange { key, now, before, is_without_values } = decode(bytes)?;
     if !keys.contains(&key) {
         return Ok(None);
     }
+    if is_without_values {
+        return Ok(Some(Logged::WithoutValues));
+    }
     let (now, before) = (now.map(|v| v.under(&key)), before.map(|v| v.under(&key)));
-    Ok(Some(KeyChange { key, now, before }))
+    Ok(Some(Logged::Whole(KeyChange { key, now, before })))
 }
 
 /// The keys of a set that are there, in their order.

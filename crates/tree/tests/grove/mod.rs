@@ -30,7 +30,12 @@ pub struct Grove {
 }
 
 pub fn grove() -> Grove {
-    grove_with(KeptHistory::default())
+    grove_with(kept())
+}
+
+/// What a daemon keeps.
+pub fn kept() -> KeptHistory {
+    KeptHistory { has_values_of: kip_tree::has_past, ..KeptHistory::default() }
 }
 
 pub fn grove_with(kept: KeptHistory) -> Grove {
