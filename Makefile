@@ -16,16 +16,16 @@ demo: ## the main job in half a minute: a web server parks, a page request bring
 	@scripts/demo
 
 test: ## every check and every test; what CI runs
-	@scripts/setup
-	$(CARGO) xtask test
+	@scripts/setup build check
+	$(CARGO) xtask test --setup
 
 quick: ## once built in four minutes: build, checks, unit tests, a proc through each tier
-	@scripts/setup
-	$(CARGO) xtask test build check units smoke
+	@scripts/setup build check
+	$(CARGO) xtask test --setup build check units smoke
 
 test-loaded: ## the same as test, with two busy threads beside the tests
-	@scripts/setup
-	$(CARGO) xtask test --loaded
+	@scripts/setup build check
+	$(CARGO) xtask test --setup --loaded
 
 soak: ## the long runs: many cycles, many procs, faults at every step
 	@scripts/setup

@@ -86,6 +86,11 @@ fn with_remark(outcome: Outcome, remark: Option<String>) -> Outcome {
     }
 }
 
+/// All code that is checked. Other packages than these, or other features, would have most of what
+/// they depend on compiled once more.
+const ALL: [&str; 3] = ["--workspace", "--all-targets", FEATURES];
+const FEATURES: &str = "--features=kip-store/gcs,kip-store/azure,kip-tree/etcd";
+
 fn clippy(root: &Path) -> anyhow::Result<Outcome> {
     if !is_there(cargo(root).args(["clippy", "--version"])) {
         return Ok(Outcome::Skipped("this Rust has no clippy".into()));
@@ -93,21 +98,19 @@ fn clippy(root: &Path) -> anyhow::Result<Outcome> {
     let newer = newer_lints()?;
     let strict: &[&str] = if newer.is_none() { &["--", "-D", "warnings"] } else { &[] };
     let run = |what: &[&str]| steps::quiet(cargo(root).args(["clippy", "--locked", "--quiet"]).args(what).args(strict));
-    // Without what can be left out, and with what is left out as a rule.
-    match run(&["--package=kip-cli", "--no-default-features"])? {
+    // With what is left out as a rule, and without what can be left out.
+    match run(&ALL)? {
         Outcome::Passed(_) => {}
         other => return Ok(other),
     }
-    Ok(with_remark(
-        run(&["--workspace", "--all-targets", "--features=kip-store/gcs,kip-store/azure,kip-tree/etcd"])?,
-        newer,
-    ))
+    Ok(with_remark(run(&[&ALL[..], &["--no-default-features"]].concat())?, newer))
 }
 
 fn docs(root: &Path) -> anyhow::Result<Outcome> {
     let newer = newer_lints()?;
     let mut command = cargo(root);
-    command.args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"]);
+    // With examples it has the features that tests ask for, as clippy has.
+    command.args(["doc", "--workspace", "--no-deps", "--lib", "--bins", "--examples", FEATURES, "--locked", "--quiet"]);
     if newer.is_none() {
         command.env("RUSTDOCFLAGS", "-D warnings");
     }

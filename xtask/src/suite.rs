@@ -2,7 +2,8 @@
 //! stage took and ends with one line that counts tests.
 //!
 //! Tests wait for a part of their time, so `check` runs beside them, at a lower priority, and has
-//! ended before those that measure begin.
+//! ended before those that measure begin. On a new machine the build runs while `scripts/setup`
+//! installs what the tests need, if so asked.
 //!
 //! Without root the build is done as the caller and the tests are run through sudo: they need
 //! namespaces and cgroups. A stage that fails without naming a test counts as one failed test, so
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 const STAGES: [&str; 8] = ["build", "check", "units", "cargo", "smoke", "system", "measures", "soak"];
 /// Stages that run only if they are named: others have their tests, or they take hours.
 const ON_REQUEST: [&str; 3] = ["units", "smoke", "soak"];
+/// Runs `scripts/setup` beside the build.
+const SET_UP: &str = "--setup";
 /// Runs busy threads beside the tests, [`LOAD`] of them.
 const LOADED: &str = "--loaded";
 const LOAD: usize = 2;
@@ -75,13 +78,17 @@ impl Drop for Load {
 /// Runs the stages named, or all that are not [`ON_REQUEST`]; with [`LOADED`] in front, tests have
 /// busy threads beside them. True if nothing failed.
 pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
-    let loaded = words.first().is_some_and(|word| word == LOADED);
-    let chosen = &words[usize::from(loaded)..];
+    let (flags, chosen): (Vec<&String>, Vec<&String>) = words.iter().partition(|word| word.starts_with("--"));
+    let has = |flag: &str| flags.iter().any(|given| *given == flag);
+    let loaded = has(LOADED);
+    if let Some(unknown) = flags.iter().find(|flag| ![LOADED, SET_UP].contains(&flag.as_str())) {
+        anyhow::bail!("there is no option {unknown}; there are: {LOADED} {SET_UP}");
+    }
     if let Some(unknown) = chosen.iter().find(|name| !STAGES.contains(&name.as_str())) {
         anyhow::bail!("there is no stage {unknown:?}; there are: {}", STAGES.join(" "));
     }
     let wanted =
-        |name: &str| if chosen.is_empty() { !ON_REQUEST.contains(&name) } else { chosen.iter().any(|c| c == name) };
+        |name: &str| if chosen.is_empty() { !ON_REQUEST.contains(&name) } else { chosen.iter().any(|c| *c == name) };
     let needs_build = STAGES.into_iter().filter(|name| has_tests(name)).any(wanted);
     // Beside busy threads as well it would take a quarter of an hour.
     let is_borne = !loaded && BEARING.into_iter().any(wanted);
@@ -89,9 +96,10 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
     let mut checks: Option<JoinHandle<Stage>> = None;
     // Asked before the build, which puts another file in its place.
     let program = std::env::current_exe()?;
+    let mut setup = if has(SET_UP) && needs_build { Some(beside(root, "setup", &["scripts/setup"])?) } else { None };
     for name in STAGES.into_iter().filter(|name| wanted(name) || *name == "build" && needs_build) {
         if name == "check" && is_borne {
-            checks = Some(check_beside(root, &program)?);
+            checks = Some(beside(root, "check", &check_command(&program)?)?);
             continue;
         }
         if !BEARING.contains(&name) {
@@ -103,9 +111,10 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
         }
         let stage = one(root, name, &mut binaries);
         println!("{}", steps::line(name, stage.result, stage.took, &stage.remark));
-        let stop = name == "build" && stage.result == "FAILED";
+        let is_build = name == "build";
         done.push(stage);
-        if stop {
+        done.extend(setup.take_if(|_| is_build).map(ended));
+        if is_build && done.iter().any(|stage| stage.result == "FAILED") {
             break;
         }
     }
@@ -159,12 +168,20 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
     Stage { name, result, took: since.elapsed(), counts, remark }
 }
 
-/// Begins `cargo xtask check`, which prints what it found in one piece when it ends.
-fn check_beside(root: &Path, program: &Path) -> anyhow::Result<JoinHandle<Stage>> {
-    let mut command = Command::new(UNHURRIED[0]);
-    command.args(&UNHURRIED[1..]).arg("sh").arg(program).arg("check").current_dir(root);
+/// `cargo xtask check` at a lower priority.
+fn check_command(program: &Path) -> anyhow::Result<Vec<&str>> {
+    let program = program.to_str().context("the path of xtask is no text")?;
+    Ok(UNHURRIED.into_iter().chain(["sh", program, "check"]).collect())
+}
+
+/// Begins a stage that runs beside others. What it says is printed in one piece when it ends, but
+/// for an installation's, which is there to be looked at.
+fn beside(root: &Path, name: &'static str, command: &[&str]) -> anyhow::Result<JoinHandle<Stage>> {
     let since = Instant::now();
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the checks")?;
+    let mut begun = Command::new(command[0]);
+    let stdout = if name == "setup" { Stdio::inherit() } else { Stdio::piped() };
+    begun.args(&command[1..]).current_dir(root).stdin(Stdio::null()).stdout(stdout);
+    let child = begun.spawn().with_context(|| format!("cannot start {}", command[0]))?;
     Ok(std::thread::spawn(move || {
         let (passed, text) = match child.wait_with_output() {
             Ok(output) => (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -172,15 +189,16 @@ fn check_beside(root: &Path, program: &Path) -> anyhow::Result<JoinHandle<Stage>
         };
         let result = if passed { "ok" } else { "FAILED" };
         let counts = Counts { failed: u64::from(!passed), ..Counts::default() };
-        let stage = Stage { name: "check", result, took: since.elapsed(), counts, remark: "beside the tests".into() };
-        println!("\n== check\n{text}{}", steps::line(stage.name, stage.result, stage.took, &stage.remark));
+        let remark = if name == "setup" { "beside the build" } else { "beside the tests" };
+        let stage = Stage { name, result, took: since.elapsed(), counts, remark: remark.into() };
+        println!("\n== {name}\n{text}{}", steps::line(stage.name, stage.result, stage.took, &stage.remark));
         stage
     }))
 }
 
-/// Waits for the checks.
-fn ended(checks: JoinHandle<Stage>) -> Stage {
-    checks.join().expect("the thread of the checks does not panic")
+/// Waits for a stage that runs beside others.
+fn ended(stage: JoinHandle<Stage>) -> Stage {
+    stage.join().expect("its thread does not panic")
 }
 
 fn has_tests(stage: &str) -> bool {
