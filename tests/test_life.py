@@ -50,6 +50,27 @@ def kill_program(proc: Proc) -> None:
     os.kill(proc.inspect()["pids"][1], signal.SIGKILL)
 
 
+# To be started again.
+
+# Listens a second after it has begun.
+LISTENS_LATE = "import socket, time; time.sleep(1); listener = socket.create_server(('', 8080)); time.sleep(1000)"
+
+
+# promise life: `kip start --wait-ready` returns when the proc's ports listen; of one that ends
+#   before that it says how it ended, and exits with 1
+def test_a_start_waits_for_ports(kip: Kip) -> None:
+    proc = kip.run("late", ["/usr/bin/python3", "-c", LISTENS_LATE], ports=[8080])
+    proc.stop()
+    began = time.monotonic()
+    proc.start(ready=True)
+    socket.create_connection(("127.0.0.1", proc.port()), timeout=20).close()
+    assert time.monotonic() - began > 1
+    short = kip.run("short", ["sh", "-c", "sleep 0.1; exit 3"], ports=[80], wait_ready=False)
+    wait_for("it has ended", lambda: short.state == "stopped", 20)
+    failed = kip.cli("start", "--wait-ready", "short", check=False)
+    assert failed.returncode == 1 and "port 80" in failed.stderr and failed.stderr.count("\n") == 1, failed.stderr
+
+
 # To be ended.
 
 

@@ -63,7 +63,8 @@ while True:
         try:
             while some := connection.recv(1 << 16, 0 if to_the_end else socket.MSG_DONTWAIT):
                 read[number] += len(some)
-            connection.sendall(b"%d" % read[number])
+            if to_the_end:
+                connection.sendall(b"%d" % read[number])
         except BlockingIOError:
             pass
 """

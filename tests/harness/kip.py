@@ -220,8 +220,8 @@ class Proc:
         self.kip.cli("stop", self.name)
 
     def start(self, ready: bool = False) -> None:
-        """`kip start`, which returns before the program listens; with `ready` that is waited for."""
-        self.kip.cli("start", self.name)
+        """`kip start`, which returns before the program listens; with `ready` that is waited for, and for its own `--ready`."""
+        self.kip.cli("start", self.name, *(["--wait-ready"] if ready else []))
         if ready:
             self.kip.cli("wait", self.name, "--ready")
 

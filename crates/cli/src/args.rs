@@ -104,7 +104,7 @@ pub enum Command {
     #[command(override_usage = CHECK_USAGE)]
     Check(Box<CheckArgs>),
     /// Start stopped procs again, on their files
-    Start(NamesArg),
+    Start(StartArgs),
     /// End procs and start them again, on their files
     Restart(StopArgs),
     /// Give a proc another name, in any tier, without waking it
@@ -263,6 +263,16 @@ pub struct CloneArgs {
     /// Let the clone sleep until a packet wakes it, also if the source is awake
     #[arg(long)]
     pub asleep: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StartArgs {
+    /// Names of procs
+    #[arg(add = names::known(), required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Return only when the procs' ports listen
+    #[arg(long)]
+    pub wait_ready: bool,
 }
 
 /// Procs. Each one is tried.

@@ -47,7 +47,8 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Diff(args) => return apply::diff(client, &args, json).await,
         Command::Export(args) => apply::export(client, &args, json).await?,
         Command::Start(args) => {
-            let start = async |name: &_| show(&client.start(name, &StartRequest::default()).await?, json, view::run);
+            let how = StartRequest { wait_ready: args.wait_ready };
+            let start = async |name: &_| show(&client.start(name, &how).await?, json, view::run);
             return each(&args.names, start).await;
         }
         Command::Restart(args) => {
