@@ -264,3 +264,24 @@ def test_the_daemon_is_killed_while_memory_is_copied(fresh_kip: Callable[..., Ki
     assert kip.names() == ["sweeper"]
     again, _ = clone(proc, "again")
     assert said(again).startswith("sound, zeros") and said(proc).startswith("sound, kept")
+
+
+# promise clones: a clone whose command was cut off by the end of the machine is not made, whatever
+#   the file system has kept of it
+@pytest.mark.parametrize("lost", ["", "spec.json", "state.json"])
+def test_the_machine_stops_while_memory_is_copied(fresh_kip: Callable[..., Kip], lost: str) -> None:
+    kip = fresh_kip(start=False)
+    kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_GONE]
+    kip.up("--fault-at", f"copy-behind:{10 * BEHIND}")
+    proc = sweeper(kip, size=SMALL)
+    _, command = cloning(proc, "made")
+    kip.kill()
+    assert command.result(60).returncode == 1
+    if lost:
+        # Written, and not synced yet: a file system has the name, and nothing in it.
+        (kip.data / "procs/made" / lost).write_bytes(b"")
+    kip.reboot()
+    assert kip.names() == ["sweeper"] and not (kip.data / "procs/made").exists()
+    proc.start(ready=True)
+    again, _ = clone(proc, "again")
+    assert said(again).startswith("sound") and said(proc).startswith("sound")

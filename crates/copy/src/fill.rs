@@ -5,7 +5,6 @@
 //! page put it there themselves; that of two threads each may put the same one does no harm.
 //! Nothing is left of it in another daemon, which removes such a clone.
 
-use kip_clocks::Boot;
 use kip_snapshot::pages::copied::{CopiedPages, CopiedPiece};
 use kip_snapshot::pages::{PAGE, PageMap};
 use kip_snapshot::remote::{self, RemoteFile};
@@ -241,16 +240,17 @@ impl Fills {
     }
 }
 
-/// In a clone's directory: its memory is still copied, with the boot id of the machine that does
-/// it.
+/// In a clone's directory: its memory is still copied.
 const UNFINISHED: &str = "unfinished";
 
-/// Notes of a clone that it is one only once its memory is copied.
+/// Notes of a clone that it is one only once its memory is copied. Nothing of it is synced until
+/// then: a file system that keeps changes of directories in their order has this in each state in
+/// which it has the clone's name.
 ///
 /// # Errors
 /// The file system's.
 pub fn mark_unfinished(clone: &Path) -> io::Result<()> {
-    fs::write(clone.join(UNFINISHED), Boot::read()?.id)
+    fs::write(clone.join(UNFINISHED), "")
 }
 
 /// Notes that it is one now.
@@ -264,14 +264,9 @@ pub fn unmark_unfinished(clone: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a proc is such a clone. After a restart of the machine none is: it starts anew.
+/// Whether a proc is such a clone: memory may be missing in its generation, and after a crash of
+/// the machine any part of it.
 pub fn is_unfinished(proc: &Path) -> bool {
-    fs::read_to_string(proc.join(UNFINISHED)).is_ok_and(|of| Boot::read().is_ok_and(|now| of == now.id))
-}
-
-/// Whether memory of a proc may be missing in its generation: it is such a clone, or was one when
-/// the machine stopped.
-pub fn may_lack_memory(proc: &Path) -> bool {
     proc.join(UNFINISHED).exists()
 }
 
@@ -331,16 +326,13 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_is_unfinished_until_the_machine_starts_anew() {
+    fn a_clone_is_unfinished_until_it_is_unmarked() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!is_unfinished(dir.path()));
         unmark_unfinished(dir.path()).unwrap();
         mark_unfinished(dir.path()).unwrap();
         assert!(is_unfinished(dir.path()));
-        fs::write(dir.path().join(UNFINISHED), "another").unwrap();
-        assert!(!is_unfinished(dir.path()) && may_lack_memory(dir.path()));
-        mark_unfinished(dir.path()).unwrap();
         unmark_unfinished(dir.path()).unwrap();
-        assert!(!is_unfinished(dir.path()) && !may_lack_memory(dir.path()));
+        assert!(!is_unfinished(dir.path()));
     }
 }

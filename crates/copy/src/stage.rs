@@ -174,28 +174,39 @@ pub fn copy_volume(from: &Path, to: &Path) -> Result<(), CopyError> {
 }
 
 /// Makes all below a directory durable, but for what is linked and, in `without`, what is not
-/// needed once the machine has been started anew.
+/// needed once the machine has been started anew. A program may be changing it meanwhile.
 ///
 /// # Errors
 /// [`CopyError::Io`].
 pub fn sync(root: &Path, without: Option<&Path>) -> Result<(), CopyError> {
     let mut left = vec![root.to_owned()];
     while let Some(path) = left.pop() {
-        let metadata = fs::symlink_metadata(&path).map_err(at(&path))?;
-        if metadata.is_dir() {
-            for entry in fs::read_dir(&path).map_err(at(&path))? {
-                let entry = entry.map_err(at(&path))?;
-                let is_linked = path == root && LINKED.iter().any(|name| entry.file_name() == *name);
-                if !is_linked && Some(entry.path().as_path()) != without {
-                    left.push(entry.path());
-                }
-            }
-        }
-        if metadata.is_dir() || metadata.is_file() {
-            File::open(&path).and_then(|file| file.sync_all()).map_err(at(&path))?;
+        match sync_one(root, &path, without) {
+            Ok(more) => left.extend(more),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && path != root => {}
+            Err(e) => return Err(at(&path)(e)),
         }
     }
     Ok(())
+}
+
+/// Syncs a file or a directory. Returns what is in it, and is to be synced.
+fn sync_one(root: &Path, path: &Path, without: Option<&Path>) -> io::Result<Vec<PathBuf>> {
+    let metadata = fs::symlink_metadata(path)?;
+    let mut inside = Vec::new();
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            let is_linked = path == root && LINKED.iter().any(|name| entry.file_name() == *name);
+            if !is_linked && Some(entry.path().as_path()) != without {
+                inside.push(entry.path());
+            }
+        }
+    }
+    if metadata.is_dir() || metadata.is_file() {
+        File::open(path)?.sync_all()?;
+    }
+    Ok(inside)
 }
 
 #[cfg(test)]

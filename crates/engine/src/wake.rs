@@ -28,7 +28,7 @@ use kip_checkpoint::sockets::inherit_key;
 use kip_checkpoint::{Held, attributes, hold_threads, inotify, is_for_criu, make_whole, move_id_block};
 use kip_clocks::tree::Tree;
 use kip_clocks::{Clocks, Missed, Now, Signals};
-use kip_copy::fill::may_lack_memory;
+use kip_copy::fill::is_unfinished;
 use kip_criu_images::processes::stopped_threads;
 use kip_criu_images::{CheckpointImageError, Images, bars_criu};
 use kip_net::custody;
@@ -163,7 +163,7 @@ fn fetch_pages(
     which: Option<&[(u32, u32, u32)]>,
     steps: &mut Steps,
 ) -> Result<(), WakeError> {
-    if may_lack_memory(&proc.dir) {
+    if is_unfinished(&proc.dir) {
         proc.shared.fills.put_of(images, which).map_err(WakeError::Uncopied)?;
     }
     let is_remote = |(file, ..): &(u32, u32, u32)| manifest.remote.contains(file);

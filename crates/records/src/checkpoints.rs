@@ -135,6 +135,7 @@ impl Checkpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Durability;
     use kip_types::chain;
 
     #[test]
@@ -155,11 +156,11 @@ mod tests {
         };
         for key in [&web, &gone] {
             let records = checkpoints.make_room(key).unwrap();
-            let made = records.prepare(&"c1".parse().unwrap(), &"spec", &"state").unwrap();
+            let made = records.prepare(&"c1".parse().unwrap(), &"spec", &"state", Durability::Fsync).unwrap();
             Checkpoints::add_note(&made, &note).unwrap();
             made.publish().unwrap();
             // One more is being made.
-            records.prepare(&"c2".parse().unwrap(), &"spec", &"state").unwrap();
+            records.prepare(&"c2".parse().unwrap(), &"spec", &"state", Durability::Fsync).unwrap();
         }
         let tag: CheckpointTag = "c1".parse().unwrap();
         assert_eq!(checkpoints.sweep(|key| *key == web).iter().map(|e| chain(e)).collect::<Vec<_>>(), [""; 0]);

@@ -111,6 +111,16 @@ pub enum Durability {
     Rename,
 }
 
+impl Durability {
+    /// Syncs the names in a directory, if they are to outlive the machine's power.
+    fn of_directory(self, directory: &Path) -> Result<(), RecordError> {
+        match self {
+            Durability::Fsync => sync_directory(directory),
+            Durability::Rename => Ok(()),
+        }
+    }
+}
+
 /// What [`Records::list`] found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Listing {
@@ -133,6 +143,7 @@ pub struct Unpublished {
     path: PathBuf,
     target: PathBuf,
     name: ProcName,
+    durability: Durability,
 }
 
 /// A removed proc's directory that is still to be deleted. Dropped, it stays until the next start.
@@ -207,10 +218,11 @@ impl Records {
         if self.directory(name).exists() {
             return Err(RecordError::Exists { name: name.clone(), path: self.directory(name) });
         }
-        self.prepare(name, spec, state)?.publish()
+        self.prepare(name, spec, state, Durability::Fsync)?.publish()
     }
 
-    /// The first half of [`Records::create`]: everything but the name.
+    /// The first half of [`Records::create`]: everything but the name. With [`Durability::Rename`]
+    /// the caller syncs the directory, before it is published or when that is as it is to stay.
     ///
     /// # Errors
     /// [`RecordError`]; nothing remains.
@@ -219,20 +231,21 @@ impl Records {
         name: &ProcName,
         spec: &impl Serialize,
         state: &impl Serialize,
+        durability: Durability,
     ) -> Result<Unpublished, RecordError> {
         let path = self.procs.join(format!("{NEW_PREFIX}{name}.{}", unique()));
         DirBuilder::new().mode(0o700).create(&path).map_err(RecordError::io("create", &path))?;
         let fill = || {
-            write_file(&path.join(SPEC), &encode(&path.join(SPEC), spec)?, Durability::Fsync)?;
-            write_file(&path.join(STATE), &encode(&path.join(STATE), state)?, Durability::Fsync)?;
-            sync_directory(&path)
+            write_file(&path.join(SPEC), &encode(&path.join(SPEC), spec)?, durability)?;
+            write_file(&path.join(STATE), &encode(&path.join(STATE), state)?, durability)?;
+            durability.of_directory(&path)
         };
         if let Err(e) = fill() {
             // The first error is the one to tell; what remains here goes at the next start.
             let _ = std::fs::remove_dir_all(&path);
             return Err(e);
         }
-        Ok(Unpublished { path, target: self.directory(name), name: name.clone() })
+        Ok(Unpublished { path, target: self.directory(name), name: name.clone(), durability })
     }
 
     /// What was asked for.
@@ -303,13 +316,13 @@ impl Records {
 }
 
 impl Unpublished {
-    /// Puts another file beside its record, durably.
+    /// Puts another file beside its record, as durably.
     ///
     /// # Errors
     /// [`RecordError::Io`].
     pub fn add(&self, name: &str, bytes: &[u8]) -> Result<(), RecordError> {
-        write_file(&self.path.join(name), bytes, Durability::Fsync)?;
-        sync_directory(&self.path)
+        write_file(&self.path.join(name), bytes, self.durability)?;
+        self.durability.of_directory(&self.path)
     }
 
     /// Where it lies until then.
@@ -317,15 +330,20 @@ impl Unpublished {
         &self.path
     }
 
-    /// Puts another state in place of the one that it was made with, durably.
+    /// Puts another state in place of the one that it was made with, as durably.
     ///
     /// # Errors
     /// [`RecordError::Io`].
     pub fn change_state(&self, state: &impl Serialize) -> Result<(), RecordError> {
-        write_state(&self.path, state, Durability::Fsync)
+        write_state(&self.path, state, self.durability)
     }
 
-    /// Gives it its name, durably. Returns the directory.
+    /// Its name, and all that comes from now on, is durable: what is there was synced.
+    pub fn durable(self) -> Unpublished {
+        Unpublished { durability: Durability::Fsync, ..self }
+    }
+
+    /// Gives it its name, as durably as it was made. Returns the directory.
     ///
     /// # Errors
     /// [`RecordError::Exists`] when another was faster.
@@ -341,7 +359,7 @@ impl Unpublished {
                 });
             }
         }
-        sync_directory(self.target.parent().expect("it lies in procs/"))?;
+        self.durability.of_directory(self.target.parent().expect("it lies in procs/"))?;
         Ok(self.target)
     }
 }
@@ -378,10 +396,16 @@ pub fn write_state(directory: &Path, state: &impl Serialize, durability: Durabil
         return Err(e);
     }
     std::fs::rename(&new, &path).map_err(RecordError::io("replace", &path))?;
-    match durability {
-        Durability::Fsync => sync_directory(directory),
-        Durability::Rename => Ok(()),
-    }
+    durability.of_directory(directory)
+}
+
+/// Makes the directory of a proc that was published without that durable, and its name.
+///
+/// # Errors
+/// [`RecordError::Io`].
+pub fn sync_published(directory: &Path) -> Result<(), RecordError> {
+    sync_directory(directory)?;
+    sync_directory(directory.parent().expect("it lies in procs/"))
 }
 
 /// Replaces the spec of the proc whose directory that is, durably. Only one thread at a time may

@@ -93,8 +93,8 @@ fn a_name_is_given_once() {
     records.create(&name("web"), &1, &State::Starting).unwrap();
     assert!(matches!(records.create(&name("web"), &2, &State::Stopping), Err(RecordError::Exists { .. })));
     // Two at the same time, both past the first look.
-    let first = records.prepare(&name("db"), &1, &State::Starting).unwrap();
-    let second = records.prepare(&name("db"), &2, &State::Starting).unwrap();
+    let first = records.prepare(&name("db"), &1, &State::Starting, Durability::Fsync).unwrap();
+    let second = records.prepare(&name("db"), &2, &State::Starting, Durability::Fsync).unwrap();
     first.publish().unwrap();
     assert!(matches!(second.publish(), Err(RecordError::Exists { .. })));
     assert_eq!(records.read_spec::<u32>(&name("db")).unwrap(), 1);
@@ -106,7 +106,7 @@ fn a_name_is_given_once() {
 fn a_creation_that_was_cut_short_never_was() {
     let scratch = Scratch::new();
     let records = scratch.records();
-    drop(records.prepare(&name("web"), &1, &State::Starting).unwrap());
+    drop(records.prepare(&name("web"), &1, &State::Starting, Durability::Fsync).unwrap());
     assert_eq!(scratch.entries().len(), 1);
     assert_eq!(records.list().unwrap(), Listing::default());
     let records = scratch.records();

@@ -2,7 +2,7 @@
 //! but for the moment at which it was last used, and no process has it open.
 
 use crate::checkpoints::CheckpointNote;
-use crate::record::{RecordError, Records, Unpublished, sync_directory};
+use crate::record::{Durability, RecordError, Records, Unpublished, sync_directory};
 use kip_types::{ProcName, TemplateId};
 use serde::Serialize;
 use std::fs::{self, DirBuilder};
@@ -51,7 +51,7 @@ impl Templates {
             DirBuilder::new().mode(0o700).recursive(true).create(&self.dir).map_err(failed)?;
             sync_directory(self.dir.parent().expect("it lies in a data directory"))?;
         }
-        let made = self.records().prepare(&id.clone().into(), spec, record)?;
+        let made = self.records().prepare(&id.clone().into(), spec, record, Durability::Fsync)?;
         made.add(ASKED, asked.as_bytes())?;
         Ok(made)
     }

@@ -21,7 +21,7 @@ use crate::error::io_at;
 use crate::pages::{PAGE, PageFile, PageMap, Run};
 pub use error::{FORMAT, SnapshotError};
 use kip_types::Generation;
-pub use localize::{link_whole, settle, settle_cloned};
+pub use localize::{cloned_generation, link_whole, settle, settle_cloned};
 pub use pages::remote;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,7 @@ use kip_types::Generation;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Pages that are copied at once.
 const CHUNK: u32 = 256;
@@ -122,7 +122,12 @@ fn marks_of(file: &PageFile) -> String {
 /// The file system's: it may have been parked or removed meanwhile. `Damaged` if a page has not
 /// come.
 pub fn settle_cloned(dir: &Path) -> Result<(), SnapshotError> {
-    cloned_note(dir).map_or(Ok(()), |note| settle(&path_of(dir, Generation(note.generation))))
+    cloned_generation(dir).map_or(Ok(()), |generation| settle(&generation))
+}
+
+/// Where the generation is that a clone in `dir` was made with.
+pub fn cloned_generation(dir: &Path) -> Option<PathBuf> {
+    cloned_note(dir).map(|note| path_of(dir, Generation(note.generation)))
 }
 
 #[cfg(test)]

@@ -71,6 +71,13 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
                 spec.timing.resolve_archive_default();
                 all.push(Remembered { key, spec, record, meter, absolute_waits });
             }
+            // Its first record was not synced when the machine stopped, and no process is left.
+            Err(_) if kip_copy::fill::is_unfinished(&records.directory(&key)) => {
+                tracing::info!(proc = %key, "a clone that was being made when the machine stopped is undone");
+                if let Err(e) = records.remove(&key).and_then(record::Trash::delete) {
+                    tracing::warn!(proc = %key, error = chain(&e), "it is left to the next daemon");
+                }
+            }
             Err(e) => {
                 tracing::error!(proc = %key, error = chain(&e), "the record of a proc cannot be read; it is left alone")
             }

@@ -17,7 +17,7 @@ use kip_engine::prepared::PreparedNetwork;
 use kip_journal::meter::Meter;
 use kip_offload::{Whole, processor};
 use kip_records::body::Body;
-use kip_records::record::RecordError;
+use kip_records::record::{Durability, RecordError};
 use kip_records::state::Record;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::task::{self, ArchivedNote, Handle, TaskCommand};
@@ -95,7 +95,7 @@ impl Worker {
             let state = State::Archived { generation: front.generation };
             let record = Record { state, program: PROGRAM, ..new };
             let text = serde_json::to_vec(&archived).expect("it is plain data");
-            let written = machine.records.prepare(&key, &spec, &record).and_then(|new| {
+            let written = machine.records.prepare(&key, &spec, &record, Durability::Fsync).and_then(|new| {
                 new.add(kip_offload::ID, head.proc.to_string().as_bytes())?;
                 new.add(kip_offload::ARCHIVED, &text)?;
                 new.publish()

@@ -24,7 +24,7 @@ use kip_engine::host::Proc;
 use kip_engine::volumes;
 use kip_insight::view;
 use kip_records::checkpoints::{CheckpointNote, Checkpoints};
-use kip_records::record::{RecordError, Unpublished};
+use kip_records::record::{Durability, RecordError, Unpublished};
 use kip_records::state::Record;
 use kip_service::{CheckpointService, VolumeService as _};
 use kip_supervisor::task::{Handle, Still, TaskCommand, hidden};
@@ -379,7 +379,7 @@ impl Worker {
         let parent = self.current(proc).map_err(failed)?;
         let tag: ProcName = claim.of.1.clone().into();
         let record = Record::new(proc.slot.number(), proc.base.clone());
-        let made = records.prepare(&tag, &*spec, &record).map_err(failed)?;
+        let made = records.prepare(&tag, &*spec, &record, Durability::Fsync).map_err(failed)?;
         Ok((claim, parent, Taking::new(made)))
     }
 

@@ -7,14 +7,14 @@
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
 
-use crate::copied::{Behind, CopyTarget, Purpose, SourceCopy, copy_source, finish_copy};
+use crate::copied::{Behind, CopyTarget, Purpose, SourceCopy, copy_source, finish_clones, finish_copy};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::staging::{CopiedFrom, Moment, Staging};
 use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
 use crate::worker::{NameClaim, NotReady, Worker, first, until_ready};
 use kip_checkpoint::plan::PLAN;
 use kip_copy::Becomes;
-use kip_copy::fill::{mark_unfinished, unmark_unfinished};
+use kip_copy::fill::{is_unfinished, mark_unfinished};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -388,11 +388,15 @@ impl Worker {
             let directory = staging.directory();
             let generation =
                 generation_in(&staging.record).filter(|_| runs).map(|of| kip_snapshot::path_of(&directory, of));
-            kip_copy::sync(&directory, generation.as_deref()).map_err(|e| {
-                Refusal::new(Code::Failed, format!("{} cannot be made: {}", staging.spec.name, chain(&e)))
-            })?;
+            let mut made = staging.made.take().expect("it is published once");
+            // What is still copied is synced when that is done.
+            if !is_unfinished(&directory) {
+                kip_copy::sync(&directory, generation.as_deref()).map_err(|e| {
+                    Refusal::new(Code::Failed, format!("{} cannot be made: {}", staging.spec.name, chain(&e)))
+                })?;
+                made = made.durable();
+            }
             fault::reach("clone-synced");
-            let made = staging.made.take().expect("it is published once");
             made.publish().map_err(|e| match e {
                 RecordError::Exists { name, .. } => crate::worker::taken(&name),
                 other => Refusal::new(Code::Exhausted, chain(&other)),
@@ -446,19 +450,6 @@ fn origin(name: &ProcName, tag: Option<&CheckpointTag>) -> String {
     tag.map_or_else(|| name.to_string(), |tag| format!("{name}@{tag}"))
 }
 
-/// Makes clones whose memory is copied procs like any other.
-fn finish_clones(procs: &[Arc<Proc>]) -> Result<(), String> {
-    for proc in procs {
-        if let Err(e) = kip_snapshot::settle_cloned(&proc.dir) {
-            tracing::debug!(proc = %proc.name, error = chain(&e), "page files are read as ones that are filled");
-        }
-        if let Err(e) = proc.shared.pager.copied(proc.key.as_str()) {
-            tracing::debug!(proc = %proc.name, error = chain(&e), "the pager keeps copies of a clone open");
-        }
-    }
-    procs.iter().try_for_each(|proc| unmark_unfinished(&proc.dir)).map_err(|e| chain(&e))
-}
-
 /// Copies a checkpoint to the first clone of it.
 pub(crate) async fn from_checkpoint(
     moment: Moment,
@@ -491,7 +482,8 @@ fn hold(proc: &Arc<Proc>, record: Record, generation: Generation, prepared: Prep
     let body = kip_snapshot::open::<Body>(&directory).map_err(|e| chain(&e))?.body;
     let ports = renew::renew_in(proc, &body, &[], prepared).map_err(|e| chain(&e))?;
     let record = Record { ports, ..record };
-    proc.write_record(&record, Durability::Fsync).map_err(|e| chain(&e))?;
+    let durability = if is_unfinished(&proc.dir) { Durability::Rename } else { Durability::Fsync };
+    proc.write_record(&record, durability).map_err(|e| chain(&e))?;
     proc.meter.level(kip_snapshot::bytes_of(&directory));
     take_custody(proc, &body);
     // Of a source that ran on, which has none.

@@ -7,13 +7,14 @@
 //! has been started anew since: nothing in the kernel is its own.
 
 use crate::volumes_of_clones::{self, OwnVolume};
-use kip_copy::fill::Fills;
+use kip_copy::fill::{Fills, unmark_unfinished};
 use kip_copy::inspected::InspectedGeneration;
 use kip_copy::{Becomes, ProcCopy};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
 use kip_engine::park::{CopyDone, CopySteps};
+use kip_records::record::sync_published;
 use kip_records::state::Record;
 use kip_snapshot::pages::PageMap;
 use kip_supervisor::task::{ASIDE, Copied, CopyRunning, Handle, Still, StillFor, Stilled, TaskCommand, run_hook};
@@ -333,6 +334,28 @@ pub(crate) fn finish_copy(
         Err(e) => chain(&e),
     };
     Err(purpose.refuse(source, Code::State, &why))
+}
+
+/// Makes clones whose memory is copied procs like any other.
+pub(crate) fn finish_clones(procs: &[Arc<Proc>]) -> Result<(), String> {
+    for proc in procs {
+        if let Err(e) = kip_snapshot::settle_cloned(&proc.dir) {
+            tracing::debug!(proc = %proc.name, error = chain(&e), "page files are read as ones that are filled");
+        }
+        if let Err(e) = proc.shared.pager.copied(proc.key.as_str()) {
+            tracing::debug!(proc = %proc.name, error = chain(&e), "the pager keeps copies of a clone open");
+        }
+    }
+    // All of them are, or none: what a crash of the machine leaves half done has its mark.
+    for proc in procs {
+        let generation = kip_snapshot::cloned_generation(&proc.dir);
+        kip_copy::sync(&proc.dir, generation.as_deref()).map_err(|e| chain(&e))?;
+    }
+    for proc in procs {
+        unmark_unfinished(&proc.dir).map_err(|e| chain(&e))?;
+        sync_published(&proc.dir).map_err(|e| chain(&e))?;
+    }
+    Ok(())
 }
 
 /// Waits until the source runs.

@@ -7,7 +7,7 @@ use kip_engine::host::Host;
 use kip_engine::prepared::PreparedNetwork;
 use kip_engine::{secrets, volumes};
 use kip_net::Slot;
-use kip_records::record::Unpublished;
+use kip_records::record::{Durability, Unpublished};
 use kip_records::state::Record;
 use kip_types::api::{Code, Refusal};
 use kip_types::keys::Hex;
@@ -137,7 +137,8 @@ impl Worker {
         let slot = prepared.slot;
         // What it sleeps in is recorded when that is there.
         let record = Record::new(slot.number(), moment.base.clone());
-        let made = machine.records.prepare(&key, &spec, &record).map_err(|e| {
+        // Synced with its files, before it is published or when all of its memory is there.
+        let made = machine.records.prepare(&key, &spec, &record, Durability::Rename).map_err(|e| {
             let _ = machine.pool.release(&[slot]);
             machine.prepared_networks.free(slot);
             Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&e)))

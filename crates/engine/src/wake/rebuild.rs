@@ -20,7 +20,7 @@ use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
 use kip_checkpoint::remake::{MadeAlready, ObjectNote, Remade, remake};
 use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
 use kip_clocks::Boot;
-use kip_copy::fill::may_lack_memory;
+use kip_copy::fill::is_unfinished;
 use kip_criu_images::Images;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
@@ -400,7 +400,7 @@ struct HeldCopies {
 impl HeldCopies {
     /// None if there is none, or too much for one message: then the pager asks for each page.
     fn of(proc: &Proc, images: &Path, processes: usize) -> Option<HeldCopies> {
-        if !may_lack_memory(&proc.dir) {
+        if !is_unfinished(&proc.dir) {
             return None;
         }
         let copied = HeldCopies::open(proc, images).unwrap_or_else(|error| {
