@@ -15,7 +15,7 @@ use crate::{check, steps, tidy};
 use anyhow::Context;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -39,9 +39,10 @@ const UNHURRIED: [&str; 5] =
 /// Workers of pytest, twice as many as CI's machine has processors: tests wait for the disk and for
 /// time-outs half of the time.
 const WORKERS: &str = "4";
-/// Of those tests that measure time, which wait nine tenths of it: each has to have a processor
-/// when its time comes.
-const MEASURING: &str = "4";
+/// Of those tests that measure time: each has to have a processor when its time comes.
+const MEASURING: &str = "5";
+/// The same beside busy threads.
+const MEASURING_LOADED: &str = "4";
 
 struct Stage {
     name: &'static str,
@@ -94,6 +95,7 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
     let is_borne = !loaded && BEARING.into_iter().any(wanted);
     let (mut done, mut binaries, mut load) = (Vec::new(), Vec::new(), None);
     let mut checks: Option<JoinHandle<Stage>> = None;
+    let mut tests = SystemTests::new(root, loaded);
     // Asked before the build, which puts another file in its place.
     let program = std::env::current_exe()?;
     let mut setup = if has(SET_UP) && needs_build { Some(beside(root, "setup", &["scripts/setup"])?) } else { None };
@@ -109,7 +111,10 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
         if loaded && has_tests(name) {
             load.get_or_insert_with(Load::begin);
         }
-        let stage = one(root, name, &mut binaries);
+        if name == "cargo" && wanted("system") {
+            tests.compile_ahead()?;
+        }
+        let stage = one(root, name, &mut binaries, &mut tests);
         println!("{}", steps::line(name, stage.result, stage.took, &stage.remark));
         let is_build = name == "build";
         done.push(stage);
@@ -130,7 +135,7 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
     Ok(sum.failed == 0)
 }
 
-fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
+fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>, tests: &mut SystemTests) -> Stage {
     let since = Instant::now();
     let ran = match name {
         // Not the optimized build: it takes minutes, and finds nothing that this one does not.
@@ -145,15 +150,10 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
             run_binaries(&binaries.iter().filter(of_a_crate).cloned().collect::<Vec<_>>())
         }
         "cargo" => cargo_tests(root, binaries),
-        "smoke" => pytest(root, "smoke", &["-n", WORKERS, "--dist", "loadgroup", "--no-loadscope-reorder"]),
-        // A file's tests are one worker's: tests/conftest.py.
-        "system" => {
-            pytest(root, "not soak and not measures", &["-n", WORKERS, "--dist", "loadgroup", "--no-loadscope-reorder"])
-        }
-        "measures" => {
-            pytest(root, "not soak and measures", &["-n", MEASURING, "--dist", "loadgroup", "--no-loadscope-reorder"])
-        }
-        "soak" => pytest(root, "soak", &[]),
+        "smoke" => tests.run("smoke", Some(WORKERS)),
+        "system" => tests.run("not soak and not measures", Some(WORKERS)),
+        "measures" => tests.run("not soak and measures", Some(if tests.loaded { MEASURING_LOADED } else { MEASURING })),
+        "soak" => tests.run("soak", None),
         other => unreachable!("{other} is in STAGES"),
     };
     let (passed, mut counts) = ran.unwrap_or_else(|error| {
@@ -264,24 +264,73 @@ fn has_doc_test(text: &str) -> bool {
     })
 }
 
-fn pytest(root: &Path, marker: &str, workers: &[&str]) -> anyhow::Result<(bool, Counts)> {
-    let python = root.join(".kip/venv/bin/python");
-    anyhow::ensure!(python.exists(), "{} is not there: run scripts/setup", python.display());
-    let mut command = if is_root()? { Command::new(&python) } else { Command::new("sudo") };
-    if !is_root()? {
-        command.arg("-E").arg(&python);
+/// The tests of `tests/`.
+struct SystemTests {
+    root: PathBuf,
+    loaded: bool,
+    /// Where Python keeps what it has compiled until the end: in the tree it would be files of
+    /// root, and without it each of ten processes would compile it all.
+    compiled: PathBuf,
+    /// Compiles them.
+    ahead: Option<Child>,
+}
+
+impl SystemTests {
+    fn new(root: &Path, loaded: bool) -> SystemTests {
+        let compiled = std::env::temp_dir().join(format!("kip-tests-compiled-{}", std::process::id()));
+        SystemTests { root: root.to_owned(), loaded, compiled, ahead: None }
     }
-    // No cache and no bytecode: run by root, they would lie in the tree as files of root.
-    command.current_dir(root).env("PYTHONDONTWRITEBYTECODE", "1");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    if std::env::var_os("KIP_BIN").is_none() {
-        command.env("KIP_BIN", target.join("debug/kip"));
+
+    /// pytest as root, which begins at the root of the tree.
+    fn pytest(&self) -> anyhow::Result<Command> {
+        let python = self.root.join(".kip/venv/bin/python");
+        anyhow::ensure!(python.exists(), "{} is not there: run scripts/setup", python.display());
+        let mut command = if is_root()? { Command::new(&python) } else { Command::new("sudo") };
+        if !is_root()? {
+            command.arg("-E").arg(&python);
+        }
+        command.current_dir(&self.root).env("PYTHONPYCACHEPREFIX", &self.compiled);
+        command.args(["-m", "pytest", "-p", "no:cacheprovider"]);
+        Ok(command)
     }
-    // Built already: cargo, asked again for one, would look at every crate first.
-    command.env("KIP_EXAMPLES", target.join("debug/examples"));
-    command.args(["-m", "pytest", "-p", "no:cacheprovider", "-ra", "--durations=10", "-m", marker]);
-    command.args(workers).arg("tests");
-    followed(&mut command, counts::Pytest::default())
+
+    /// Has all of them compiled, beside others.
+    fn compile_ahead(&mut self) -> anyhow::Result<()> {
+        let mut command = self.pytest()?;
+        command.args(["--collect-only", "-q", "tests"]).stdin(Stdio::null()).stdout(Stdio::null());
+        self.ahead = Some(command.spawn().context("cannot start pytest")?);
+        Ok(())
+    }
+
+    /// Runs those with that marker, a file's by one worker (tests/conftest.py).
+    fn run(&mut self, marker: &str, workers: Option<&str>) -> anyhow::Result<(bool, Counts)> {
+        if let Some(mut ahead) = self.ahead.take() {
+            // What is wrong the tests say.
+            let _ = ahead.wait();
+        }
+        let mut command = self.pytest()?;
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from);
+        if std::env::var_os("KIP_BIN").is_none() {
+            command.env("KIP_BIN", target.join("debug/kip"));
+        }
+        // Built already: cargo, asked again for one, would look at every crate first.
+        command.env("KIP_EXAMPLES", target.join("debug/examples"));
+        command.args(["-ra", "--durations=10", "-m", marker]);
+        if let Some(workers) = workers {
+            command.args(["-n", workers, "--dist", "loadgroup", "--no-loadscope-reorder"]);
+        }
+        command.arg("tests");
+        followed(&mut command, counts::Pytest::default())
+    }
+}
+
+impl Drop for SystemTests {
+    fn drop(&mut self) {
+        // Not there if no test was run, and root's if sudo ran them.
+        if self.compiled.exists() && std::fs::remove_dir_all(&self.compiled).is_err() {
+            let _ = Command::new("sudo").args(["rm", "-rf", "--"]).arg(&self.compiled).status();
+        }
+    }
 }
 
 /// Runs a command, shows its output as it comes and lets `follower` count in it.
