@@ -10,11 +10,14 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 38] = [
+const ALLOWED: [(&str, &[&str]); 39] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
     ("kip-service", &[TYPES]),
+    // What programs in procs say: by a trait of its own it asks for procs, and the tree by its
+    // service.
+    ("kip-runtime", &[TYPES, SYS, "kip-service"]),
     // How many procs serve behind a name: asks for them by a trait of its own.
     ("kip-scale", &[TYPES]),
     // Mechanisms: none knows another, but for what is said.
@@ -135,6 +138,7 @@ const ALLOWED: [(&str, &[&str]); 38] = [
             "kip-sessions",
             "kip-offload",
             "kip-records",
+            "kip-runtime",
             "kip-pager",
             "kip-archive",
         ],
@@ -178,6 +182,7 @@ const ALLOWED: [(&str, &[&str]); 38] = [
             "kip-snapshot",
             "kip-offload",
             "kip-records",
+            "kip-runtime",
             "kip-files",
             "kip-logs",
             "kip-pager",

@@ -149,7 +149,7 @@ pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
         }
         fault::reach("remove-network");
         let let_go: &[&str] = match network {
-            NetworkFate::Reserved | NetworkFate::Kept => &[key::IO, key::DNS, key::ASLEEP],
+            NetworkFate::Reserved | NetworkFate::Kept => &[key::IO, key::DNS, key::RUNTIME, key::ASLEEP],
             NetworkFate::Removed | NetworkFate::Left => &key::ALL_UP,
         };
         for prefix in let_go {
