@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 39] = [
+const ALLOWED: [(&str, &[&str]); 40] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -18,6 +18,8 @@ const ALLOWED: [(&str, &[&str]); 39] = [
     // What programs in procs say: by a trait of its own it asks for procs, and the tree by its
     // service.
     ("kip-runtime", &[TYPES, SYS, "kip-service"]),
+    // What programs in procs are built with: nothing of the daemon but the messages, a file.
+    ("kip-sdk", &[]),
     // How many procs serve behind a name: asks for them by a trait of its own.
     ("kip-scale", &[TYPES]),
     // Mechanisms: none knows another, but for what is said.

@@ -9,7 +9,7 @@
 `kip.AsyncClient` is the same for asyncio. A call that fails raises a `kip.KipError` of the kind that says why.
 """
 
-from .aio import AsyncClient
+from .aio import AsyncClient, AsyncWatch
 from .client import Client, Watch
 from .errors import (
     BadFrame,
@@ -33,6 +33,7 @@ __all__ = [
     "REMOVED",
     "WRITTEN",
     "AsyncClient",
+    "AsyncWatch",
     "BadFrame",
     "Change",
     "Changes",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 from . import wire
 from .calls import PATH, lost, put_call, value_of
-from .errors import KipError
 
 GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, EOFError)
 READ_BYTES = 64 << 10
@@ -114,6 +112,52 @@ class _Connection:
         self.socket.close()
 
 
+class AsyncWatch:
+    """Changes as they come. Iterating waits for the next revision with changes; it goes on over lost connections, misses nothing
+    and tells nothing twice."""
+
+    def __init__(self, client: AsyncClient, node: str, only: bool):
+        self._client, self._node, self._only = client, node, only
+        # The revision after which changes come.
+        self.revision = 0
+        self._number = 0
+
+    async def _begin(self, after: int | None) -> None:
+        self._connection = await self._client._open()
+        call = wire.Call(watch=wire.Watch(self._node, self._only, after))
+        self._number, self._answers = await self._connection.send(call, None)
+        first: wire.Changes = value_of(await self._connection.answer(self._answers))
+        self.revision = first.revision if after is None else max(after, self.revision)
+
+    def __aiter__(self) -> AsyncWatch:
+        return self
+
+    async def __anext__(self) -> wire.Changes:
+        while True:
+            try:
+                changes: wire.Changes = value_of(await self._connection.answer(self._answers))
+            except GONE:
+                await self._begin(self.revision)
+                continue
+            # A daemon that was ended may have sent some that the next one sends again.
+            if changes.revision > self.revision:
+                self.revision = changes.revision
+                if changes.changes:
+                    return changes
+
+    async def close(self) -> None:
+        """Ends the watch; nothing of it comes any more."""
+        self._connection.waiting.pop(self._number, None)
+        if not self._connection.ended:
+            await self._client._ask(wire.Call(unwatch=wire.Unwatch(self._number)))
+
+    async def __aenter__(self) -> AsyncWatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
 class AsyncClient:
     """What Kip is asked from inside a proc, by tasks."""
 
@@ -205,33 +249,11 @@ class AsyncClient:
         """Moves a file, or a directory with all that is in it."""
         return await self._ask(wire.Call(mv=wire.Mv(source, to, replace, fence)))
 
-    async def watch(self, path: str, *, only: bool = False, after: int | None = None) -> AsyncIterator[wire.Changes]:
-        """Changes of a node and of all below it, from now on or after that revision. Goes on over lost connections, misses nothing
-        and tells nothing twice. The watch begins at the first step of the iteration."""
-        seen = after
-        while True:
-            connection = await self._open()
-            number = 0
-            try:
-                number, answers = await connection.send(wire.Call(watch=wire.Watch(path, only, seen)), None)
-                first: wire.Changes = value_of(await connection.answer(answers))
-                seen = first.revision if seen is None else seen
-                while True:
-                    changes: wire.Changes = value_of(await connection.answer(answers))
-                    if changes.revision > seen:
-                        seen = changes.revision
-                        if changes.changes:
-                            yield changes
-            except GONE:
-                continue
-            finally:
-                connection.waiting.pop(number, None)
-                if number and not connection.ended:
-                    try:
-                        end, _ = await connection.send(wire.Call(unwatch=wire.Unwatch(number)), None)
-                        connection.waiting.pop(end, None)
-                    except (OSError, EOFError, KipError):
-                        pass
+    async def watch(self, path: str, *, only: bool = False, after: int | None = None) -> AsyncWatch:
+        """Changes of a node and of all below it, from now on or after that revision."""
+        watch = AsyncWatch(self, path, only)
+        await watch._begin(after)
+        return watch
 
     async def grant(self, ttl_ms: int, *, with_proc: bool = False) -> wire.LeaseInfo:
         """A lease, as `Client.grant` makes one."""
