@@ -170,6 +170,33 @@ def test_the_daemon_is_killed(kip: Kip, tier: str) -> None:
     assert ask(proc, "c.whoami().name, c._connection is before") == "('lines', True)"
 
 
+# promise runtime: a change that is asked for while the daemon is killed again and again is made
+#   once, or the error says that it is not known whether it was
+def test_changes_while_the_daemon_is_killed(kip: Kip) -> None:
+    files = ["-v", f"{SOURCES / 'runtime_puts.py'}:/srv/puts.py:ro", "-v", f"{SDK}:/srv/kip:ro"]
+    proc = kip.run("puts", ["/usr/bin/python3", "/srv/puts.py"], flags=[*files, "--never-sleep"])
+    for turn in range(5):
+        before = len(outcomes(proc))
+        wait_for("it goes on", lambda before=before: len(outcomes(proc)) > before + 3 + turn, 30)
+        kip.kill()
+        kip.up()
+    wait_for("it goes on", lambda: len(outcomes(proc)) > before + 20, 30)
+    proc.exec("pkill", "-STOP", "python3")
+    found, there = outcomes(proc), {int(name) for name in ls(kip, "/n")}
+    done = {number for number, outcome in found.items() if outcome == "done"}
+    unknown = {number for number, outcome in found.items() if outcome == "unknown"}
+    assert len(done) + len(unknown) == len(found), {n: o for n, o in found.items() if o not in ("done", "unknown")}
+    assert done <= there and len(unknown) <= 5
+    # The last one may be done, and not printed yet.
+    assert there - done - unknown <= {max(found) + 1}
+
+
+def outcomes(proc: Proc) -> dict[int, str]:
+    """What became of each file, by its number."""
+    words = (line.split(" ", 1) for line in proc.logs().splitlines() if line[:1].isdigit())
+    return {int(number): outcome for number, outcome in words}
+
+
 # promise runtime: a clone of a proc with a connection is another proc: its connections end, and
 #   the SDK makes others
 @pytest.mark.parametrize("state", ["running", "parked"])
@@ -221,8 +248,13 @@ def test_bad_frames(kip: Kip) -> None:
     assert ask(proc, "r().welcome.most_call_bytes") == "65536"
     assert "code=4," in ask(proc, "r().failure")
     assert ask(proc, "r().identity.name") == "'lines'"
-    # A slow writer.
+    # A slow writer, and one that writes more pieces than the socket has room for.
     ask(proc, f"[s.sendall(bytes([b])) for b in {frame(bytes.fromhex('0804 1a00'))}]")
+    assert ask(proc, "r().identity.name") == "'lines'"
+    ask(proc, "c.put('/long', b''); s.settimeout(20); long = wire.frame(wire.Call(5, put=wire.Put('/long', b'x' * 3000)))")
+    assert ask(proc, "[s.sendall(bytes([b])) for b in long][:0]") == "[]"
+    assert ask(proc, "r().node.size, c.get('/long') == b'x' * 3000") == "(3000, True)"
+    ask(proc, f"s.sendall({frame(bytes.fromhex('0806 1a00'))})")
     assert ask(proc, "r().identity.name") == "'lines'"
 
 
@@ -262,6 +294,24 @@ def test_leases_of_a_sleeper(kip: Kip, tier: str) -> None:
     wait_for("one that the program does not keep ends", lambda: ls(kip) == ["always"], 30)
     proc.stop()
     wait_for("the other one ends with the proc", lambda: ls(kip) == [], 20)
+
+
+# promise runtime: leases of procs go on over the daemon's death, and end with a program that its
+#   policy starts again
+def test_leases_and_ends(kip: Kip) -> None:
+    proc = start(kip, "lines", "--restart", "always")
+    ask(proc, "l = c.grant(4000); c.put('/leader', b'me', lease=l.id)")
+    ask(proc, "c.put('/always', b'me', lease=c.grant(4000, with_proc=True).id)")
+    proc.sleep()
+    kip.kill()
+    kip.up()
+    other = grant(kip, "4s")
+    put(kip, "/other", "x", "--lease", other)
+    wait_for("a lease of no sleeper has ended", lambda: "other" not in ls(kip), 30)
+    assert ls(kip) == ["always", "leader"] and proc.state == "parked"
+    ask(proc, "c.keep(l.id)")
+    proc.exec("sh", "-c", "kill -9 $(pidof python3)", check=False)
+    wait_for("they end with the program", lambda: ls(kip) == [], 3)
 
 
 # promise runtime: tasks of asyncio share a connection

@@ -108,7 +108,7 @@ pub(crate) async fn turn_away(stream: &Stream, id: u64, failure: RuntimeFailure)
 }
 
 async fn greeting(stream: &Stream) -> io::Result<Greeting> {
-    let (message, _) = match stream.peek().await? {
+    let (message, _) = match stream.peek(|| Ok(())).await? {
         Some(Waiting::Frame(message, descriptor)) => (message, descriptor),
         Some(Waiting::TooLong(length)) => {
             turn_away(stream, 0, too_long(length)).await;
@@ -140,7 +140,6 @@ impl Connection {
             let copy = fd.try_clone()?;
             let stream = Stream::new(Arc::new(fd))?;
             let Greeting::Hello(id, length) = greeting(&stream).await? else { return Ok(()) };
-            drop(stream);
             let fds = vec![(SOCKET, copy), (MEMORY, ConnectionMemory::make()?)];
             let of_it = Arc::clone(&home);
             let held = tokio::task::spawn_blocking(move || of_it.hold(number, fds)).await;
@@ -152,7 +151,8 @@ impl Connection {
                 most_answer_bytes: MOST_ANSWER_BYTES as u32,
             };
             connection.send(&answer(id, AnswerKind::Welcome(welcome))).await?;
-            connection.stream.consume(length)?;
+            stream.consume(length)?;
+            drop(stream);
             connection.serve().await;
             io::Result::Ok(())
         };
@@ -179,7 +179,7 @@ impl Connection {
 
     /// Goes on with one that the last daemon has left.
     pub(crate) async fn resume(self: Arc<Connection>) {
-        match self.memory.watches() {
+        match self.memory.watches().filter(|_| !self.memory.is_in_part()) {
             Some(watches) => {
                 for kept in watches {
                     self.watch_again(kept).await;
@@ -187,7 +187,7 @@ impl Connection {
                 self.serve().await;
             }
             None => {
-                let message = "the daemon was ended while it noted the watches of this connection: connect again";
+                let message = "the daemon was ended in the middle of a message of this connection: connect again";
                 turn_away(&self.stream, 0, RuntimeFailure::new(FailureCode::OutcomeUnknown, message)).await;
                 self.end().await;
             }
@@ -220,7 +220,7 @@ impl Connection {
     async fn answer_calls(self: &Arc<Connection>) -> io::Result<()> {
         let mut unknown = self.memory.begun();
         loop {
-            let (message, descriptor) = match self.stream.peek().await? {
+            let (message, descriptor) = match self.stream.peek(|| self.memory.note_in_part(true)).await? {
                 Some(Waiting::Frame(message, descriptor)) => (message, descriptor),
                 Some(Waiting::TooLong(length)) => {
                     self.send(&refusal(0, too_long(length))).await?;
@@ -256,7 +256,9 @@ impl Connection {
                 }
             };
             self.send(&frame).await?;
-            self.stream.consume(message.len())?;
+            if self.stream.consume(message.len())? {
+                self.memory.note_in_part(false)?;
+            }
             self.follow_new();
         }
     }

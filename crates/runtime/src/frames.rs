@@ -1,10 +1,13 @@
 //! Frames over a connection, so that a daemon that is killed loses none.
 //!
 //! A frame of a client is looked at where it waits, in the socket, and taken out of it when it is
-//! answered: the next daemon finds it there. An answer is sent when all of it has room, by one
-//! system call, so that it is there whole or not at all. Source: unix(7), recv(2).
+//! answered: the next daemon finds it there. A client that writes a frame in many small pieces may
+//! have no room for all of them; what has come of such a frame is taken out, which is noted first,
+//! for the next daemon cannot go on with the rest. An answer is sent when all of it has room, by
+//! one system call, so that it is there whole or not at all. Source: unix(7), recv(2).
 
 use crate::wire::{HEAD, MOST_CALL_BYTES};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -13,16 +16,29 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// What the client has not read may take so much of the kernel's memory, bytes, four times what is
 /// there when the next answer is sent: unix sockets are writable as long as a quarter is in use.
 const SEND_BUFFER: usize = 8 << 20;
+/// A frame of which nothing more comes for so long is taken out in parts.
+const WHOLE_WITHIN: Duration = Duration::from_millis(200);
 
 /// The daemon's end of a connection, not blocking.
 #[derive(Debug, Clone)]
-pub(crate) struct Stream(Arc<AsyncFd<Held>>);
+pub(crate) struct Stream {
+    polled: Arc<AsyncFd<Held>>,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// What was taken out of the socket of a frame that did not come whole.
+#[derive(Debug, Default)]
+struct Taken {
+    bytes: Vec<u8>,
+    descriptor: Option<OwnedFd>,
+}
 
 /// A descriptor that others may hold as well.
 #[derive(Debug)]
@@ -52,20 +68,24 @@ impl Stream {
         // unsafe to call.
         #[allow(deprecated)]
         let polled = AsyncFd::with_interest(Held(fd), Interest::READABLE | Interest::WRITABLE)?;
-        Ok(Stream(Arc::new(polled)))
+        Ok(Stream { polled: Arc::new(polled), taken: Arc::default() })
     }
 
     fn fd(&self) -> &Arc<OwnedFd> {
-        &self.0.get_ref().0
+        &self.polled.get_ref().0
     }
 
     /// The next frame, which stays where it is; none when the client has closed its end and sent no
-    /// whole one.
-    pub(crate) async fn peek(&self) -> io::Result<Option<Waiting>> {
+    /// whole one. `note` is called before anything of a frame is taken out that is not whole.
+    pub(crate) async fn peek(&self, note: impl Fn() -> io::Result<()>) -> io::Result<Option<Waiting>> {
         let mut buffer = vec![0; HEAD + 512];
         loop {
-            let mut ready = self.0.readable().await?;
-            let (count, descriptor) = match look(self.fd(), &mut buffer) {
+            let before = self.copy_taken(&mut buffer);
+            if let Some(whole) = self.whole(&buffer[..before], None) {
+                return Ok(Some(whole));
+            }
+            let mut ready = self.polled.readable().await?;
+            let (came, descriptor) = match look(self.fd(), &mut buffer[before..]) {
                 Err(Errno::AGAIN) => {
                     ready.clear_ready();
                     continue;
@@ -73,34 +93,67 @@ impl Stream {
                 Err(Errno::INTR) => continue,
                 looked => looked?,
             };
-            if count == 0 {
+            if came == 0 {
                 return Ok(None);
             }
-            let mut wanted = HEAD;
-            if let Some(head) = buffer[..count].first_chunk::<HEAD>() {
-                let length = u32::from_le_bytes(*head);
-                if length as usize > MOST_CALL_BYTES {
-                    return Ok(Some(Waiting::TooLong(length)));
-                }
-                wanted += length as usize;
-                if count >= wanted {
-                    return Ok(Some(Waiting::Frame(buffer[HEAD..wanted].to_vec(), descriptor)));
-                }
+            let there = &buffer[..before + came];
+            if let Some(whole) = self.whole(there, descriptor) {
+                return Ok(Some(whole));
             }
-            if count == buffer.len() {
-                // More may be there already.
-                buffer.resize(wanted.max(buffer.len()), 0);
-                if count < buffer.len() {
-                    continue;
-                }
+            let wanted = wanted(there);
+            if buffer.len() < wanted {
+                // All of it may be there already.
+                buffer.resize(wanted, 0);
+                continue;
             }
-            buffer.resize(wanted.max(buffer.len()), 0);
             if self.has_ended()? {
                 return Ok(None);
             }
             // More bytes are a new event.
             ready.clear_ready();
+            drop(ready);
+            if tokio::time::timeout(WHOLE_WITHIN, self.polled.readable()).await.is_err() {
+                note()?;
+                self.take_part(wanted)?;
+            }
         }
+    }
+
+    /// What was taken out before, at the beginning of the buffer; how much that is.
+    fn copy_taken(&self, buffer: &mut [u8]) -> usize {
+        let taken = self.taken.lock();
+        buffer[..taken.bytes.len()].copy_from_slice(&taken.bytes);
+        taken.bytes.len()
+    }
+
+    /// The frame that these bytes begin with, if it is whole or too long.
+    fn whole(&self, bytes: &[u8], descriptor: Option<OwnedFd>) -> Option<Waiting> {
+        let length = u32::from_le_bytes(*bytes.first_chunk::<HEAD>()?);
+        if length as usize > MOST_CALL_BYTES {
+            return Some(Waiting::TooLong(length));
+        }
+        let message = bytes.get(HEAD..wanted(bytes))?.to_vec();
+        Some(Waiting::Frame(message, self.taken.lock().descriptor.take().or(descriptor)))
+    }
+
+    /// Takes out what is there of a frame of that many bytes in all.
+    fn take_part(&self, wanted: usize) -> io::Result<()> {
+        let mut taken = self.taken.lock();
+        let mut buffer = vec![0; wanted - taken.bytes.len()];
+        let mut came = 0;
+        while came < buffer.len() {
+            match receive(self.fd(), &mut buffer[came..], RecvFlags::empty()) {
+                Ok((0, _)) | Err(Errno::AGAIN) => break,
+                Ok((count, descriptor)) => {
+                    came += count;
+                    taken.descriptor = descriptor.or(taken.descriptor.take());
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        taken.bytes.extend_from_slice(&buffer[..came]);
+        Ok(())
     }
 
     /// Whether the client sends nothing any more.
@@ -115,9 +168,12 @@ impl Stream {
         Ok(fds[0].revents())
     }
 
-    /// Takes the frame with a message of that length out of the socket.
-    pub(crate) fn consume(&self, length: usize) -> io::Result<()> {
-        let (mut left, mut buffer) = (HEAD + length, vec![0; HEAD + length]);
+    /// Takes the frame with a message of that length out of the socket; whether a part of it was
+    /// already.
+    pub(crate) fn consume(&self, length: usize) -> io::Result<bool> {
+        let before = std::mem::take(&mut *self.taken.lock()).bytes.len();
+        let mut left = HEAD + length - before;
+        let mut buffer = vec![0; left];
         while left > 0 {
             match take(self.fd(), &mut buffer[..left]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -126,13 +182,13 @@ impl Stream {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        Ok(before > 0)
     }
 
     /// Sends a frame, whole, once the client has read most of what was sent before.
     pub(crate) async fn send(&self, frame: &[u8]) -> io::Result<()> {
         loop {
-            let mut ready = self.0.writable().await?;
+            let mut ready = self.polled.writable().await?;
             let events = self.poll(PollFlags::OUT)?;
             if events.intersects(PollFlags::HUP | PollFlags::ERR) {
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -162,6 +218,11 @@ impl Stream {
         let mut buffer = vec![0; MOST_CALL_BYTES];
         while take(self.fd(), &mut buffer).is_ok_and(|count| count > 0) {}
     }
+}
+
+/// Bytes of the frame that these begin, as far as is known.
+fn wanted(bytes: &[u8]) -> usize {
+    bytes.first_chunk::<HEAD>().map_or(HEAD, |head| HEAD + u32::from_le_bytes(*head) as usize)
 }
 
 fn receive(fd: &Arc<OwnedFd>, buffer: &mut [u8], flags: RecvFlags) -> Result<(usize, Option<OwnedFd>), Errno> {

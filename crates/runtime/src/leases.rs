@@ -3,13 +3,14 @@
 //! While the program runs it keeps its leases alive itself, but for those that are to live as long
 //! as the proc. While it sleeps the daemon does, for sleep is not death; at its wake each has its
 //! whole time again. They end with the proc's processes: when it is stopped or removed, or its
-//! program has ended. Which leases a proc has is in a file of its directory, from which the next
-//! daemon goes on.
+//! program has ended. Which leases a proc has is in a file of its directory, which whatever ends
+//! the proc gives another name; the next daemon goes on from both.
 
 use crate::home::{HomeLife, RuntimeHome, RuntimeHomes};
 use kip_service::TreeService;
 use kip_types::api::{Code, Refusal};
 use kip_types::name::Realm;
+use kip_types::runtime::{ENDED_LEASES, LEASES};
 use kip_types::tree::{TreeLease, TreeLeaseId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -20,8 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// In a proc's directory: a line for each lease, its number and its time in milliseconds.
-const FILE: &str = "leases";
 /// The last word of a line for a lease that the daemon keeps all the time.
 const WITH_PROC: &str = "with-proc";
 /// Between two looks at what procs are at.
@@ -83,10 +82,12 @@ impl Leases {
         let mut all = self.0.lock();
         for home in homes.all() {
             let directory = home.directory();
-            let leases = read(&directory);
+            // At the first look those of a sleeper are kept, and what has ended is revoked.
+            let mut leases = read(&directory.join(ENDED_LEASES));
+            let life = if leases.is_empty() { HomeLife::Awake } else { HomeLife::Ended };
+            leases.extend(read(&directory.join(LEASES)));
             if !leases.is_empty() {
-                // At the first look those of a sleeper are kept.
-                all.insert(directory, Owned { home, life: HomeLife::Awake, leases });
+                all.insert(directory, Owned { home, life, leases });
             }
         }
     }
@@ -98,11 +99,15 @@ impl Leases {
         let now = Instant::now();
         self.0.lock().retain(|directory, owned| {
             let before = std::mem::replace(&mut owned.life, owned.home.life());
-            match owned.life {
+            // One that has ended may have been started again already.
+            let has_ended = !directory.join(LEASES).exists() || before == HomeLife::Ended;
+            match if has_ended { HomeLife::Ended } else { owned.life } {
                 HomeLife::Ended => {
                     due.extend(owned.leases.keys().map(|id| (*id, Due::Revoke)));
                     owned.leases.clear();
-                    write(directory, &owned.leases);
+                    for name in [LEASES, ENDED_LEASES] {
+                        let _ = fs::remove_file(directory.join(name));
+                    }
                 }
                 life => {
                     for (id, lease) in &mut owned.leases {
@@ -139,8 +144,8 @@ impl Leases {
     }
 }
 
-fn read(directory: &Path) -> BTreeMap<TreeLeaseId, HeldLease> {
-    let text = fs::read_to_string(directory.join(FILE)).unwrap_or_default();
+fn read(path: &Path) -> BTreeMap<TreeLeaseId, HeldLease> {
+    let text = fs::read_to_string(path).unwrap_or_default();
     let one = |line: &str| {
         let mut words = line.split(' ');
         let (id, ttl_ms) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
@@ -152,7 +157,7 @@ fn read(directory: &Path) -> BTreeMap<TreeLeaseId, HeldLease> {
 
 /// Not synced: after a power cut a lease ends by its time.
 fn write(directory: &Path, leases: &BTreeMap<TreeLeaseId, HeldLease>) {
-    let path = directory.join(FILE);
+    let path = directory.join(LEASES);
     let mut text = String::new();
     for (id, lease) in leases {
         let word = if lease.with_proc { WITH_PROC } else { "" };

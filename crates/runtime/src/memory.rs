@@ -1,4 +1,5 @@
-//! What the next daemon has to know of a connection: the change that was begun, and the watches.
+//! What the next daemon has to know of a connection: the change that was begun, whether a frame was
+//! taken out in part, and the watches.
 //!
 //! It is in a memory file that is held with the connection. The number of the change is written by
 //! itself; the watches have a checksum, by which a daemon that was killed while it wrote them is
@@ -10,6 +11,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+/// Where it says that a frame was taken out in part, bytes.
+const IN_PART_AT: u64 = 8;
 /// Where the watches are in the file, bytes.
 const WATCHES_AT: u64 = 4096;
 /// Longest list of watches, bytes.
@@ -60,6 +63,17 @@ impl ConnectionMemory {
     pub(crate) fn begun(&self) -> u64 {
         let mut bytes = [0; 8];
         self.read(&mut bytes, 0).map_or(0, |()| u64::from_le_bytes(bytes))
+    }
+
+    /// Something of a frame is taken out of the socket before that is whole, or not any more.
+    pub(crate) fn note_in_part(&self, is_in_part: bool) -> io::Result<()> {
+        self.write(&[is_in_part.into()], IN_PART_AT)
+    }
+
+    /// Whether it says so.
+    pub(crate) fn is_in_part(&self) -> bool {
+        let mut byte = [0];
+        self.read(&mut byte, IN_PART_AT).is_ok() && byte != [0]
     }
 
     /// These are its watches.
@@ -120,7 +134,9 @@ mod tests {
         memory.note_watches(vec![watch.clone(), watch.clone()]).unwrap();
         memory.note_watches(vec![watch.clone()]).unwrap();
         let next = ConnectionMemory::of(Arc::clone(&fd));
-        assert_eq!((next.begun(), next.watches()), (5, Some(vec![watch])));
+        assert_eq!((next.begun(), next.watches(), next.is_in_part()), (5, Some(vec![watch]), false));
+        memory.note_in_part(true).unwrap();
+        assert!(next.is_in_part() && next.begun() == 5);
         rustix::io::pwrite(&fd, b"x", WATCHES_AT + 9).unwrap();
         assert_eq!(next.watches(), None);
     }

@@ -1,6 +1,6 @@
 //! What a program inside a Kip proc says to Kip: which proc it is in, and the name tree.
 //!
-//! ```no_run
+//! ```ignore
 //! use kip_sdk::{Client, Put};
 //!
 //! let client = Client::new();
