@@ -146,6 +146,32 @@ def test_a_watch_wakes_a_sleeper(kip: Kip, by_criu: Kip, tier: str, engine: str)
     clear(kip, "/")
 
 
+# promise runtime: a program that is hibernated by holding its threads is woken by a change, too
+def test_a_held_program(kip: Kip) -> None:
+    proc = start(kip, "lines", "--hibernate", "held")
+    ask(proc, "c.mkdir('/w')")
+    assert ask(proc, WATCH) == "None"
+    for turn in range(2):
+        proc.hold()
+        put(kip, f"/w/{turn}", "")
+        wait_for("the change has woken it", lambda turn=turn: echo(kip) == f"[('/w/{turn}', 0)]", 20)
+        assert proc.state == "running" and proc.inspect()["last_wake"]["trigger"].startswith("runtime socket")
+
+
+# promise runtime: after a reboot the program reads the end of its connections, and the SDK makes
+#   others
+def test_a_reboot(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    proc = start(kip)
+    ask(proc, "c.mkdir('/w')")
+    assert ask(proc, WATCH) == "None"
+    proc.sleep()
+    kip.reboot()
+    put(kip, "/w/x", "")
+    assert ask(proc, "c.whoami().name") == "'lines'"
+    wait_for("its watch goes on", lambda: echo(kip) == "[('/w/x', 0)]", 20)
+
+
 # promise runtime: connections and watches live through the daemon's death; what was asked meanwhile
 #   is answered by the next daemon
 @pytest.mark.parametrize("tier", ["running", "hibernated", "parked"])

@@ -34,7 +34,9 @@ impl RuntimeHomes for RuntimeProcs {
         let (first, count) = ids_of(registry.host.instance);
         let number = uid.checked_sub(first).filter(|number| *number < count)? / IDS_PER_BLOCK;
         let slot = Slot::new(u16::try_from(number).ok()?).ok()?;
-        let handle = registry.all_handles().into_iter().find(|handle| handle.proc.slot == slot)?;
+        // A trial changes nothing outside.
+        let is_it = |handle: &Handle| handle.proc.slot == slot && !handle.proc.spec().alone;
+        let handle = registry.all_handles().into_iter().find(is_it)?;
         Some(Arc::new(Home(handle)))
     }
 

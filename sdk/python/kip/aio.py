@@ -8,9 +8,8 @@ import socket
 from typing import Any
 
 from . import wire
-from .calls import PATH, lost, put_call, value_of
+from .calls import AGAIN_AFTER, GONE, PATH, TRIES, closed, lost, put_call, value_of
 
-GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, EOFError)
 READ_BYTES = 64 << 10
 
 
@@ -112,6 +111,16 @@ class _Connection:
         self.socket.close()
 
 
+async def _connect(path: str) -> _Connection:
+    """A connection that is greeted. The daemon may be ended while it greets one."""
+    for _ in range(TRIES):
+        try:
+            return await _Connection.open(path)
+        except GONE:
+            await asyncio.sleep(AGAIN_AFTER)
+    raise closed()
+
+
 class AsyncWatch:
     """Changes as they come. Iterating waits for the next revision with changes; it goes on over lost connections, misses nothing
     and tells nothing twice."""
@@ -172,7 +181,7 @@ class AsyncClient:
             if self._connection is None or self._connection.ended or self._connection.pid != os.getpid():
                 if self._connection is not None:
                     self._connection.close()
-                self._connection = await _Connection.open(self._path)
+                self._connection = await _connect(self._path)
             return self._connection
 
     async def _ask(self, call: wire.Call, descriptor: int | None = None) -> Any:

@@ -6,12 +6,16 @@ import os
 from typing import Any
 
 from . import wire
-from .errors import KipError, OutcomeUnknown, error
+from .errors import KipError, OutcomeUnknown, Unavailable, error
 
 # Where the socket is in each proc.
 PATH = "/run/kip/runtime"
 # Contents that are longer go by a descriptor: a message of a client has at most 64 KiB.
 INLINE = 60 << 10
+# What a socket says that has no other side any more.
+GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, EOFError)
+# So often is a connection made that ends before it is greeted, so many seconds apart.
+TRIES, AGAIN_AFTER = 5, 0.1
 
 
 def put_call(path: str, contents: bytes, new: bool, version: int | None, lease: int | None, fence: wire.Fence | None) -> tuple[wire.Call, int | None]:
@@ -43,3 +47,7 @@ def value_of(answer: wire.Answer) -> Any:
 
 def lost(call: wire.Call) -> OutcomeUnknown:
     return OutcomeUnknown(f"the connection ended before {call.name()} was answered: it may be done, or not")
+
+
+def closed() -> Unavailable:
+    return Unavailable("the daemon closes connections of this proc before it has greeted them")

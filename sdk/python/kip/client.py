@@ -6,16 +6,14 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from . import wire
-from .calls import PATH, lost, put_call, value_of
+from .calls import AGAIN_AFTER, GONE, PATH, TRIES, closed, lost, put_call, value_of
 from .errors import KipError
-
-# What a socket says that has no other side any more.
-GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, EOFError)
 
 
 class Connection:
@@ -73,6 +71,16 @@ class Connection:
         self.socket.close()
 
 
+def connect(path: str) -> Connection:
+    """A connection that is greeted. The daemon may be ended while it greets one."""
+    for _ in range(TRIES):
+        try:
+            return Connection(path)
+        except GONE:
+            time.sleep(AGAIN_AFTER)
+    raise closed()
+
+
 class Watch:
     """Changes as they come, from a connection of its own. Iterating waits for the next revision with changes; it goes on over
     lost connections, misses nothing and tells nothing twice."""
@@ -85,7 +93,7 @@ class Watch:
         self._begin(after)
 
     def _begin(self, after: int | None) -> None:
-        self._connection = Connection(self._path)
+        self._connection = connect(self._path)
         call = wire.Call(watch=wire.Watch(self._node, self._only, after))
         self._id = self._connection.send(call, None)
         first: wire.Changes = value_of(self._connection.answer(self._id))
@@ -140,7 +148,7 @@ class Client:
             while True:
                 if self._connection is None or self._connection.is_stale():
                     self.close()
-                    self._connection = Connection(self._path)
+                    self._connection = connect(self._path)
                 try:
                     return value_of(self._connection.answer(self._connection.send(call, descriptor)))
                 except GONE as gone:

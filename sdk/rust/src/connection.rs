@@ -10,6 +10,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
+
+/// So often is a connection made that ends before it is greeted.
+const TRIES: u32 = 5;
+/// Between two of them.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// A greeted connection.
 #[derive(Debug)]
@@ -22,7 +28,18 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The daemon may be ended while it greets one.
     pub(crate) fn open(path: &Path) -> Result<Connection, Error> {
+        for _ in 1..TRIES {
+            match Connection::greeted(path) {
+                Err(error) if error.is_end() => std::thread::sleep(AGAIN_AFTER),
+                done => return done,
+            }
+        }
+        Connection::greeted(path)
+    }
+
+    fn greeted(path: &Path) -> Result<Connection, Error> {
         let mut connection = Connection { stream: UnixStream::connect(path)?, last: 0, process: std::process::id() };
         let id = connection.send(CallKind::Hello(HelloCall { version: VERSION }), None)?;
         match connection.answer(id)? {
