@@ -395,3 +395,7 @@ impl Connection {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;
