@@ -76,9 +76,9 @@ def test_what_an_image_or_a_program_has_there_stays(fresh_kip: Callable[..., Kip
     proc = kip.run("ids", ["sleep", "1000"], tar=tar, flags=["--never-sleep"])
     assert proc.exec("cat", "/etc/machine-id").stdout == machine
     # A link to a file of the machine's: nothing is written there.
-    proc.exec("sh", "-c", "rm -r /run/kip && ln -s /etc/hostname /run/kip")
+    proc.exec("sh", "-c", "ln -sf /etc/hostname /run/kip/generation-id")
     made = clone(proc, "made")[0]
     assert made.exec("cat", "/etc/machine-id", "/etc/hostname").stdout == machine + "made\n"
     # One that the program has written itself.
-    proc.exec("sh", "-c", "rm /run/kip && mkdir /run/kip && echo mine > /run/kip/generation-id")
+    proc.exec("sh", "-c", "rm /run/kip/generation-id && echo mine > /run/kip/generation-id")
     assert clone(proc, "other")[0].exec("cat", "/run/kip/generation-id").stdout == "mine\n"

@@ -32,6 +32,8 @@ LEFT_OUT = {
     "names.py": "runs outside of any proc",
     "sweeper.py": "is at work all the time, so that it wakes as soon as it is parked",
     "beats.py": "its timers expire all the time, and tests/test_spread.py tries it in each tier",
+    "runtime_puts.py": "is at work all the time, so that it wakes as soon as it is parked",
+    "runtime_calls.py": "asks Kip what its client tells it to; tests/test_sdk.py tries it in each tier",
     "owners.py": "has one client at a time; tests/test_owners.py tries it in each tier by both engines",
 }
 LINES = {"srv/lines.py": programs.SOURCES / "lines.py"}

@@ -10,11 +10,16 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 38] = [
+const ALLOWED: [(&str, &[&str]); 40] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
     ("kip-service", &[TYPES]),
+    // What programs in procs say: by a trait of its own it asks for procs, and the tree by its
+    // service.
+    ("kip-runtime", &[TYPES, SYS, "kip-service"]),
+    // What programs in procs are built with: nothing of the daemon but the messages, a file.
+    ("kip-sdk", &[]),
     // How many procs serve behind a name: asks for them by a trait of its own.
     ("kip-scale", &[TYPES]),
     // Mechanisms: none knows another, but for what is said.
@@ -135,6 +140,7 @@ const ALLOWED: [(&str, &[&str]); 38] = [
             "kip-sessions",
             "kip-offload",
             "kip-records",
+            "kip-runtime",
             "kip-pager",
             "kip-archive",
         ],
@@ -178,6 +184,7 @@ const ALLOWED: [(&str, &[&str]); 38] = [
             "kip-snapshot",
             "kip-offload",
             "kip-records",
+            "kip-runtime",
             "kip-files",
             "kip-logs",
             "kip-pager",

@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 pub const INDEX: &str = "docs/promises.md";
 
 /// Sections of the index and their titles, in their order.
-const SECTIONS: [(&str, &str); 32] = [
+const SECTIONS: [(&str, &str); 33] = [
     ("workspace", "Workspace"),
     ("commands", "Two commands"),
     ("sandbox", "Sandbox"),
@@ -42,6 +42,7 @@ const SECTIONS: [(&str, &str); 32] = [
     ("snapshots", "Snapshots (`kip snapshot`)"),
     ("meta", "Metadata: keys with revisions, embedded and in etcd"),
     ("tree", "Name tree of a realm"),
+    ("runtime", "Runtime socket (`/run/kip/runtime`) and SDKs"),
     ("format", "The format of archived generations"),
     ("api", "API (`kip up --listen`, `kip token`, `kip --host`) and dashboard"),
     ("meters", "Meters, metrics and traces"),

@@ -12,6 +12,7 @@ mod read;
 pub use read::{FactsError, read};
 
 use kip_criu_images::codes::kind;
+use kip_types::runtime;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A set of capabilities, a bit for each (capabilities(7)).
@@ -343,7 +344,7 @@ fn check_mount(mount: &MountFact, policy: &Policy) -> Result<(), Refused> {
     let is_ours = match (&mount.external, mount.kind) {
         (Some(key), _) if point == "/usr" => key == "usr",
         (Some(key), _) if point == "/dev/pts" => key == "terminals",
-        (Some(key), _) if point == "/sys" || point.starts_with("/sys/") => {
+        (Some(key), _) if point == "/sys" || point.starts_with("/sys/") || point == runtime::PATH => {
             let wanted = NOSUID | NODEV | RDONLY;
             mount.flags & wanted == wanted && *key == mount_key(point)
         }

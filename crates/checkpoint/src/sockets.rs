@@ -1,5 +1,5 @@
-//! INET sockets of a snapshot: in the images each becomes a file `/socket:[INODE]` that the restore
-//! inherits.
+//! INET sockets of a snapshot, and unix sockets that are connected to Kip: in the images each
+//! becomes a file `/socket:[INODE]` that the restore inherits.
 //!
 //! CRIU has no way to inherit an INET socket, but it looks up every regular file's name among the
 //! inherited descriptors before it opens it. So the live socket, held elsewhere, goes back to the
@@ -12,7 +12,7 @@ use kip_criu_images::fields::{task_kobj_ids_entry, unix_sk_entry};
 use kip_criu_images::{CheckpointImageError, FieldValue, Images, Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An INET socket of the tree, as CRIU saw it at the freeze.
+/// An INET socket of the tree, or one to Kip, as CRIU saw it at the freeze.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     /// Inode in sockfs, its identity while it lives.
@@ -24,31 +24,61 @@ pub fn inherit_key(inode: u32) -> String {
     format!("socket:[{inode}]")
 }
 
-/// Turns every INET socket of the images into a file to inherit; returns the sockets.
-pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, CheckpointImageError> {
+/// CRIU's flag of a unix socket that is none of the tree's, USK_EXTERN.
+const EXTERN: u64 = 1;
+
+/// CRIU's word for a unix socket with that inode whose other side is not of the tree.
+pub fn external(inode: u32) -> String {
+    format!("unix[{inode}]")
+}
+
+/// Turns every INET socket of the images, and the unix sockets with these inodes, into a file to
+/// inherit; returns the sockets. What CRIU notes of the other sides of those is left out.
+pub fn turn_into_files(images: &mut Images, to_kip: &BTreeSet<u32>) -> Result<Vec<Socket>, CheckpointImageError> {
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     let mut sockets = Vec::new();
-    let mut ids = BTreeSet::new();
+    let mut turned: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+    let mut peers = BTreeSet::new();
     for file in &mut files.entries {
-        if file.number(file_entry::TYPE) != kind::INETSK {
+        let kind = file.number(file_entry::TYPE);
+        let (described, numbers) = match kind {
+            kind::INETSK => (file_entry::ISK, (inet_sk_entry::INO, inet_sk_entry::FLAGS, inet_sk_entry::FOWN)),
+            kind::UNIXSK => (file_entry::USK, (unix_sk_entry::INO, unix_sk_entry::FLAGS, unix_sk_entry::FOWN)),
+            _ => continue,
+        };
+        let Some(socket) = file.message(described).map_err(&damaged)? else { continue };
+        let found = Socket { inode: socket.number(numbers.0) as u32 };
+        if kind == kind::UNIXSK && !to_kip.contains(&found.inode) {
             continue;
         }
-        let Some(socket) = file.message(file_entry::ISK).map_err(&damaged)? else { continue };
-        let found = Socket { inode: socket.number(inet_sk_entry::INO) as u32 };
+        if kind == kind::UNIXSK {
+            peers.insert(socket.number(unix_sk_entry::PEER));
+        }
         let id = file.number(file_entry::ID);
-        ids.insert(id);
-        let owner = socket.bytes(inet_sk_entry::FOWN).unwrap_or_default().to_vec();
-        *file = as_file(id, &inherit_key(found.inode), socket.number(inet_sk_entry::FLAGS), owner);
+        turned.entry(kind).or_default().insert(id);
+        let owner = socket.bytes(numbers.2).unwrap_or_default().to_vec();
+        *file = as_file(id, &inherit_key(found.inode), socket.number(numbers.1), owner);
         if !sockets.contains(&found) {
             sockets.push(found);
         }
     }
-    if ids.is_empty() {
+    if turned.is_empty() {
         return Ok(sockets);
     }
+    if !peers.is_empty() {
+        let is_peer = |file: &Message| {
+            let socket = file.message(file_entry::USK).ok().flatten();
+            socket.is_some_and(|socket| {
+                socket.number(unix_sk_entry::UFLAGS) & EXTERN != 0 && peers.contains(&socket.number(unix_sk_entry::INO))
+            })
+        };
+        files.entries.retain(|file| !is_peer(file));
+    }
     images.put(&files);
-    turn_descriptors(images, kind::INETSK, &ids)?;
+    for (kind, ids) in &turned {
+        turn_descriptors(images, *kind, ids)?;
+    }
     Ok(sockets)
 }
 

@@ -85,6 +85,9 @@ pub enum DaemonError {
         #[source]
         source: Box<OpenWorkerError>,
     },
+    /// The runtime socket.
+    #[error("cannot serve the runtime socket of procs")]
+    Runtime(#[source] io::Error),
     /// Signals.
     #[error("cannot listen for signals")]
     Signals(#[source] io::Error),
@@ -168,8 +171,9 @@ async fn up<E: Display>(
     let end = signals.end(remote.as_ref().and_then(RemoteListener::tls));
     let doors = Doors { group, tokens, remote, timing: options.timing };
     tokio::spawn(heap::give_back());
-    let ending =
-        serve(lock, Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree) }, doors, ready, end).await?;
+    let services = Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree) };
+    worker.serve_runtime(Arc::clone(&services.tree)).map_err(DaemonError::Runtime)?;
+    let ending = serve(lock, services, doors, ready, end).await?;
     // After `kip down` there is nothing left to let go of.
     if ending == Ending::Asked {
         worker.close().await;

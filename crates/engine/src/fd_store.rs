@@ -45,8 +45,10 @@ pub mod key {
     pub const DNS_UDP: &str = "dns/udp";
     /// That which listens.
     pub const DNS_TCP: &str = "dns/tcp";
+    /// Prefix of the daemon's ends of its connections to the runtime socket, by their numbers.
+    pub const RUNTIME: &str = "runtime/";
     /// Prefixes of all that it has while it is not stopped.
-    pub const ALL_UP: [&str; 4] = [IO, PORT, DNS, ASLEEP];
+    pub const ALL_UP: [&str; 5] = [IO, PORT, DNS, RUNTIME, ASLEEP];
     /// Prefix of all that is held only while the proc is parked.
     pub const ASLEEP: &str = "asleep/";
     /// Network namespace of a parked proc. While it has processes these have it.
@@ -67,7 +69,7 @@ pub mod key {
     pub const TERMINALS: &str = "asleep/mount/terminals";
     /// Prefix of those of its file systems in memory, by number, where these have little in them.
     pub const TMPFS: &str = "asleep/mount/memory/";
-    /// Prefix of the INET sockets of a parked proc, by inode.
+    /// Prefix of the INET sockets of a parked proc, and of those to Kip, by inode.
     pub const SOCKET: &str = "asleep/socket/";
     /// Prefix of the inotify instances of a parked proc, by the file's id in the images.
     pub const INOTIFY: &str = "asleep/inotify/";
@@ -157,16 +159,17 @@ impl FdStore {
         held.open.keys().chain(bundled).filter(|key| key.starts_with(prefix)).cloned().collect()
     }
 
-    /// Holds all but its pipes and the listeners of its probes as one descriptor, until
-    /// [`FdStore::unpack`]; the wake plane has those open that it polls. A sleeper has a dozen, and
-    /// a process may have only so many open files. Where that cannot be had each stays open.
+    /// Holds all but its pipes, the listeners of its probes and what the daemon may send by as one
+    /// descriptor, until [`FdStore::unpack`]; the wake plane has those open that it polls. A
+    /// sleeper has a dozen, and a process may have only so many open files. Where that cannot be
+    /// had each stays open.
     pub fn pack(&self) {
         let mut held = self.held.lock();
         if let Err(error) = held.unpack() {
             tracing::debug!(prefix = self.prefix, %error, "what is held stays bundled as it is");
             return;
         }
-        let stays = |key: &str| [key::IO, key::PROBE].iter().any(|prefix| key.starts_with(prefix));
+        let stays = |key: &str| [key::IO, key::PROBE, key::RUNTIME].iter().any(|prefix| key.starts_with(prefix));
         let keys: Vec<String> = held.open.keys().filter(|key| !stays(key)).cloned().collect();
         if keys.len() < WORTH_A_BUNDLE {
             return;

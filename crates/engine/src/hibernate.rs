@@ -198,7 +198,7 @@ fn first_event(kind: SocketKind) -> WakeCause {
         SocketKind::Listener { .. } => Trigger::Connection,
         SocketKind::Udp { .. } => Trigger::Datagram,
         SocketKind::Inotify => Trigger::Changed,
-        SocketKind::Stream { .. } | SocketKind::Other => Trigger::Data,
+        SocketKind::Stream { .. } | SocketKind::Runtime | SocketKind::Other => Trigger::Data,
     };
     WakeCause::Descriptor(kind, trigger)
 }

@@ -114,6 +114,8 @@ pub struct Host {
     pub metrics: Metrics,
     /// Writes what programs print to their logs.
     pub logs: LogPump,
+    /// The runtime socket of all procs.
+    pub runtime: OwnedFd,
     /// Watches the held sockets of procs that sleep.
     pub wake_plane: Arc<WakePoll<Slot>>,
     /// What is recorded of procs.

@@ -20,7 +20,7 @@ mod take;
 pub use copy::{CopyDone, CopySteps, copy};
 pub use error::ParkError;
 use sample::{Ran, sample_before_freeze};
-use take::{carry_over, paged_out, take_namespaces, take_objects, take_sockets};
+use take::{carry_over, paged_out, take_namespaces, take_objects, take_sockets, to_kip};
 
 use crate::descriptors::{pipe_key, take};
 use crate::fd_store::key;
@@ -94,6 +94,8 @@ struct Seen {
     place: OwnFilesPlace,
     /// Its terminals.
     terminals: Terminals,
+    /// Inodes of its connections to Kip.
+    to_kip: BTreeSet<u32>,
     /// Host pid of its pid 1.
     init: u32,
     /// Limits that are lifted until this is dropped.
@@ -231,12 +233,15 @@ fn frozen<T>(
         external.push((kip_sandbox::terminals::TARGET.to_owned(), kip_sandbox::terminals::KEY.to_owned()));
     }
     let terminals = terminals::outside(&tree);
+    let to_kip = to_kip(proc, &tree);
+    let external_files =
+        terminals.iter().cloned().chain(to_kip.iter().map(|inode| sockets::external(*inode))).collect();
     let request = DumpRequest {
         pid: init,
         images: &growing,
         namespaces: &borrowed,
         external_mounts: &external,
-        external: &terminals,
+        external: &external_files,
         ghost_limit: GHOST_LIMIT,
         leaves_memory,
     };
@@ -258,6 +263,7 @@ fn frozen<T>(
         mounts,
         place,
         terminals: Terminals { there: has_terminals, open: terminals.clone() },
+        to_kip,
         init,
         lifted,
     };
@@ -372,7 +378,8 @@ fn finalize(
     let in_volumes: Vec<_> = seen.volumes.iter().map(|volume| volume.point.as_str()).collect();
     use_other_names(&mut images, init, &in_volumes)?;
     let owned = take_owners(&mut images)?;
-    let sockets = take_sockets(&tree, &sockets::turn_into_files(&mut images)?, &seen.ran.sockets)?;
+    let turned = sockets::turn_into_files(&mut images, &seen.to_kip)?;
+    let sockets = take_sockets(&tree, &turned, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
     let word = suspend::word(proc.spec().timing.clock, seen.once, &tree.pids, connected);
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {

@@ -101,7 +101,8 @@ pub fn build(
     let input = input::make(proc, terminals.fd.as_fd(), proc.first_id() + owner.0);
     let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input cannot be made", &e))?;
     mounts.volumes.push(terminals);
-    let sys = sysfs::mounts(proc, prepared.net.fd.as_fd());
+    let with_runtime = sysfs::has_runtime_place(proc, mounts.root.as_fd());
+    let sys = sysfs::mounts(proc, prepared.net.fd.as_fd(), with_runtime);
     mounts.volumes.extend(sys.map_err(|e| refuse(Code::Failed, proc, "its /sys cannot be mounted", &e))?);
     fault::reach("start-mounts");
     if let Some(user) = &user {

@@ -14,6 +14,7 @@ use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
+use kip_types::runtime::{ENDED_LEASES, LEASES};
 use kip_types::spec::parse_signal;
 use rustix::process::Signal;
 use std::io;
@@ -140,6 +141,8 @@ pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
             warn("processes", &e);
         }
         crate::hibernate::forget(&proc);
+        // They end with the program, whatever comes after it.
+        let _ = std::fs::rename(proc.dir.join(LEASES), proc.dir.join(ENDED_LEASES));
         proc.resolver.end();
         proc.console.finish();
         let _ = proc.shared.logs.remove(proc.key.as_str());
@@ -149,7 +152,7 @@ pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
         }
         fault::reach("remove-network");
         let let_go: &[&str] = match network {
-            NetworkFate::Reserved | NetworkFate::Kept => &[key::IO, key::DNS, key::ASLEEP],
+            NetworkFate::Reserved | NetworkFate::Kept => &[key::IO, key::DNS, key::RUNTIME, key::ASLEEP],
             NetworkFate::Removed | NetworkFate::Left => &key::ALL_UP,
         };
         for prefix in let_go {

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Remembers the machine's own forwarding settings, for all instances.
 pub const FORWARDING: &str = "/run/kip/forwarding";
+/// What the keeper calls the runtime socket: a name that no proc can have.
+pub const RUNTIME: &str = "@runtime";
 
 /// Between looks whether the rules are there.
 const RULES_EVERY: Duration = Duration::from_secs(5);
@@ -113,6 +115,9 @@ impl Host {
             tracing::error!(error = chain(&e), "no keeper can be started");
             std::thread::sleep(Duration::from_secs(1));
             return;
+        }
+        if let Err(e) = self.keeper.put(RUNTIME, &[self.runtime.as_fd()]) {
+            tracing::error!(error = chain(&e), "the new keeper does not hold the runtime socket");
         }
         for proc in self.live_procs() {
             if let Err(e) = proc.fd_store.mirror() {

@@ -244,7 +244,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     volumes.extend(sys.iter().map(|mount| RestoredVolume {
         key: mount_key(&mount.target),
         fd: mount.fd.as_fd(),
-        is_dir: true,
+        is_dir: mount.is_dir,
     }));
     let key = || kip_sandbox::terminals::KEY.to_owned();
     volumes.extend(terminals.iter().map(|mount| RestoredVolume { key: key(), fd: mount.fd.as_fd(), is_dir: true }));

@@ -16,7 +16,10 @@
 //! because a connection inherits those from its listener when it is made, and would keep ours.
 
 use kip_sys::sock::{self, IntOption};
-use rustix::net::{getpeername, getsockname};
+use kip_types::runtime;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{SocketAddrUnix, getpeername, getsockname};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -64,6 +67,9 @@ pub enum SocketKind {
         /// Where.
         local: SocketAddr,
     },
+    /// A connection of the program to Kip: the runtime socket. It is held and watched, and nothing
+    /// is changed.
+    Runtime,
     /// No socket: an inotify instance, which reports what happens to files. It is held and watched,
     /// and nothing is changed.
     Inotify,
@@ -190,7 +196,7 @@ pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyEr
             set.int("set the keepalive times", IntOption::KeepCount, saved.keep_count)?;
             set.int("set the keepalive", IntOption::KeepAlive, saved.keepalive)?;
         }
-        SocketKind::Inotify => return Ok(()),
+        SocketKind::Inotify | SocketKind::Runtime => return Ok(()),
         SocketKind::Other => {}
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
@@ -223,6 +229,11 @@ pub fn seen(fd: BorrowedFd<'_>, kind: &SocketKind) -> io::Result<Seen> {
         }
         SocketKind::Udp { .. } => Ok(Seen { queued: sock::receive_memory(fd)?, ..Seen::default() }),
         SocketKind::Inotify => Ok(Seen { queued: queued_events(fd)?, ..Seen::default() }),
+        SocketKind::Runtime => {
+            let ready = ready(fd, PollFlags::OUT | PollFlags::RDHUP)?;
+            let ended = ready.intersects(PollFlags::RDHUP | PollFlags::HUP);
+            Ok(Seen { queued: sock::unread_bytes(fd)?, ended, full: !ready.contains(PollFlags::OUT) })
+        }
         // Nothing can be written before its connection is there.
         SocketKind::Other => Ok(Seen { full: is_connecting(fd)?, ..Seen::default() }),
     }
@@ -244,7 +255,7 @@ fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
             set.int("set the keepalive times", IntOption::KeepInterval, KEEPALIVE_S)?;
             set.int("set the keepalive", IntOption::KeepAlive, 1)?;
         }
-        SocketKind::Inotify => return Ok(()),
+        SocketKind::Inotify | SocketKind::Runtime => return Ok(()),
         // A socket that was connected, and has been closed by both sides or reset, may have bytes
         // that the program has not read yet.
         SocketKind::Other => set.out_of_repair()?,
@@ -268,7 +279,7 @@ fn kind_of(fd: BorrowedFd<'_>) -> io::Result<SocketKind> {
     let local = || getsockname(fd).ok().and_then(|a| SocketAddr::try_from(a).ok());
     let peer = || getpeername(fd).ok().flatten().and_then(|a| SocketAddr::try_from(a).ok());
     if !inet {
-        return Ok(SocketKind::Other);
+        return Ok(if is_to_kip(fd) { SocketKind::Runtime } else { SocketKind::Other });
     }
     if is(IntOption::Protocol, 17)? {
         return Ok(local().map_or(SocketKind::Other, |local| SocketKind::Udp { local }));
@@ -286,10 +297,23 @@ fn kind_of(fd: BorrowedFd<'_>) -> io::Result<SocketKind> {
 }
 
 fn writable(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    use rustix::event::{PollFd, PollFlags, poll};
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    Ok(ready(fd, PollFlags::OUT)?.contains(PollFlags::OUT))
+}
+
+fn ready(fd: BorrowedFd<'_>, wanted: PollFlags) -> io::Result<PollFlags> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, wanted)];
     poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    Ok(fds[0].revents().contains(PollFlags::OUT))
+    Ok(fds[0].revents())
+}
+
+/// Whether a socket is a program's end of a connection to Kip: its peer has the address of the
+/// runtime socket, and is a process of the machine's root, as no process of a proc is.
+pub fn is_to_kip(fd: BorrowedFd<'_>) -> bool {
+    let Ok(Some(peer)) = getpeername(fd).map(|peer| peer.and_then(|peer| SocketAddrUnix::try_from(peer).ok())) else {
+        return false;
+    };
+    let has_address = peer.path_bytes().is_some_and(|path| path.ends_with(format!("/{}", runtime::SOCKET).as_bytes()));
+    has_address && socket_peercred(fd).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
 struct Setter<'a> {
@@ -338,6 +362,7 @@ impl fmt::Display for SocketKind {
             SocketKind::Listener { local, .. } => write!(f, "tcp {local}"),
             SocketKind::Stream { local, peer } => write!(f, "tcp {local} from {peer}"),
             SocketKind::Udp { local } => write!(f, "udp {local}"),
+            SocketKind::Runtime => f.write_str("runtime socket"),
             SocketKind::Inotify => f.write_str("watched files"),
             SocketKind::Other => f.write_str("of another kind"),
         }

@@ -135,6 +135,7 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Resul
     };
     let made = match saved.kind {
         SocketKind::Stream { .. } => reset_connection(recipe).map_err(failed("a connection that was reset"))?,
+        SocketKind::Runtime => ended_connection().map_err(failed("a connection that has ended"))?,
         _ => open(recipe).map_err(failed("socket(2)"))?,
     };
     let fd = made.as_fd();
@@ -170,7 +171,7 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Resul
                 let _ = rustix::net::connect(fd, &peer);
             }
         }
-        SocketKind::Stream { .. } | SocketKind::Inotify | SocketKind::Other => {}
+        SocketKind::Stream { .. } | SocketKind::Runtime | SocketKind::Inotify | SocketKind::Other => {}
     }
     let owner =
         |id: u32| id.checked_sub(place.ids.0).filter(|inside| *inside < 1 << 16).map(|inside| place.ids.1 + inside);
@@ -209,6 +210,11 @@ fn reset_connection(recipe: &Recipe) -> io::Result<OwnedFd> {
         0 => Err(io::ErrorKind::TimedOut.into()),
         _ => Ok(made),
     }
+}
+
+/// A connection to Kip that Kip has closed.
+fn ended_connection() -> io::Result<OwnedFd> {
+    Ok(std::os::unix::net::UnixStream::pair()?.0.into())
 }
 
 /// An address of a namespace that is no more is the new one's; all others are what they were.

@@ -293,9 +293,11 @@ impl<K> Watched<K> {
             SocketKind::Listener { .. } if now.queued > custody::BACKLOG as u32 / 4 * 3 => Some(Trigger::BacklogFull),
             SocketKind::Listener { local, .. } => data_at(local, self.held.fd.as_fd(), recheck),
             SocketKind::Udp { .. } => more.then_some(Trigger::Datagram),
-            SocketKind::Stream { .. } if more => Some(Trigger::Data),
-            SocketKind::Stream { .. } if now.ended && !saved.seen.ended => Some(Trigger::Closed),
-            SocketKind::Stream { .. } => (saved.seen.full && !now.full).then_some(Trigger::Writable),
+            SocketKind::Stream { .. } | SocketKind::Runtime if more => Some(Trigger::Data),
+            SocketKind::Stream { .. } | SocketKind::Runtime if now.ended && !saved.seen.ended => Some(Trigger::Closed),
+            SocketKind::Stream { .. } | SocketKind::Runtime => {
+                (saved.seen.full && !now.full).then_some(Trigger::Writable)
+            }
             SocketKind::Inotify => more.then_some(Trigger::Changed),
             SocketKind::Other if saved.seen.full => (!now.full).then_some(Trigger::Writable),
             SocketKind::Other => Some(Trigger::Data),

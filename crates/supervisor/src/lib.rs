@@ -9,6 +9,7 @@
 //! | [`recover`] | after a restart: what was half done |
 //! | [`outdated`] | residents of another version, replaced |
 //! | [`policy`] | what images from a store may ask for |
+//! | [`runtime`] | procs as the runtime socket knows them |
 //! | [`probe`] | ports on which Kip answers how a proc is |
 //!
 //! Touches a process only through `kip_engine`; never speaks to clients, but for the one line that
@@ -23,4 +24,5 @@ pub mod probe;
 pub mod recover;
 pub mod registry;
 pub mod relief;
+pub mod runtime;
 pub mod task;

@@ -15,6 +15,7 @@ pub mod lifecycle;
 pub mod name;
 mod nearest;
 pub mod profile;
+pub mod runtime;
 pub mod scale;
 pub mod spec;
 pub mod suspend;

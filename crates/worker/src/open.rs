@@ -16,7 +16,7 @@ use kip_engine::host::egress::EgressControl;
 use kip_engine::host::resolver;
 use kip_engine::observe::WakeObserver;
 use kip_engine::prepared::PreparedNetworks;
-use kip_engine::upkeep::FORWARDING;
+use kip_engine::upkeep::{FORWARDING, RUNTIME};
 use kip_engine::volumes;
 use kip_image::ImageStore;
 use kip_journal::events::Events;
@@ -46,7 +46,7 @@ use kip_sys::fault;
 use kip_sys::ns::Unshare;
 use kip_types::api::EventKind;
 use kip_types::chain;
-use kip_types::{ProcName, Spec, State};
+use kip_types::{ProcName, Spec, State, runtime};
 use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
@@ -293,6 +293,20 @@ fn published_of(spec: &Spec, record: &Record, dir: &Path) -> Option<Published> {
     Some(Published { slot, network: Network::of(spec), ports: forwards, egress, alone: spec.alone, held: false })
 }
 
+/// The runtime socket of all procs: that which the last daemon has left, for procs have it mounted.
+fn runtime_socket(data: &Path, keeper: &Keeper) -> Result<OwnedFd, OpenWorkerError> {
+    let place = data.join(runtime::PLACE);
+    let held = keeper.get(RUNTIME).unwrap_or_default().pop().filter(|_| kip_runtime::is_there(&place));
+    if let Some(held) = held {
+        return Ok(held);
+    }
+    let made = kip_runtime::listen(&place).map_err(|source| OpenWorkerError::Io { path: place, source })?;
+    if let Err(error) = keeper.put(RUNTIME, &[made.as_fd()]) {
+        tracing::error!(error = chain(&error), "the keeper does not hold the runtime socket");
+    }
+    Ok(made)
+}
+
 /// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have
 /// begun to freeze: this daemon may not look at the helper's proc before that is done.
 fn wait_for_strays(stage: &Path) {
@@ -376,6 +390,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
     fault::reach("supersede-keeper");
     let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
     let keeper_was_new = keeper.found() == kip_keeper::Presence::Started;
+    let runtime = runtime_socket(&config.data, &keeper)?;
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
@@ -422,6 +437,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
         events: Events::open(&config.data),
         metrics: Metrics::new(&kip_engine::cause::WORDS),
         logs: LogPump::start()?,
+        runtime,
         wake_plane: Arc::new(WakePoll::new()?),
         leads: Mutex::default(),
         procs: Mutex::default(),

@@ -13,18 +13,23 @@ use kip_insight::history::TierHistory;
 use kip_journal::meter;
 use kip_records::record;
 use kip_records::state::Record;
+use kip_runtime::RuntimeParts;
+use kip_service::TreeService;
 use kip_supervisor::probe;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::recover::numbered;
 use kip_supervisor::registry::Registry;
+use kip_supervisor::runtime::RuntimeProcs;
 use kip_supervisor::task::{Handle, Task};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;
+use kip_types::name::Realm;
 use kip_types::spec::parse_signal;
 use kip_types::{CheckpointTag, Image, ProcName, Protocol, Spec, State, TemplateId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -192,6 +197,16 @@ impl Worker {
             let machine = Arc::clone(&self.machine);
             blocking(move || names::write_all(&machine, &network)).await;
         }
+    }
+
+    /// Serves the runtime socket, by which programs in procs reach this tree, from now on.
+    ///
+    /// # Errors
+    /// The socket cannot be polled.
+    pub fn serve_runtime(&self, tree: Arc<dyn TreeService>) -> io::Result<()> {
+        let homes = Arc::new(RuntimeProcs::of(&self.registry));
+        let listener = self.machine.runtime.try_clone()?;
+        kip_runtime::serve(RuntimeParts { listener, homes, tree, realm: Realm::default() })
     }
 
     /// Lets go of the machine's parts; procs run on, to be taken up by the next daemon.

@@ -14,7 +14,7 @@ use kip_net::renewal;
 use kip_records::body::SleepingSocket;
 use kip_snapshot::carry::{self, Growing};
 use kip_snapshot::pages::PageMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -83,6 +83,15 @@ pub(super) fn take_sockets(
         taken.push((fd, SleepingSocket { inode: socket.inode, options, recipe }));
     }
     Ok(taken)
+}
+
+/// Inodes of the tree's connections to Kip: the runtime socket.
+pub(super) fn to_kip(proc: &Proc, tree: &Tree) -> BTreeSet<u32> {
+    if proc.fd_store.keys(key::RUNTIME).is_empty() {
+        return BTreeSet::new();
+    }
+    let is_one = |place: &(u32, i32)| duplicate(place.0, place.1).is_ok_and(|fd| custody::is_to_kip(fd.as_fd()));
+    places(tree).into_iter().filter(|(_, place)| is_one(place)).map(|(inode, _)| inode).collect()
 }
 
 /// What can be held instead of rebuilt, with its key; none if the tree is for CRIU in any case.

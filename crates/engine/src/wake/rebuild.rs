@@ -223,7 +223,8 @@ pub(super) fn rebuild(
     mounts.volumes.extend(terminals);
     let [user, net, uts] = &ready.namespaces;
     if !body.sys.is_empty() {
-        mounts.volumes.extend(sysfs::mounts(proc, net.as_fd()).map_err(Failure::Sys)?);
+        let with_runtime = sysfs::has_runtime(&body.sys);
+        mounts.volumes.extend(sysfs::mounts(proc, net.as_fd(), with_runtime).map_err(Failure::Sys)?);
     }
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();

@@ -261,6 +261,7 @@ fn of_note(kind: &SocketKind) -> OpenSocketView {
         SocketKind::Listener { local, .. } => (SocketFamily::Tcp, "listen", Some(local), None),
         SocketKind::Stream { local, peer } => (SocketFamily::Tcp, "established", Some(local), Some(peer)),
         SocketKind::Udp { local } => (SocketFamily::Udp, "open", Some(local), None),
+        SocketKind::Runtime => (SocketFamily::Unix, "established", None, None),
         SocketKind::Inotify | SocketKind::Other => (SocketFamily::Socket, "open", None, None),
     };
     OpenSocketView {

@@ -1,0 +1,401 @@
+//! One connection of a program, from its greeting to its end.
+//!
+//! ```text
+//!  greeting --held by the keeper, too--> call --noted, if it changes something--> done --answered--> taken out
+//! ```
+//!
+//! Calls of a connection are answered one after the other, in their order; only changes of watches
+//! come between. So the client's frames wait in its own socket, and a client that reads nothing
+//! costs no memory but that. A daemon that is killed leaves the connection with the keeper: the
+//! next one finds the call that waits first, and if that was begun, and changes something, it
+//! answers that it does not know what became of it.
+
+use crate::calls::{self, changes, failure, invalid, path_of};
+use crate::frames::{Stream, Waiting};
+use crate::home::RuntimeHome;
+use crate::leases::Leases;
+use crate::memory::{ConnectionMemory, KeptWatch};
+use crate::wire::{
+    AnswerKind, CallKind, FailureCode, HEAD, HelloCall, MOST_ANSWER_BYTES, MOST_CALL_BYTES, RuntimeAnswer, RuntimeCall,
+    RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireDone, framed,
+};
+use kip_service::{Feed, TreeService};
+use kip_types::api::tree::{GrantTreeLeaseRequest, TreeChanges, WatchTreeRequest};
+use kip_types::name::Realm;
+use kip_types::tree::TreeLeaseId;
+use parking_lot::Mutex;
+use prost::Message as _;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+
+/// Most watches of a connection.
+const MOST_WATCHES: usize = 64;
+/// What is held of a connection: the daemon's end, and its memory.
+pub(crate) const SOCKET: &str = "socket";
+pub(crate) const MEMORY: &str = "memory";
+
+/// What all connections have.
+pub(crate) struct Service {
+    pub(crate) tree: Arc<dyn TreeService>,
+    pub(crate) realm: Realm,
+    pub(crate) leases: Leases,
+}
+
+/// A connection that was greeted.
+pub(crate) struct Connection {
+    service: Arc<Service>,
+    home: Arc<dyn RuntimeHome>,
+    number: u64,
+    stream: Stream,
+    memory: ConnectionMemory,
+    /// One answer at a time.
+    writing: tokio::sync::Mutex<()>,
+    watches: Mutex<BTreeMap<u64, Watching>>,
+}
+
+/// A watch that goes on.
+struct Watching {
+    kept: KeptWatch,
+    /// Its changes, until they are followed.
+    feed: Option<Feed<TreeChanges>>,
+    task: Option<JoinHandle<()>>,
+}
+
+/// What comes first on a connection.
+enum Greeting {
+    /// The hello with this number, in a message of that length.
+    Hello(u64, usize),
+    /// The client has gone.
+    Gone,
+}
+
+fn whole(id: u64, kind: AnswerKind) -> Result<Vec<u8>, RuntimeFailure> {
+    let frame = framed(&RuntimeAnswer { id, kind: Some(kind) });
+    if frame.len() <= HEAD + MOST_ANSWER_BYTES {
+        return Ok(frame);
+    }
+    let message = format!("the answer has {} bytes, and at most {MOST_ANSWER_BYTES} are possible", frame.len() - HEAD);
+    Err(RuntimeFailure::new(FailureCode::TooLarge, message))
+}
+
+fn answer(id: u64, kind: AnswerKind) -> Vec<u8> {
+    whole(id, kind).unwrap_or_else(|failure| refusal(id, failure))
+}
+
+fn refusal(id: u64, failure: RuntimeFailure) -> Vec<u8> {
+    framed(&RuntimeAnswer { id, kind: Some(AnswerKind::Failure(failure)) })
+}
+
+fn too_long(length: u32) -> RuntimeFailure {
+    let message = format!(
+        "a message of {length} bytes, and at most {MOST_CALL_BYTES} are possible: \
+        contents of a file that are longer go by a descriptor"
+    );
+    RuntimeFailure::new(FailureCode::TooLarge, message)
+}
+
+fn no_message(error: &prost::DecodeError) -> RuntimeFailure {
+    RuntimeFailure::new(FailureCode::BadFrame, format!("the bytes of a frame are no message: {error}"))
+}
+
+/// Says what is wrong with the connection, and ends it.
+pub(crate) async fn turn_away(stream: &Stream, id: u64, failure: RuntimeFailure) {
+    let _ = stream.send(&refusal(id, failure)).await;
+    stream.end();
+}
+
+async fn greeting(stream: &Stream) -> io::Result<Greeting> {
+    let (message, _) = match stream.peek(|| Ok(())).await? {
+        Some(Waiting::Frame(message, descriptor)) => (message, descriptor),
+        Some(Waiting::TooLong(length)) => {
+            turn_away(stream, 0, too_long(length)).await;
+            return Ok(Greeting::Gone);
+        }
+        None => return Ok(Greeting::Gone),
+    };
+    let (id, failure) = match RuntimeCall::decode(&message[..]) {
+        Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version: VERSION })) }) => {
+            return Ok(Greeting::Hello(id, message.len()));
+        }
+        Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version })) }) => {
+            let message = format!("the client speaks version {version} of the runtime protocol, this daemon {VERSION}");
+            (id, RuntimeFailure::new(FailureCode::Version, message))
+        }
+        Ok(RuntimeCall { id, .. }) => {
+            (id, RuntimeFailure::new(FailureCode::BadFrame, "the first message of a connection must be a hello"))
+        }
+        Err(error) => (0, no_message(&error)),
+    };
+    turn_away(stream, id, failure).await;
+    Ok(Greeting::Gone)
+}
+
+impl Connection {
+    /// Greets a new connection and serves it to its end.
+    pub(crate) async fn begin(service: Arc<Service>, home: Arc<dyn RuntimeHome>, number: u64, fd: OwnedFd) {
+        let served = async {
+            let copy = fd.try_clone()?;
+            let stream = Stream::new(Arc::new(fd))?;
+            let Greeting::Hello(id, length) = greeting(&stream).await? else { return Ok(()) };
+            let fds = vec![(SOCKET, copy), (MEMORY, ConnectionMemory::make()?)];
+            let of_it = Arc::clone(&home);
+            let held = tokio::task::spawn_blocking(move || of_it.hold(number, fds)).await;
+            held.expect("the keeper's client does not panic")?;
+            let Some(connection) = Connection::held(service, Arc::clone(&home), number) else { return Ok(()) };
+            let welcome = RuntimeWelcome {
+                version: VERSION,
+                most_call_bytes: MOST_CALL_BYTES as u32,
+                most_answer_bytes: MOST_ANSWER_BYTES as u32,
+            };
+            connection.send(&answer(id, AnswerKind::Welcome(welcome))).await?;
+            stream.consume(length)?;
+            drop(stream);
+            connection.serve().await;
+            io::Result::Ok(())
+        };
+        if let Err(error) = served.await {
+            tracing::debug!(%error, "a runtime connection ended");
+            home.let_go(number);
+        }
+    }
+
+    /// One that is held.
+    pub(crate) fn held(service: Arc<Service>, home: Arc<dyn RuntimeHome>, number: u64) -> Option<Arc<Connection>> {
+        let (socket, memory) = (home.held(number, SOCKET)?, home.held(number, MEMORY)?);
+        let stream = Stream::new(socket).inspect_err(|error| tracing::warn!(%error, "a runtime connection is lost"));
+        Some(Arc::new(Connection {
+            service,
+            home,
+            number,
+            stream: stream.ok()?,
+            memory: ConnectionMemory::of(memory),
+            writing: tokio::sync::Mutex::default(),
+            watches: Mutex::default(),
+        }))
+    }
+
+    /// Goes on with one that the last daemon has left.
+    pub(crate) async fn resume(self: Arc<Connection>) {
+        match self.memory.watches().filter(|_| !self.memory.is_in_part()) {
+            Some(watches) => {
+                for kept in watches {
+                    self.watch_again(kept).await;
+                }
+                self.serve().await;
+            }
+            None => {
+                let message = "the daemon was ended in the middle of a message of this connection: connect again";
+                turn_away(&self.stream, 0, RuntimeFailure::new(FailureCode::OutcomeUnknown, message)).await;
+                self.end().await;
+            }
+        }
+    }
+
+    async fn send(&self, frame: &[u8]) -> io::Result<()> {
+        let _alone = self.writing.lock().await;
+        self.stream.send(frame).await
+    }
+
+    /// Answers calls until the client has gone.
+    async fn serve(self: Arc<Connection>) {
+        if let Err(error) = self.answer_calls().await {
+            tracing::debug!(%error, "a runtime connection ended");
+        }
+        self.end().await;
+    }
+
+    async fn end(&self) {
+        let watches = std::mem::take(&mut *self.watches.lock());
+        for task in watches.into_values().filter_map(|watching| watching.task) {
+            task.abort();
+        }
+        self.stream.end();
+        let (home, number) = (Arc::clone(&self.home), self.number);
+        let _ = tokio::task::spawn_blocking(move || home.let_go(number)).await;
+    }
+
+    async fn answer_calls(self: &Arc<Connection>) -> io::Result<()> {
+        let mut unknown = self.memory.begun();
+        loop {
+            let (message, descriptor) = match self.stream.peek(|| self.memory.note_in_part(true)).await? {
+                Some(Waiting::Frame(message, descriptor)) => (message, descriptor),
+                Some(Waiting::TooLong(length)) => {
+                    self.send(&refusal(0, too_long(length))).await?;
+                    return Ok(());
+                }
+                None => return Ok(()),
+            };
+            let RuntimeCall { id, kind } = match RuntimeCall::decode(&message[..]) {
+                Ok(call) => call,
+                Err(error) => {
+                    self.send(&refusal(0, no_message(&error))).await?;
+                    return Ok(());
+                }
+            };
+            let is_unknown = std::mem::take(&mut unknown) == id && id != 0;
+            let frame = match kind {
+                Some(kind) if is_unknown && kind.changes() => {
+                    let message = "the daemon was ended while it did this: it may be done, or not";
+                    refusal(id, RuntimeFailure::new(FailureCode::OutcomeUnknown, message))
+                }
+                Some(kind) => {
+                    if kind.changes() {
+                        self.memory.note_begun(id)?;
+                    }
+                    match self.ask(id, kind, descriptor).await {
+                        Ok(kind) => answer(id, kind),
+                        Err(failure) => refusal(id, failure),
+                    }
+                }
+                None => {
+                    let message = "this daemon does not know the call: it is of a newer version of the protocol";
+                    refusal(id, RuntimeFailure::new(FailureCode::UnknownCall, message))
+                }
+            };
+            self.send(&frame).await?;
+            if self.stream.consume(message.len())? {
+                self.memory.note_in_part(false)?;
+            }
+            self.follow_new();
+        }
+    }
+
+    async fn ask(
+        self: &Arc<Connection>,
+        id: u64,
+        call: CallKind,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<AnswerKind, RuntimeFailure> {
+        let (tree, realm) = (&self.service.tree, self.service.realm.clone());
+        match call {
+            CallKind::Hello(_) => Err(RuntimeFailure::new(FailureCode::Invalid, "the connection was greeted already")),
+            CallKind::Whoami(_) => {
+                let home = Arc::clone(&self.home);
+                let identity = tokio::task::spawn_blocking(move || home.identity()).await;
+                Ok(AnswerKind::Identity(identity.expect("to look at a proc does not panic")))
+            }
+            CallKind::Watch(call) => self.watch(id, call).await,
+            CallKind::Unwatch(call) => {
+                self.unwatch(call.watch).await;
+                Ok(AnswerKind::Done(WireDone {}))
+            }
+            CallKind::Grant(call) => {
+                let request = GrantTreeLeaseRequest { ttl_ms: call.ttl_ms };
+                let lease = tree.grant_lease(realm, request).await.map_err(|refusal| failure(&refusal))?;
+                self.service.leases.add(&self.home, &lease, call.with_proc);
+                Ok(AnswerKind::Lease(calls::lease(&lease)))
+            }
+            CallKind::Revoke(call) => {
+                let id = TreeLeaseId(call.lease);
+                tree.revoke_lease(realm, id).await.map_err(|refusal| failure(&refusal))?;
+                self.service.leases.forget(id);
+                Ok(AnswerKind::Done(WireDone {}))
+            }
+            call => calls::ask(&**tree, &realm, call, descriptor).await,
+        }
+    }
+
+    async fn watch(&self, id: u64, call: WatchCall) -> Result<AnswerKind, RuntimeFailure> {
+        if id == 0 {
+            return Err(invalid("the number of a watch is not 0"));
+        }
+        // One of that number is of the last daemon's, which was ended before it could answer.
+        self.unwatch(id).await;
+        if self.watches.lock().len() >= MOST_WATCHES {
+            let message = format!("the connection has {MOST_WATCHES} watches, more are not possible");
+            return Err(RuntimeFailure::new(FailureCode::TooMany, message));
+        }
+        let (feed, first) = self.feed(&call.path, call.only, call.from).await?;
+        let kept = KeptWatch { id, path: call.path, only: call.only, seen: first.revision };
+        self.watches.lock().insert(id, Watching { kept, feed: Some(feed), task: None });
+        self.note_watches();
+        Ok(AnswerKind::Changes(changes(first)))
+    }
+
+    /// Follows the watches whose first answer has been sent.
+    fn follow_new(self: &Arc<Connection>) {
+        let mut watches = self.watches.lock();
+        for (id, watching) in watches.iter_mut() {
+            let Some(mut feed) = watching.feed.take() else { continue };
+            let (connection, id) = (Arc::clone(self), *id);
+            watching.task = Some(tokio::spawn(async move { connection.follow(id, &mut feed).await }));
+        }
+    }
+
+    /// The changes that follow, and the first item, which has none.
+    async fn feed(
+        &self,
+        path: &str,
+        only: bool,
+        from: Option<u64>,
+    ) -> Result<(Feed<TreeChanges>, TreeChanges), RuntimeFailure> {
+        let request = WatchTreeRequest { path: path_of(path)?, only, from };
+        let refused = |refusal: kip_types::api::Refusal| failure(&refusal);
+        let mut feed = self.service.tree.watch(self.service.realm.clone(), request).await.map_err(refused)?;
+        match feed.recv().await {
+            Some(Ok(first)) => Ok((feed, first)),
+            Some(Err(refusal)) => Err(failure(&refusal)),
+            None => Err(RuntimeFailure::new(FailureCode::Unavailable, "the daemon ends")),
+        }
+    }
+
+    /// Goes on with a watch of the last daemon's.
+    async fn watch_again(self: &Arc<Connection>, kept: KeptWatch) {
+        match self.feed(&kept.path, kept.only, Some(kept.seen)).await {
+            Ok((feed, _)) => {
+                self.watches.lock().insert(kept.id, Watching { kept, feed: Some(feed), task: None });
+                self.follow_new();
+            }
+            Err(failure) => drop(self.send(&refusal(kept.id, failure)).await),
+        }
+    }
+
+    async fn unwatch(&self, id: u64) {
+        let task = self.watches.lock().remove(&id).and_then(|watching| watching.task);
+        if let Some(task) = task {
+            task.abort();
+            // Nothing of it comes after the answer.
+            let _ = task.await;
+        }
+        self.note_watches();
+    }
+
+    /// Sends changes until there are no more. Without an error the daemon ends, and the next one
+    /// goes on with the watch.
+    async fn follow(&self, id: u64, feed: &mut Feed<TreeChanges>) {
+        while let Some(item) = feed.recv().await {
+            let item = item.map_err(|refused| failure(&refused));
+            let sent = match item.and_then(|item| Ok((item.revision, whole(id, AnswerKind::Changes(changes(item)))?))) {
+                Ok((revision, frame)) => self.send(&frame).await.map(|()| Some(revision)),
+                Err(failure) => self.send(&refusal(id, failure)).await.map(|()| None),
+            };
+            match sent {
+                Ok(Some(revision)) => {
+                    if let Some(watching) = self.watches.lock().get_mut(&id) {
+                        watching.kept.seen = revision;
+                    }
+                    self.note_watches();
+                }
+                Ok(None) => {
+                    self.watches.lock().remove(&id);
+                    return self.note_watches();
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn note_watches(&self) {
+        let kept = self.watches.lock().values().map(|watching| watching.kept.clone()).collect();
+        if let Err(error) = self.memory.note_watches(kept) {
+            tracing::warn!(%error, "watches of a runtime connection are not noted");
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

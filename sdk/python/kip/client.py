@@ -1,0 +1,246 @@
+"""The client for threads: each call waits for its answer."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from . import wire
+from .calls import AGAIN_AFTER, GONE, PATH, TRIES, closed, lost, put_call, value_of
+from .errors import KipError
+
+
+class Connection:
+    """A greeted connection, for one thread at a time."""
+
+    def __init__(self, path: str):
+        self.pid = os.getpid()
+        self.last = 0
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self.socket.connect(path)
+            self.send(wire.Call(hello=wire.Hello(wire.VERSION)), None)
+            value_of(self.answer(self.last))
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def send(self, call: wire.Call, descriptor: int | None) -> int:
+        self.last += 1
+        call.id = self.last
+        frame = wire.frame(call)
+        sent = socket.send_fds(self.socket, [frame], [descriptor]) if descriptor is not None else 0
+        self.socket.sendall(frame[sent:])
+        return call.id
+
+    def receive(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            if not part:
+                raise EOFError("the daemon has closed the connection")
+            data += part
+        return bytes(data)
+
+    def next(self) -> wire.Answer:
+        (length,) = wire.HEAD.unpack(self.receive(wire.HEAD.size))
+        return wire.decode(wire.Answer, self.receive(length))
+
+    def answer(self, of: int) -> wire.Answer:
+        while True:
+            answer = self.next()
+            # Another number is of a call of before: the daemon was ended after it had answered.
+            if answer.id in (of, 0):
+                return answer
+
+    def is_stale(self) -> bool:
+        """Whether it ended, or is that of the process that this one was forked from."""
+        if self.pid != os.getpid():
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def connect(path: str) -> Connection:
+    """A connection that is greeted. The daemon may be ended while it greets one."""
+    for _ in range(TRIES):
+        try:
+            return Connection(path)
+        except GONE:
+            time.sleep(AGAIN_AFTER)
+    raise closed()
+
+
+class Watch:
+    """Changes as they come, from a connection of its own. Iterating waits for the next revision with changes; it goes on over
+    lost connections, misses nothing and tells nothing twice."""
+
+    def __init__(self, path: str, node: str, only: bool, after: int | None):
+        self._path, self._node, self._only = path, node, only
+        # The revision after which changes come.
+        self.revision = 0
+        self._connection: Connection | None = None
+        self._begin(after)
+
+    def _begin(self, after: int | None) -> None:
+        self._connection = connect(self._path)
+        call = wire.Call(watch=wire.Watch(self._node, self._only, after))
+        self._id = self._connection.send(call, None)
+        first: wire.Changes = value_of(self._connection.answer(self._id))
+        self.revision = first.revision if after is None else max(after, self.revision)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when a change may have come."""
+        assert self._connection, "the watch is closed"
+        return self._connection.socket.fileno()
+
+    def __iter__(self) -> Iterator[wire.Changes]:
+        return self
+
+    def __next__(self) -> wire.Changes:
+        while True:
+            if self._connection is None:
+                raise StopIteration
+            try:
+                changes: wire.Changes = value_of(self._connection.answer(self._id))
+            except GONE:
+                self._connection.close()
+                self._begin(self.revision)
+                continue
+            # A daemon that was ended may have sent some that the next one sends again.
+            if changes.revision > self.revision:
+                self.revision = changes.revision
+                if changes.changes:
+                    return changes
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Client:
+    """What Kip is asked from inside a proc. Threads may share one: their calls come one after the other."""
+
+    def __init__(self, path: str = PATH):
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    def _ask(self, call: wire.Call, descriptor: int | None = None) -> Any:
+        with self._lock:
+            while True:
+                if self._connection is None or self._connection.is_stale():
+                    self.close()
+                    self._connection = connect(self._path)
+                try:
+                    return value_of(self._connection.answer(self._connection.send(call, descriptor)))
+                except GONE as gone:
+                    self.close()
+                    if call.name() not in wire.Call.REPEATABLE:
+                        raise lost(call) from gone
+                except KipError:
+                    raise
+                except BaseException:
+                    # Interrupted: the answer may still come, and would be taken for another one.
+                    self.close()
+                    raise
+
+    def close(self) -> None:
+        """Closes the connection; the next call makes another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def whoami(self) -> wire.Identity:
+        """Which proc this is."""
+        return self._ask(wire.Call(whoami=wire.Whoami()))
+
+    def stat(self, path: str) -> wire.Node:
+        """A node, without its contents."""
+        return self._ask(wire.Call(stat=wire.Stat(path)))
+
+    def ls(self, path: str) -> list[wire.Node]:
+        """The nodes of a directory, by their names."""
+        nodes: list[wire.Node] = []
+        while True:
+            after = nodes[-1].path.rpartition("/")[2] if nodes else ""
+            page: wire.Nodes = self._ask(wire.Call(list=wire.List(path, after)))
+            nodes += page.nodes
+            if not page.more:
+                return nodes
+
+    def read(self, path: str) -> wire.File:
+        """A file with its contents."""
+        return self._ask(wire.Call(get=wire.Get(path)))
+
+    def get(self, path: str) -> bytes:
+        """The contents of a file."""
+        return self.read(path).contents
+
+    def put(
+        self, path: str, contents: bytes, *, new: bool = False, version: int | None = None, lease: int | None = None, fence: wire.Fence | None = None
+    ) -> wire.Node:
+        """Makes a file, or gives it other contents. With `new` there must be nothing at the path, with `version` that state of it;
+        a file with a lease goes with it."""
+        call, descriptor = put_call(path, contents, new, version, lease, fence)
+        try:
+            return self._ask(call, descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def mkdir(self, path: str, *, fence: wire.Fence | None = None) -> wire.Node:
+        """Makes a directory."""
+        return self._ask(wire.Call(mkdir=wire.Mkdir(path, fence)))
+
+    def rm(self, path: str, *, version: int | None = None, fence: wire.Fence | None = None) -> None:
+        """Removes a file or an empty directory."""
+        self._ask(wire.Call(rm=wire.Rm(path, version, fence)))
+
+    def mv(self, source: str, to: str, *, replace: bool = False, fence: wire.Fence | None = None) -> wire.Node:
+        """Moves a file, or a directory with all that is in it."""
+        return self._ask(wire.Call(mv=wire.Mv(source, to, replace, fence)))
+
+    def watch(self, path: str, *, only: bool = False, after: int | None = None) -> Watch:
+        """Changes of a node and of all below it, from now on or after that revision."""
+        return Watch(self._path, path, only, after)
+
+    def grant(self, ttl_ms: int, *, with_proc: bool = False) -> wire.LeaseInfo:
+        """A lease, which ends with the proc at the latest. While the proc sleeps Kip keeps it alive; with `with_proc` also while it
+        runs, so that nothing else has to."""
+        return self._ask(wire.Call(grant=wire.Grant(ttl_ms, with_proc)))
+
+    def keep(self, lease: int) -> wire.LeaseInfo:
+        """Gives a lease its whole time again."""
+        return self._ask(wire.Call(keep=wire.Keep(lease)))
+
+    def revoke(self, lease: int) -> None:
+        """Ends a lease, and its files with it."""
+        self._ask(wire.Call(revoke=wire.Revoke(lease)))
+
+    def leases(self) -> list[wire.LeaseInfo]:
+        """The leases of the realm."""
+        return self._ask(wire.Call(leases=wire.Leases())).leases
