@@ -1,0 +1,164 @@
+"""The database without Kip: `runc run`, and checkpoint and restore by plain CRIU. Each instance has an overlay of its own over the
+same files, as a container has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from parkwake import byhand
+from parkwake.client import Question
+from parkwake.network import Network
+from parkwake.setups import Setup
+from parkwake.workspace import Failed, Workspace, command
+from querying.database import NO_RINGS, PORT, Database
+from querying.instances import WITHIN_S, Instance, Since, disk
+
+
+def setup(database: Database, state: str, *options: str) -> Setup:
+    """What `parkwake` wants to know of a server; the question is asked by `querying.sql` in place of its client."""
+    return Setup("mariadb", database.server(state, *options), Question("tcp", b"", ""), (), 0, "")
+
+
+def lower(work: Workspace, skeleton: Path, database: Database, state: str) -> Path:
+    """The files below every overlay: the machine's that Kip allows, the settings, the table."""
+    root = byhand.make_root(work, skeleton, setup(database, state), state, {})
+    database.copy_files(root)
+    return root
+
+
+class Overlay:
+    """A root directory whose changes lie apart."""
+
+    def __init__(self, work: Workspace, below: Path, name: str, changes: Path | None = None):
+        self.directory = work.dir / "overlays" / name
+        self.upper, self.root = self.directory / "upper", self.directory / "root"
+        for path in (self.directory / "work", self.root):
+            path.mkdir(parents=True)
+        if changes:
+            command("cp", "-a", "--reflink=auto", changes, self.upper, timeout=300)
+        self.upper.mkdir(exist_ok=True)
+        layers = f"lowerdir={below},upperdir={self.upper},workdir={self.directory / 'work'}"
+        command("mount", "-t", "overlay", "overlay", "-o", layers, self.root)
+
+    def remove(self) -> None:
+        command("umount", "--lazy", self.root)
+        shutil.rmtree(self.directory)
+
+
+class Runc:
+    """Instances by `runc run`, one at a time."""
+
+    def __init__(self, work: Workspace, below: Path, database: Database, state: str, number: int, limit_bytes: int | None):
+        self.work, self.below, self.database = work, below, database
+        # Where the overlay of each instance is mounted.
+        self.runc = byhand.Runc(work, work.dir / "overlays" / "runc" / "root", number, setup(database, state))
+        self.address = (self.runc.network.address, PORT)
+        config = self.runc.bundle / "config.json"
+        spec = json.loads(config.read_text())
+        if limit_bytes:
+            spec["linux"]["resources"] = {"memory": {"limit": limit_bytes}}
+        config.write_text(json.dumps(spec))
+
+    def cold(self) -> Instance:
+        stack, since = ExitStack(), Since()
+        with stack:
+            overlay = Overlay(self.work, self.below, "runc")
+            stack.callback(overlay.remove)
+            stack.enter_context(self.runc.started())
+            self.database.first.ask(*self.address, WITHIN_S)
+            answers_ms = since.ms
+            stack_of_it = stack.pop_all()
+        return Instance("runc", self.address, since.s, answers_ms, self._pids, lambda: disk(overlay.upper), stack_of_it.close)
+
+    def _pids(self) -> list[int]:
+        return [int(json.loads(command("runc", "--root", self.runc.state, "state", self.runc.id))["pid"])]
+
+
+class Criu:
+    """A source in namespaces, which is dumped while its clients are there and goes on, and its clones, one at a time."""
+
+    def __init__(self, work: Workspace, enter: Path, below: Path, database: Database, state: str, number: int):
+        self.work, self.below, self.database, self.number = work, below, database, number
+        self.of_source, self.of_clone = Network(work, number, veth=True), Network(work, number + 1, veth=True)
+        self.program = byhand.find_criu()
+        self.overlay = Overlay(work, below, f"source-{number}")
+        self.server = byhand.Entered(enter, "sandbox", self.overlay.root, self.of_source, setup(database, state, NO_RINGS))
+        self.started = self.server.start()
+        self.address = (self.of_source.address, PORT)
+        try:
+            database.first.ask(*self.address, WITHIN_S, lambda: self.started.process.poll() is not None)
+        except Failed as e:
+            said = self.server.output()
+            self.end()
+            raise Failed(f"{e}; {said}") from e
+
+    def pids(self) -> Sequence[int]:
+        return [self.started.pid]
+
+    def dump(self, images: Path) -> dict[str, float]:
+        """Milliseconds. The files are copied as soon as the source goes on: its load does not change them."""
+        shutil.rmtree(images, ignore_errors=True)
+        images.mkdir(parents=True)
+        since, net = Since(), self.of_source.path.stat().st_ino
+        external = ["--external", "mnt[/usr]:usr", "--external", f"net[{net}]:net"]
+        clients = ["--tcp-established", "--skip-in-flight"]
+        self._criu(images, "dump", "-t", str(self.started.pid), "--leave-running", *clients, *external)
+        dumped_ms = since.ms
+        command("cp", "-a", "--reflink=auto", self.overlay.upper, images / "upper", timeout=300)
+        return {"dump_ms": dumped_ms, "copy_ms": since.ms - dumped_ms, "still_ms": byhand.frozen_us(images / "stats-dump") / 1e3}
+
+    def restored(self, way: str, images: Path, since: Since, more: dict[str, float]) -> Instance:
+        """Connections of the source's clients are closed in it."""
+        begun_ms, pid_file = since.ms, images / "pid"
+        pid_file.unlink(missing_ok=True)
+        overlay = Overlay(self.work, self.below, f"clone-{self.number}", images / "upper")
+
+        def end() -> None:
+            self.of_clone.end_servers()
+            overlay.remove()
+
+        fd = os.open(self.of_clone.path, os.O_RDONLY)
+        try:
+            words = ["--root", str(overlay.root), "--external", "mnt[usr]:/usr", "--inherit-fd", f"fd[{fd}]:net", "--tcp-close"]
+            self._criu(images, "restore", "-d", "--pidfile", str(pid_file), *words, fds=(fd,))
+            restored_ms = since.ms - begun_ms
+            self.database.first.ask(self.of_clone.address, PORT, WITHIN_S)
+            answers_ms = since.ms
+        except BaseException:
+            end()
+            raise
+        finally:
+            os.close(fd)
+        pid = int(pid_file.read_text())
+        return Instance(
+            way, (self.of_clone.address, PORT), since.s, answers_ms, lambda: [pid],
+            lambda: disk(images), end, {**more, "restore_ms": restored_ms},
+        )  # fmt: skip
+
+    def hot(self, way: str, images: Path) -> Instance:
+        since = Since()
+        return self.restored(way, images, since, self.dump(images))
+
+    def warm(self, way: str, images: Path) -> Instance:
+        """From images that were dumped before."""
+        return self.restored(way, images, Since(), {})
+
+    def end(self) -> None:
+        self.server.end(self.started)
+        self.of_clone.end_servers()
+        self.overlay.remove()
+
+    def _criu(self, images: Path, what: str, *words: str, fds: tuple[int, ...] = ()) -> None:
+        every = ["-D", str(images), "-o", f"{what}.log", "--file-locks", "--link-remap"]
+        done = subprocess.run(
+            [*self.program, what, *every, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, pass_fds=fds, timeout=120,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise Failed(f"criu {what}: {byhand.causes(images / f'{what}.log')}")
