@@ -52,7 +52,7 @@ class Reads:
     begun: list[tuple[float, float]] = field(default_factory=list)
     """Each read: when it began and how long it took, seconds; not among the results."""
     failed: list[float] = field(default_factory=list)
-    """When each began that was not answered. A run that is ended early ends with such."""
+    """When each ended that was not answered. A run that is ended early ends with such."""
 
     @property
     def took_s(self) -> float:
@@ -133,7 +133,7 @@ def parse(out: Path, since: float) -> Reads:
                 _, at, took = line.split(",")
                 begun.append((int(at) / 1e6, int(took) / 1e6))
             elif line.startswith("READ_ERROR,"):
-                failed.append(int(line.split(",")[1]) / 1e6)
+                failed.append(sum(int(word) for word in line.split(",")[1:]) / 1e6)
     if not begun:
         raise Failed(f"no read was answered, {len(failed)} failed")
     begun.sort()

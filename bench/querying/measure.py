@@ -95,17 +95,15 @@ class Contest:
             runc = plain.Runc(run.work, below, database, self.state, self.number, self.limit_bytes)
             self.begin["runc"] = runc.cold
         by_criu = [way for way in run.ways if way.startswith("criu-")]
-        if by_criu and self.limit_bytes:
-            self.absent.update({way: "CRIU by hand has no limit of memory here" for way in by_criu})
-        elif by_criu:
+        if by_criu:
             try:
                 self._set_up_criu(below, by_criu)
-            except Failed as e:
+            except (Failed, OSError) as e:
                 self.absent.update({way: str(e) for way in by_criu})
 
     def _set_up_criu(self, below: Path, ways: list[str]) -> None:
         run = self.run
-        criu = plain.Criu(run.work, run.enter, below, run.database, self.state, self.number + 1)
+        criu = plain.Criu(run.work, run.enter, below, run.database, self.state, self.number + 1, self.limit_bytes)
         self.stack.callback(criu.end)
         for way in ways:
             place = (run.work.dir / "images" if way.endswith("-disk") else run.memory) / way.removesuffix("-disk")
@@ -220,8 +218,15 @@ def disturbed(contest: Contest, way: str, distribution: str) -> dict[str, Any]:
         begun_s = time.time() - CALM_S
         for number in range(IN_A_ROW):
             run.say(f"{way}, clone {number + 1} of {IN_A_ROW} while {distribution} reads go on")
-            instance = contest.begin[way]()
-            clones.append({"at_s": instance.begun_s - begun_s, **instance.row()})
+            clones.append({"at_s": time.time() - begun_s})
+            try:
+                instance = contest.begin[way]()
+            except (Failed, AssertionError) as e:
+                run.say(f"{way}: {e}")
+                clones[-1]["error"] = f"{type(e).__name__}: {e}"[:600]
+                time.sleep(APART_S)
+                continue
+            clones[-1] |= {**instance.row(), "at_s": instance.begun_s - begun_s}
             if way in METHODS:
                 kept.callback(instance.end)
             else:  # they have one network

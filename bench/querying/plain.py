@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from harness.wait import wait_for
 from parkwake import byhand
 from parkwake.client import Question
 from parkwake.network import Network
@@ -80,15 +81,48 @@ class Runc:
         return [int(json.loads(command("runc", "--root", self.runc.state, "state", self.runc.id))["pid"])]
 
 
+class Group:
+    """A control group with a limit of memory, for what is not runc's."""
+
+    def __init__(self, work: Workspace, name: str, limit_bytes: int):
+        first = Path("/sys/fs/cgroup/memory")
+        self.path = (first if first.is_dir() else first.parent) / f"{work.prefix}-{name}"
+        self.path.mkdir()
+        (self.path / ("memory.limit_in_bytes" if first.is_dir() else "memory.max")).write_text(str(limit_bytes))
+
+    def words(self, command: list[str]) -> list[str]:
+        """Runs a command in it."""
+        return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
+
+    def kills(self) -> int:
+        """Processes that the kernel has killed at the limit."""
+        file = self.path / "memory.oom_control"
+        lines = (file if file.exists() else self.path / "memory.events").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+    def remove(self) -> None:
+        def is_gone() -> bool:
+            with suppress(OSError):  # a process that ends is still in it
+                self.path.rmdir()
+            return not self.path.exists()
+
+        wait_for(f"{self.path} is empty", is_gone, 10)
+
+
 class Criu:
     """A source in namespaces, which is dumped while its clients are there and goes on, and its clones, one at a time."""
 
-    def __init__(self, work: Workspace, enter: Path, below: Path, database: Database, state: str, number: int):
+    def __init__(
+        self, work: Workspace, enter: Path, below: Path, database: Database, state: str, number: int, limit_bytes: int | None
+    ):
         self.work, self.below, self.database, self.number = work, below, database, number
         self.of_source, self.of_clone = Network(work, number, veth=True), Network(work, number + 1, veth=True)
         self.program = byhand.find_criu()
         self.overlay = Overlay(work, below, f"source-{number}")
         self.server = byhand.Entered(enter, "sandbox", self.overlay.root, self.of_source, setup(database, state, NO_RINGS))
+        self.groups = [Group(work, f"{name}-{number}", limit_bytes) for name in ("source", "clone") if limit_bytes]
+        if self.groups:
+            self.server.words = self.groups[0].words(self.server.words)
         self.started = self.server.start()
         self.address = (self.of_source.address, PORT)
         try:
@@ -153,12 +187,19 @@ class Criu:
         self.server.end(self.started)
         self.of_clone.end_servers()
         self.overlay.remove()
+        for group in self.groups:
+            group.remove()
 
     def _criu(self, images: Path, what: str, *words: str, fds: tuple[int, ...] = ()) -> None:
         every = ["-D", str(images), "-o", f"{what}.log", "--file-locks", "--link-remap"]
+        command_line = [*self.program, what, *every, *words]
+        if what == "restore" and self.groups:
+            command_line = self.groups[1].words(command_line)
         done = subprocess.run(
-            [*self.program, what, *every, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            command_line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, pass_fds=fds, timeout=120,
         )  # fmt: skip
         if done.returncode != 0:
-            raise Failed(f"criu {what}: {byhand.causes(images / f'{what}.log')}")
+            kills = sum(group.kills() for group in self.groups)
+            at_limit = f"; the kernel killed {kills} processes at the memory limit" if kills else ""
+            raise Failed(f"criu {what}: {byhand.causes(images / f'{what}.log')}{at_limit}")

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from parkwake.svg import COLOURS, TEXT, number, ticks
 
-LEFT, RIGHT, TOP, WIDTH, HEIGHT, BOTTOM = 78, 30, 118, 980, 520, 50
+LEFT, RIGHT, TOP, WIDTH, HEIGHT, BOTTOM = 78, 30, 136, 980, 540, 50
 # Of the legend: in each row, and their distances.
 COLUMNS, COLUMN, ROW = 4, 225, 18
 
