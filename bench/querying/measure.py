@@ -134,6 +134,8 @@ class Contest:
     def warm_up(self, distribution: str) -> Rows:
         """The first reads of each source, which fill its caches."""
         rows = []
+        if self.criu:
+            self.criu.start_again()
         for name, address in self.sources():
             self.run.say(f"{self.state}, {distribution}: the first reads of {name}")
             found = self.reads(address, distribution, time.time())

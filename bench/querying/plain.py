@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -117,23 +116,33 @@ class Criu:
     ):
         self.work, self.below, self.database, self.number = work, below, database, number
         self.of_source, self.of_clone = Network(work, number, veth=True), Network(work, number + 1, veth=True)
-        self.program = byhand.find_criu()
-        self.overlay = Overlay(work, below, f"source-{number}")
-        self.server = byhand.Entered(enter, "sandbox", self.overlay.root, self.of_source, setup(database, state, NO_RINGS))
+        self.program, self.setup, self.enter = byhand.find_criu(), setup(database, state, NO_RINGS), enter
         self.groups = [Group(work, f"{name}-{number}", limit_bytes) for name in ("source", "clone") if limit_bytes]
+        self.address = (self.of_source.address, PORT)
+        self._start()
+
+    def _start(self) -> None:
+        self.overlay = Overlay(self.work, self.below, f"source-{self.number}")
+        self.server = byhand.Entered(self.enter, "sandbox", self.overlay.root, self.of_source, self.setup)
         if self.groups:
             self.server.words = self.groups[0].words(self.server.words)
         self.started = self.server.start()
-        self.address = (self.of_source.address, PORT)
         try:
-            database.first.ask(*self.address, WITHIN_S, lambda: self.started.process.poll() is not None)
+            self.database.first.ask(*self.address, WITHIN_S, self.has_ended)
         except Failed as e:
             said = self.server.output()
             self.end()
             raise Failed(f"{e}; {said}") from e
 
-    def pids(self) -> Sequence[int]:
-        return [self.started.pid]
+    def has_ended(self) -> bool:
+        return self.started.process.poll() is not None
+
+    def start_again(self) -> None:
+        """A source that has ended, as by a dump at the limit."""
+        if self.has_ended():
+            self.server.end(self.started)
+            self.overlay.remove()
+            self._start()
 
     def dump(self, images: Path) -> dict[str, float]:
         """Milliseconds. The files are copied as soon as the source goes on: its load does not change them."""
