@@ -31,7 +31,7 @@ soak: ## the long runs: many cycles, many procs, faults at every step
 	@scripts/setup
 	$(CARGO) xtask test soak
 
-bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU and the papers; three hours
+bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU and the papers; five hours
 	@scripts/setup build run bench
 	$(CARGO) build --release --locked
 	$(CARGO) build --release --locked -p kip-sandbox --example start_latency
@@ -41,6 +41,7 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/archive
 	bench/sleepers
 	bench/clones
+	bench/ycsb
 	bench/scaling
 	bench/first-minutes
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 NETNS = Path("/run/netns")
@@ -85,6 +86,9 @@ def clean(prefix: str, directory: Path) -> list[str]:
             run("ip", "link", "delete", link)
     if prefix in run("nft", "list", "tables"):
         run("nft", "delete", "table", "inet", prefix)
+    for group in Path("/sys/fs/cgroup").glob(f"*/{prefix}*"):
+        with suppress(OSError):  # it is listed below
+            group.rmdir()
     for _ in range(20):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():
