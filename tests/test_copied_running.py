@@ -50,7 +50,7 @@ def was_parked(proc: Proc) -> bool:
 #   that is copied; the source is not parked for it, however much memory it has, finds no child that
 #   it has not made, and handles signals as before; memory that a fork wipes is zeros in a clone
 # held by: this, `tests/test_copied_running.py::test_a_checkpoint_of_one_moment`
-@pytest.mark.parametrize("options", [(), ("adopts",)], ids=["", "adopts"])
+@pytest.mark.parametrize("options", [(), ("adopts",), ("unix",)], ids=["", "adopts", "CRIU wakes"])
 def test_memory_of_one_moment(kip: Kip, options: tuple[str, ...]) -> None:
     proc, clones = sweeper(kip, *options), list[Proc]()
     for turn in range(4):
@@ -187,6 +187,33 @@ def test_a_clone_answers_before_its_memory_is_copied(slow: Kip, meanwhile: str) 
     slow.cli("sleep", "made")
     assert said(made).startswith("sound")
     assert not was_parked(proc)
+
+
+# promise clones: a clone that CRIU has to wake has the memory of its source at once, as any other
+# held by: this, `tests/test_copied_running.py::test_memory_of_one_moment`
+def test_a_clone_that_criu_wakes_before_its_memory_is_copied(slow: Kip) -> None:
+    proc = sweeper(slow, "unix", size=SMALL)
+    made, command = cloning(proc, "made")
+    assert said(made).startswith("sound, zeros") and not command.done()
+    assert command.result(60).returncode == 0
+    assert made.inspect()["last_wake"]["trigger"] == "clone" and said(made).startswith("sound")
+    kinds = [event["kind"] for event in slow.events() if event["name"] == "made"]
+    assert "refused" not in kinds and kinds.count("woken") == 1
+
+
+# promise clones: a clone that cannot be woken is not made, and the command says why
+def test_a_clone_that_does_not_wake_is_not_made(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip(start=False)
+    kip.up("--fault-at", "clone-published:4000")
+    proc = sweeper(kip)
+    command = ThreadPoolExecutor(1).submit(kip.cli, "clone", "sweeper", "made", check=False)
+    images = kip.data / "procs/made/gen-1"
+    wait_for("the clone has its name", images.exists, 20)
+    (images / "manifest.json").write_bytes(b"damaged")
+    done = command.result(60)
+    assert done.returncode == 1 and "clones of sweeper cannot be made: made cannot be woken" in done.stderr, done
+    assert done.stderr.count("\n") == 1 and kip.names() == ["sweeper"] and not (kip.data / "procs/made").exists()
+    assert said(proc).startswith("sound")
 
 
 # promise clones: the pager alone gives a clone what it needs of memory that is still copied; a

@@ -178,6 +178,7 @@ fn fetch_pages(
 /// Restores the generation for `cause`; returns the host pid of the sandbox's pid 1.
 pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut Steps) -> Result<u32, WakeError> {
     proc.fd_store.unpack().map_err(WakeError::Packed)?;
+    let _settled = proc.settling.read();
     let directory = kip_snapshot::path_of(&proc.dir, generation);
     let mut manifest: Manifest<Body> = kip_snapshot::open(&directory)?;
     let now = Now::read();

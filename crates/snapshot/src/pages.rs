@@ -294,8 +294,12 @@ impl PageFile {
         crc32fast::hash(&self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect::<Vec<u8>>())
     }
 
-    /// The first of some pages, from number `first` on, whose bytes are not the recorded ones.
+    /// The first of some pages, from number `first` on, whose bytes are not the recorded ones. None
+    /// are recorded of a file that is still being filled from copies ([`remote::is_filled`]).
     pub fn first_damaged(&self, first: usize, bytes: &[u8]) -> Option<usize> {
+        if self.sums.is_empty() && self.name.ends_with(UNSYNCED) {
+            return None;
+        }
         let good = |(index, page): (usize, &[u8])| self.sums.get(first + index) == Some(&crc32fast::hash(page));
         bytes.chunks(PAGE).enumerate().position(|page| !good(page)).map(|index| first + index)
     }

@@ -331,9 +331,19 @@ impl Worker {
                 let cause = WakeCause::Request(WakeCommand::StoodStill("clone"));
                 tokio::spawn(async move { clone.ask(|reply| TaskCommand::Wake { cause, reply }).await })
             });
-            // One that does not wake says why itself, and is woken by its first client.
+            let mut refused = None;
             for woken in woken.collect::<Vec<_>>() {
-                let _ = woken.await;
+                let refusal = woken.await.ok().and_then(Result::err);
+                // One that is to wait, for memory say, is woken by its first client.
+                refused = refused.or(refusal.filter(|refusal| refusal.code == Code::Failed));
+            }
+            if let Some(refusal) = refused {
+                for clone in &clones {
+                    self.discard(clone).await;
+                }
+                blocking(move || drop(own_volumes)).await;
+                let message = format!("clones of {origin} cannot be made: {}", refusal.message);
+                return Err(Refusal { message, ..refusal });
             }
         }
         if let Some(mut behind) = behind {

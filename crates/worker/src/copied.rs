@@ -339,9 +339,11 @@ pub(crate) fn finish_copy(
 /// Makes clones whose memory is copied procs like any other.
 pub(crate) fn finish_clones(procs: &[Arc<Proc>]) -> Result<(), String> {
     for proc in procs {
+        let alone = proc.settling.write();
         if let Err(e) = kip_snapshot::settle_cloned(&proc.dir) {
             tracing::debug!(proc = %proc.name, error = chain(&e), "page files are read as ones that are filled");
         }
+        drop(alone);
         if let Err(e) = proc.shared.pager.copied(proc.key.as_str()) {
             tracing::debug!(proc = %proc.name, error = chain(&e), "the pager keeps copies of a clone open");
         }

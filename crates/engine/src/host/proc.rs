@@ -78,6 +78,9 @@ pub struct Proc {
     pub probing: tokio::sync::Mutex<()>,
     /// Held while its ports are reserved and published for a start, or pass to another proc.
     pub placing: tokio::sync::Mutex<()>,
+    /// Held by a wake, and by what makes the generation of a clone one like any other: that puts
+    /// other files in the place of those that the wake reads.
+    pub settling: RwLock<()>,
     /// Its own terminal or open standard input.
     pub console: Arc<Console>,
     /// What it may call outside its network.
@@ -118,6 +121,7 @@ impl Proc {
             absolute_waits: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
             placing: tokio::sync::Mutex::default(),
+            settling: RwLock::default(),
             console: Arc::default(),
             resolver: Resolver::default(),
             egress,
