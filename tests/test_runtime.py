@@ -91,7 +91,10 @@ def test_calls_of_a_program(kip: Kip) -> None:
     assert kip.cli("tree", "cat", "/big", binary=True).stdout == bytes(range(256)) * 4096
     ask(proc, "[c.put(f'/a/{i}', b'') for i in range(1100)]")
     assert ask(proc, "len(c.ls('/a')), c.ls('/a')[-1].path") == "(1101, '/a/d')"
-    assert proc.inspect()["state"] == "running"
+    # Another user of the proc, and another proc.
+    code = "import os, sys; os.setgid(65534); os.setuid(65534); sys.path.insert(0, '/srv'); import kip; print(kip.Client().whoami().name)"
+    assert proc.exec("python3", "-c", code).stdout == "lines\n"
+    assert ask(start(kip, "another"), "c.whoami().name, len(c.ls('/a'))") == "('another', 1101)"
 
 
 # promise runtime: a call that fails is an error of its own kind with one clear line; what a
@@ -242,6 +245,16 @@ def test_no_place_for_it(kip: Kip, tmp_path: Path) -> None:
     assert proc.exec("cat", "/run").stdout == "no directory"
     proc.sleep()
     proc.wake()
+
+
+# promise runtime: a proc in which /run/kip was given another name is told so when it is to sleep
+def test_another_name_for_its_directory(kip: Kip) -> None:
+    proc = start(kip)
+    proc.exec("mv", "/run/kip", "/run/other")
+    assert "/run/kip" in kip.refused("sleep", proc.name, "--to", "parked")
+    proc.exec("mv", "/run/other", "/run/kip")
+    proc.sleep()
+    assert ask(proc, "c.whoami().name") == "'lines'"
 
 
 # promise runtime: a change that is asked for while the daemon is killed again and again is made
