@@ -204,12 +204,13 @@ def test_a_clone_that_criu_wakes_before_its_memory_is_copied(slow: Kip) -> None:
 # promise clones: a clone that cannot be woken is not made, and the command says why
 def test_a_clone_that_does_not_wake_is_not_made(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip(start=False)
+    kip.expected += [r"no plan of the next wake proc=made"]
     kip.up("--fault-at", "clone-published:4000")
-    proc = sweeper(kip)
+    proc = sweeper(kip, "unix")
     command = ThreadPoolExecutor(1).submit(kip.cli, "clone", "sweeper", "made", check=False)
     images = kip.data / "procs/made/gen-1"
     wait_for("the clone has its name", images.exists, 20)
-    (images / "manifest.json").write_bytes(b"damaged")
+    (images / "checkpoint.tar").write_bytes(b"damaged")
     done = command.result(60)
     assert done.returncode == 1 and "clones of sweeper cannot be made: made cannot be woken" in done.stderr, done
     assert done.stderr.count("\n") == 1 and kip.names() == ["sweeper"] and not (kip.data / "procs/made").exists()
@@ -248,6 +249,20 @@ def test_a_clone_is_removed_before_its_memory_is_copied(slow: Kip) -> None:
     made.remove()
     command.result(60)
     assert slow.names() == ["sweeper"] and said(proc).startswith("sound, kept")
+
+
+# promise clones: a clone that is removed before its memory is copied takes no other one along
+def test_one_of_several_clones_is_removed_before_their_memory_is_copied(slow: Kip) -> None:
+    proc = sweeper(slow, size=SMALL)
+    command = ThreadPoolExecutor(1).submit(slow.cli, "clone", "sweeper", "made", "--count", "2", check=False)
+    one, other = Proc(slow, "made-1"), Proc(slow, "made-2")
+    wait_for("both run", lambda: len(slow.names()) == 3 and one.state == other.state == "running", 20)
+    assert not command.done()
+    one.remove()
+    # What its program does with its files meanwhile is no concern of the daemon's.
+    other.exec("sh", "-c", "mkfifo /etc/hosts.new && mv /etc/hosts.new /etc/hosts && rm -rf /usr/share/none")
+    assert command.result(60).returncode == 0, command.result()
+    assert slow.names() == ["made-2", "sweeper"] and said(other).startswith("sound") and said(proc).startswith("sound, kept")
 
 
 # promise clones: clones whose memory cannot be copied to its end are not made, which is said

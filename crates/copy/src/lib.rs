@@ -14,7 +14,7 @@ mod stage;
 pub mod tarred;
 mod tree;
 
-pub use stage::{Becomes, ProcCopy, copy_volume, sync};
+pub use stage::{Becomes, ProcCopy, UnsyncedFiles, copy_volume, sync};
 
 use kip_criu_images::CheckpointImageError;
 use kip_snapshot::SnapshotError;

@@ -173,40 +173,74 @@ pub fn copy_volume(from: &Path, to: &Path) -> Result<(), CopyError> {
     tree::copy(from, to, How::Copied, &[])
 }
 
+/// Files that stay open until they are made durable: a clone has a dozen, and a process may have
+/// only so many.
+const MOST_OPEN: usize = 64;
+
 /// Makes all below a directory durable, but for what is linked and, in `without`, what is not
-/// needed once the machine has been started anew. A program may be changing it meanwhile.
+/// needed once the machine has been started anew.
 ///
 /// # Errors
 /// [`CopyError::Io`].
 pub fn sync(root: &Path, without: Option<&Path>) -> Result<(), CopyError> {
+    let sync_one = |file: File, path: &Path| file.sync_all().map_err(at(path));
+    each_own(root, without, sync_one)
+}
+
+/// Files and directories that are open to be made durable later: a program to which they belong may
+/// put anything in their places meanwhile.
+#[derive(Debug, Default)]
+pub struct UnsyncedFiles(Vec<File>);
+
+impl UnsyncedFiles {
+    /// Opens what [`sync`] makes durable. What is beyond `MOST_OPEN` is made durable at once.
+    ///
+    /// # Errors
+    /// [`CopyError::Io`].
+    pub fn open(root: &Path, without: Option<&Path>) -> Result<UnsyncedFiles, CopyError> {
+        let mut open = Vec::new();
+        each_own(root, without, |file, path| {
+            if open.len() < MOST_OPEN {
+                open.push(file);
+                return Ok(());
+            }
+            file.sync_all().map_err(at(path))
+        })?;
+        Ok(UnsyncedFiles(open))
+    }
+
+    /// Makes them durable, whatever names they have by now.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.iter().try_for_each(File::sync_all)
+    }
+}
+
+/// Opens all that is below a directory and its own.
+fn each_own(
+    root: &Path,
+    without: Option<&Path>,
+    mut take: impl FnMut(File, &Path) -> Result<(), CopyError>,
+) -> Result<(), CopyError> {
     let mut left = vec![root.to_owned()];
     while let Some(path) = left.pop() {
-        match sync_one(root, &path, without) {
-            Ok(more) => left.extend(more),
-            Err(e) if e.kind() == io::ErrorKind::NotFound && path != root => {}
-            Err(e) => return Err(at(&path)(e)),
+        let metadata = fs::symlink_metadata(&path).map_err(at(&path))?;
+        if metadata.is_dir() {
+            for entry in fs::read_dir(&path).map_err(at(&path))? {
+                let entry = entry.map_err(at(&path))?;
+                let is_linked = path == root && LINKED.iter().any(|name| entry.file_name() == *name);
+                if !is_linked && Some(entry.path().as_path()) != without {
+                    left.push(entry.path());
+                }
+            }
+        }
+        if metadata.is_dir() || metadata.is_file() {
+            take(File::open(&path).map_err(at(&path))?, &path)?;
         }
     }
     Ok(())
-}
-
-/// Syncs a file or a directory. Returns what is in it, and is to be synced.
-fn sync_one(root: &Path, path: &Path, without: Option<&Path>) -> io::Result<Vec<PathBuf>> {
-    let metadata = fs::symlink_metadata(path)?;
-    let mut inside = Vec::new();
-    if metadata.is_dir() {
-        for entry in fs::read_dir(path)? {
-            let entry = entry?;
-            let is_linked = path == root && LINKED.iter().any(|name| entry.file_name() == *name);
-            if !is_linked && Some(entry.path().as_path()) != without {
-                inside.push(entry.path());
-            }
-        }
-    }
-    if metadata.is_dir() || metadata.is_file() {
-        File::open(path)?.sync_all()?;
-    }
-    Ok(inside)
 }
 
 #[cfg(test)]

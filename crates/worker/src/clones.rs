@@ -7,7 +7,7 @@
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
 
-use crate::copied::{Behind, CopyTarget, Purpose, SourceCopy, copy_source, finish_clones, finish_copy};
+use crate::copied::{Behind, CopyTarget, Purpose, SourceCopy, copy_source, finish_clones, finish_copy, left_unsynced};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::staging::{CopiedFrom, Moment, Staging};
 use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
@@ -287,7 +287,7 @@ impl Worker {
         started: bool,
         is_new: bool,
     ) -> Result<Vec<Handle>, Refusal> {
-        let (mut clones, mut own_volumes) = (Vec::new(), Vec::new());
+        let (mut clones, mut own_volumes, mut unsynced) = (Vec::new(), Vec::new(), Vec::new());
         for mut staging in staged {
             let of_it = staging.own_volumes.take();
             let published = async {
@@ -296,6 +296,8 @@ impl Worker {
                 own_volumes.extend(of_it);
                 let failed = |why| Refusal::new(Code::Failed, format!("{} cannot be made: {why}", staging.spec.name));
                 durable.map_err(failed)?;
+                let directory = staging.directory();
+                unsynced.push(blocking(move || left_unsynced(&directory)).await.map_err(failed)?);
                 // One that is not started, and has nothing to be woken from, does not run it.
                 let runs = started || generation_in(&staging.record).is_some();
                 let is_held = runs && staging.spec.hooks.after_clone.is_some();
@@ -351,7 +353,7 @@ impl Worker {
             let finished = behind.finish().await;
             fault::reach("clone-filled");
             let procs: Vec<_> = clones.iter().map(|clone| Arc::clone(&clone.proc)).collect();
-            let finished = blocking(move || finished.and_then(|()| finish_clones(&procs))).await;
+            let finished = blocking(move || finished.and_then(|()| finish_clones(&procs, &unsynced))).await;
             if let Err(why) = finished {
                 for clone in &clones {
                     self.discard(clone).await;

@@ -7,9 +7,9 @@
 //! has been started anew since: nothing in the kernel is its own.
 
 use crate::volumes_of_clones::{self, OwnVolume};
-use kip_copy::fill::{Fills, unmark_unfinished};
+use kip_copy::fill::{Fills, is_unfinished, unmark_unfinished};
 use kip_copy::inspected::InspectedGeneration;
-use kip_copy::{Becomes, ProcCopy};
+use kip_copy::{Becomes, ProcCopy, UnsyncedFiles};
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::host::Proc;
@@ -337,7 +337,7 @@ pub(crate) fn finish_copy(
 }
 
 /// Makes clones whose memory is copied procs like any other.
-pub(crate) fn finish_clones(procs: &[Arc<Proc>]) -> Result<(), String> {
+pub(crate) fn finish_clones(procs: &[Arc<Proc>], unsynced: &[UnsyncedFiles]) -> Result<(), String> {
     for proc in procs {
         let alone = proc.settling.write();
         if let Err(e) = kip_snapshot::settle_cloned(&proc.dir) {
@@ -349,15 +349,25 @@ pub(crate) fn finish_clones(procs: &[Arc<Proc>]) -> Result<(), String> {
         }
     }
     // All of them are, or none: what a crash of the machine leaves half done has its mark.
-    for proc in procs {
-        let generation = kip_snapshot::cloned_generation(&proc.dir);
-        kip_copy::sync(&proc.dir, generation.as_deref()).map_err(|e| chain(&e))?;
-    }
-    for proc in procs {
+    unsynced.iter().try_for_each(UnsyncedFiles::sync).map_err(|e| chain(&e))?;
+    // One may have been removed meanwhile, as any other proc.
+    for proc in procs.iter().filter(|proc| is_unfinished(&proc.dir)) {
         unmark_unfinished(&proc.dir).map_err(|e| chain(&e))?;
-        sync_published(&proc.dir).map_err(|e| chain(&e))?;
+        match sync_published(&proc.dir) {
+            Err(e) if proc.dir.exists() => return Err(chain(&e)),
+            _ => {}
+        }
     }
     Ok(())
+}
+
+/// What of a clone is made durable by [`finish_clones`], opened before its program runs.
+pub(crate) fn left_unsynced(directory: &Path) -> Result<UnsyncedFiles, String> {
+    if !is_unfinished(directory) {
+        return Ok(UnsyncedFiles::default());
+    }
+    let generation = kip_snapshot::cloned_generation(directory);
+    UnsyncedFiles::open(directory, generation.as_deref()).map_err(|e| chain(&e))
 }
 
 /// Waits until the source runs.
