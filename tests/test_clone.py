@@ -562,7 +562,7 @@ def test_with_a_store(archiving: Kip) -> None:
 
 # promise clones: killed in the middle, the next daemon has the source as it was, and the clone
 #   whole or not at all
-@pytest.mark.parametrize("step", ["park-frozen", "copy-held", "copy-files", "copy-written", "copy-sealed", "clone-copied", "clone-synced", "clone-published"])
+@pytest.mark.parametrize("step", ["park-frozen", "copy-held", "copy-files", "copy-written", "copy-sealed", "clone-copied", "clone-synced", "clone-published", "clone-filled"])
 def test_killed_in_the_middle(fresh_kip: Callable[..., Kip], step: str) -> None:
     kip = fresh_kip(start=False)
     kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_GONE]
@@ -573,12 +573,25 @@ def test_killed_in_the_middle(fresh_kip: Callable[..., Kip], step: str) -> None:
     assert kip.wait_dead(30) == -signal.SIGKILL
     kip.up()
     assert Redis(proc.port()).ask("GET", "key") == b"value"
-    assert kip.names() == (["other", "redis"] if step == "clone-published" else ["redis"]) == directories(kip)
-    if step == "clone-published":
-        assert Redis(Proc(kip, "other").port()).ask("GET", "key") == b"value"
-    else:
-        (other,) = clone(proc, "other")
-        assert Redis(other.port()).ask("GET", "key") == b"value"
+    # It is one when the command ends.
+    assert kip.names() == ["redis"] == directories(kip)
+    (other,) = clone(proc, "other")
+    assert Redis(other.port()).ask("GET", "key") == b"value"
+
+
+# promise clones: one that sleeps is one from the moment on at which it has its name
+def test_killed_when_it_has_its_name(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip(start=False)
+    kip.expected += [*logged.DAEMON_KILLED, *logged.KEEPER_GONE]
+    kip.up("--fault-at", "clone-published")
+    proc = redis(kip)
+    Redis(proc.port()).ask("SET", "key", "value")
+    proc.sleep()
+    kip.cli("clone", "redis", "other", check=False)
+    assert kip.wait_dead(30) == -signal.SIGKILL
+    kip.up()
+    assert kip.names() == ["other", "redis"] == directories(kip)
+    assert Redis(Proc(kip, "other").port()).ask("GET", "key") == b"value"
 
 
 # promise clones: a clone outlives the daemon, the keeper, a restart of the machine and its source

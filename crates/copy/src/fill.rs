@@ -240,11 +240,11 @@ impl Fills {
     }
 }
 
-/// In a clone's directory: its memory is still copied.
+/// In a clone's directory: it does not run yet, or its memory is still copied.
 const UNFINISHED: &str = "unfinished";
 
-/// Notes of a clone that it is one only once its memory is copied. Nothing of it is synced until
-/// then: a file system that keeps changes of directories in their order has this in each state in
+/// Notes of a clone that it is one only once it runs and its memory is copied. Nothing of it is
+/// synced until then: a file system that keeps changes of directories in their order has this in each state in
 /// which it has the clone's name.
 ///
 /// # Errors

@@ -7,14 +7,16 @@
 //! A clone is made in a directory that has no proc's name yet, and gets the name when all of it is
 //! on disk: a crash before that leaves what the next daemon removes, after it a parked proc.
 
-use crate::copied::{Behind, CopyTarget, Purpose, SourceCopy, copy_source, finish_clones, finish_copy, left_unsynced};
+use crate::copied::{
+    Behind, CopyTarget, Purpose, SourceCopy, begin_unfinished, copy_source, finish_clones, finish_copy,
+};
 use crate::lineage::{Checkpoint, generation_in};
 use crate::staging::{CopiedFrom, Moment, Staging};
 use crate::volumes_of_clones::{self, OwnVolumes, check_dropped};
 use crate::worker::{NameClaim, NotReady, Worker, first, until_ready};
 use kip_checkpoint::plan::PLAN;
 use kip_copy::Becomes;
-use kip_copy::fill::{is_unfinished, mark_unfinished};
+use kip_copy::fill::is_unfinished;
 use kip_engine::blocking::blocking;
 use kip_engine::cause::{WakeCause, WakeCommand};
 use kip_engine::fd_store::FdStore;
@@ -147,7 +149,7 @@ impl Worker {
         let SourceCopy { mut record, was_awake, still_us, inspected, behind, .. } = copied;
         record.wakes_again = was_awake && !asleep;
         let generation = generation_in(&record);
-        let (worker, others, is_behind) = (self.clone(), names[1..].to_vec(), behind.is_some());
+        let (worker, others) = (self.clone(), names[1..].to_vec());
         let (notes, staged) = blocking(move || {
             first.settle(&record)?;
             let (source, directory) = (&moment.spec.name, first.directory());
@@ -175,10 +177,6 @@ impl Worker {
                 other.settle(&record)?;
                 staged.push(other);
             }
-            // Until all of its memory is copied, no clone is one.
-            let mark = |staging: &Staging| mark_unfinished(&staging.directory());
-            let marked = staged.iter().filter(|_| is_behind).try_for_each(mark);
-            marked.map_err(|e| Purpose::Clone.refuse(source, Code::Failed, &chain(&e)))?;
             Ok::<_, Refusal>((notes, staged))
         })
         .await?;
@@ -297,7 +295,10 @@ impl Worker {
                 let failed = |why| Refusal::new(Code::Failed, format!("{} cannot be made: {why}", staging.spec.name));
                 durable.map_err(failed)?;
                 let directory = staging.directory();
-                unsynced.push(blocking(move || left_unsynced(&directory)).await.map_err(failed)?);
+                if awake {
+                    // It is one once it runs, and all of its memory is copied.
+                    unsynced.push(blocking(move || begin_unfinished(&directory)).await.map_err(failed)?);
+                }
                 // One that is not started, and has nothing to be woken from, does not run it.
                 let runs = started || generation_in(&staging.record).is_some();
                 let is_held = runs && staging.spec.hooks.after_clone.is_some();
@@ -348,12 +349,17 @@ impl Worker {
                 return Err(Refusal { message, ..refusal });
             }
         }
-        if let Some(mut behind) = behind {
-            behind.clones_run();
-            let finished = behind.finish().await;
+        if awake {
+            let copied = match behind {
+                Some(mut behind) => {
+                    behind.clones_run();
+                    behind.finish().await
+                }
+                None => Ok(()),
+            };
             fault::reach("clone-filled");
             let procs: Vec<_> = clones.iter().map(|clone| Arc::clone(&clone.proc)).collect();
-            let finished = blocking(move || finished.and_then(|()| finish_clones(&procs, &unsynced))).await;
+            let finished = blocking(move || copied.and_then(|()| finish_clones(&procs, &unsynced))).await;
             if let Err(why) = finished {
                 for clone in &clones {
                     self.discard(clone).await;
@@ -401,7 +407,7 @@ impl Worker {
             let generation =
                 generation_in(&staging.record).filter(|_| runs).map(|of| kip_snapshot::path_of(&directory, of));
             let mut made = staging.made.take().expect("it is published once");
-            // What is still copied is synced when that is done.
+            // What runs at once is synced when it does.
             if !is_unfinished(&directory) {
                 kip_copy::sync(&directory, generation.as_deref()).map_err(|e| {
                     Refusal::new(Code::Failed, format!("{} cannot be made: {}", staging.spec.name, chain(&e)))

@@ -7,7 +7,7 @@
 //! has been started anew since: nothing in the kernel is its own.
 
 use crate::volumes_of_clones::{self, OwnVolume};
-use kip_copy::fill::{Fills, is_unfinished, unmark_unfinished};
+use kip_copy::fill::{Fills, is_unfinished, mark_unfinished, unmark_unfinished};
 use kip_copy::inspected::InspectedGeneration;
 use kip_copy::{Becomes, ProcCopy, UnsyncedFiles};
 use kip_engine::blocking::blocking;
@@ -361,11 +361,10 @@ pub(crate) fn finish_clones(procs: &[Arc<Proc>], unsynced: &[UnsyncedFiles]) -> 
     Ok(())
 }
 
-/// What of a clone is made durable by [`finish_clones`], opened before its program runs.
-pub(crate) fn left_unsynced(directory: &Path) -> Result<UnsyncedFiles, String> {
-    if !is_unfinished(directory) {
-        return Ok(UnsyncedFiles::default());
-    }
+/// Notes of a clone that it is one only when [`finish_clones`] has made it durable. Returns what
+/// that makes so, opened before the clone's program runs.
+pub(crate) fn begin_unfinished(directory: &Path) -> Result<UnsyncedFiles, String> {
+    mark_unfinished(directory).map_err(|e| chain(&e))?;
     let generation = kip_snapshot::cloned_generation(directory);
     UnsyncedFiles::open(directory, generation.as_deref()).map_err(|e| chain(&e))
 }
