@@ -244,8 +244,8 @@ impl Fills {
 const UNFINISHED: &str = "unfinished";
 
 /// Notes of a clone that it is one only once it runs and its memory is copied. Nothing of it is
-/// synced until then: a file system that keeps changes of directories in their order has this in each state in
-/// which it has the clone's name.
+/// synced until then: a file system that keeps changes of directories in their order has this in
+/// each state in which it has the clone's name.
 ///
 /// # Errors
 /// The file system's.
