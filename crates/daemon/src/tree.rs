@@ -5,7 +5,7 @@
 //! opens it again if that can be.
 
 use async_trait::async_trait;
-use kip_meta::{EmbeddedMeta, KeptHistory, MetaError};
+use kip_meta::{EmbeddedMeta, KeptHistory, Meta, MetaError};
 use kip_service::{Feed, TreeFile, TreeService};
 use kip_tree::{FileWrite, NameTree, TreeError};
 use kip_types::api::tree::{
@@ -32,14 +32,21 @@ pub(crate) struct KeptTree(Arc<TreeOf>);
 struct TreeOf {
     path: PathBuf,
     /// None if it could not be opened yet.
-    meta: Mutex<Option<Arc<EmbeddedMeta>>>,
+    open: Mutex<Option<OpenTree>>,
+}
+
+/// A store, and the trees in it.
+#[derive(Clone)]
+struct OpenTree {
+    meta: Arc<EmbeddedMeta>,
+    tree: NameTree,
 }
 
 impl KeptTree {
     /// Opens the tree of a data directory, or makes an empty one. Blocks.
     pub(crate) fn open(data: &Path) -> KeptTree {
-        let tree = KeptTree(Arc::new(TreeOf { path: data.join(FILE), meta: Mutex::default() }));
-        if let Err(error) = tree.0.meta() {
+        let tree = KeptTree(Arc::new(TreeOf { path: data.join(FILE), open: Mutex::default() }));
+        if let Err(error) = tree.0.open() {
             let error = kip_types::chain(&error);
             tracing::error!(error, "there is no name tree, until its file can be opened");
         }
@@ -49,34 +56,35 @@ impl KeptTree {
     /// Its file, for a backup.
     pub(crate) fn file(&self) -> OwnFile {
         let tree = self.clone();
-        let copy = move |to: &Path| tree.0.meta().and_then(|meta| meta.copy(to)).map_err(io::Error::other);
+        let copy = move |to: &Path| tree.0.open().and_then(|open| open.meta.copy(to)).map_err(io::Error::other);
         OwnFile { name: FILE, copy: Arc::new(copy) }
     }
 
     async fn tree(&self) -> Result<NameTree, Refusal> {
         // Another request may be opening it, which takes as long as the disk needs.
-        let open = self.0.meta.try_lock().and_then(|meta| meta.clone());
-        if let Some(meta) = open {
-            return Ok(NameTree::new(meta));
+        let open = self.0.open.try_lock().and_then(|open| open.clone());
+        if let Some(open) = open {
+            return Ok(open.tree);
         }
         let of_it = Arc::clone(&self.0);
-        let opened = tokio::task::spawn_blocking(move || of_it.meta()).await.expect("to open a store does not panic");
-        opened.map(|meta| NameTree::new(meta)).map_err(|error| refused(error.into()))
+        let opened = tokio::task::spawn_blocking(move || of_it.open()).await.expect("to open a store does not panic");
+        opened.map(|open| open.tree).map_err(|error| refused(error.into()))
     }
 }
 
 impl TreeOf {
     /// Opens it if it is not open. Blocks.
-    fn meta(&self) -> Result<Arc<EmbeddedMeta>, MetaError> {
-        let mut meta = self.meta.lock();
-        let opened = match &*meta {
-            Some(meta) => Arc::clone(meta),
+    fn open(&self) -> Result<OpenTree, MetaError> {
+        let mut open = self.open.lock();
+        let opened = match &*open {
+            Some(open) => open.clone(),
             None => {
                 let kept = KeptHistory { has_values_of: kip_tree::has_past, ..KeptHistory::default() };
-                Arc::new(EmbeddedMeta::open(&self.path, kept)?)
+                let meta = Arc::new(EmbeddedMeta::open(&self.path, kept)?);
+                OpenTree { tree: NameTree::new(Arc::clone(&meta) as Arc<dyn Meta>), meta }
             }
         };
-        Ok(Arc::clone(meta.insert(opened)))
+        Ok(open.insert(opened).clone())
     }
 }
 

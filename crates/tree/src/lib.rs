@@ -5,7 +5,9 @@
 //! | [`tree`] | [`NameTree`]: read, write, make, remove, move |
 //! | `layout` | keys and entries in the store |
 //! | `walk` | from a path to its node, and what must still be so when a change is made |
-//! | [`watch`] | changes of nodes, by their paths |
+//! | `places` | where directories are, and changes by their paths |
+//! | `follow` | the reading of changes that all watches of a realm share |
+//! | [`watch`] | watches of nodes |
 //! | [`lease`] | leases of a realm |
 //! | [`elect`] | leaders |
 //! | [`error`] | what can go wrong, one line each |
@@ -23,8 +25,10 @@
 
 pub mod elect;
 pub mod error;
+mod follow;
 mod layout;
 pub mod lease;
+mod places;
 pub mod tree;
 mod walk;
 pub mod watch;

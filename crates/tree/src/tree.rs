@@ -1,7 +1,9 @@
 //! The tree: read, write, make, remove, move.
 
 use crate::error::TreeError;
+use crate::follow::RealmFollowers;
 use crate::layout::{self, DirectoryPlace, Node, NodeEntry};
+use crate::places::DirectoryPlaces;
 use crate::walk;
 use kip_meta::{Condition, KeySet, LeaseId, Meta, RangeRequest, Transaction, TransactionOutcome};
 use kip_types::name::Realm;
@@ -20,6 +22,7 @@ const AT_ONCE: usize = 1000;
 #[derive(Clone)]
 pub struct NameTree {
     pub(crate) meta: Arc<dyn Meta>,
+    pub(crate) followers: Arc<RealmFollowers>,
 }
 
 /// How a file is written.
@@ -63,7 +66,7 @@ impl Attempt {
 impl NameTree {
     /// Trees in this store.
     pub fn new(meta: Arc<dyn Meta>) -> NameTree {
-        NameTree { meta }
+        NameTree { meta, followers: Arc::default() }
     }
 
     /// A node, without its contents.
@@ -295,7 +298,7 @@ impl NameTree {
 
     /// Refuses a move after which nodes would be deeper than a path can say.
     async fn check_depth(&self, realm: &Realm, id: &str, to: &TreePath) -> Result<(), TreeError> {
-        let (places, _) = self.places(realm, None).await?;
+        let (places, _) = DirectoryPlaces::read(&*self.meta, realm, None).await?;
         // Files are one deeper than the directories that they are in.
         let depth = to.names().count() + places.height(id) + 1;
         if depth > DEEPEST_PATH { Err(TreeError::TooDeep(to.clone())) } else { Ok(()) }

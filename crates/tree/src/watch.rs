@@ -1,69 +1,40 @@
-//! Changes of nodes, by their paths.
+//! Watches of nodes.
 //!
-//! The store tells changes of entries, which have the id of their directory. Where directories are
-//! is read at the revision at which the watch begins, and kept up with from the same changes.
+//! All watches of a realm have one reading of its changes, and with it one knowledge of where
+//! directories are (`follow`). A watch that begins in the past, or was too slow, reads for itself
+//! until it is where that is.
 
 use crate::error::TreeError;
-use crate::layout::{self, DirectoryPlace, ROOT, WatchedKey};
+use crate::follow::{RealmFollower, RealmFollowers, RevisionChanges};
+use crate::layout;
+use crate::places::DirectoryPlaces;
 use crate::tree::NameTree;
-use kip_meta::{ChangeBatch, MetaWatch, RangeRequest};
+use kip_meta::{KeySet, Meta, MetaError, MetaWatch, RangeRequest};
 use kip_types::name::Realm;
-use kip_types::tree::{DEEPEST_PATH, TreeChange, TreeChangeKind, TreePath};
-use std::collections::HashMap;
+use kip_types::tree::{TreeChange, TreeChangeKind, TreePath};
+use std::sync::{Arc, Weak};
+use tokio::sync::broadcast;
 
-/// Where directories are, by their ids.
-#[derive(Default)]
-pub(crate) struct DirectoryPlaces(HashMap<String, DirectoryPlace>);
-
-impl DirectoryPlaces {
-    /// The path of a directory; none for one that is not there, or too deep for a path.
-    fn path(&self, id: &str) -> Option<TreePath> {
-        let (mut names, mut at) = (Vec::new(), id);
-        while at != ROOT {
-            let place = self.0.get(at)?;
-            names.push(place.name.as_str());
-            at = &place.parent;
-            if names.len() > DEEPEST_PATH {
-                return None;
-            }
-        }
-        Some(names.into_iter().rev().fold(TreePath::root(), |path, name| path.join(name)))
-    }
-
-    /// How many directories are one in the other below this one, at most.
-    pub(crate) fn height(&self, id: &str) -> usize {
-        let mut children: HashMap<&str, Vec<&str>> = HashMap::new();
-        for (id, place) in &self.0 {
-            children.entry(&place.parent).or_default().push(id);
-        }
-        let (mut height, mut level) = (0, vec![id]);
-        loop {
-            level = level.into_iter().flat_map(|id| children.get(id).into_iter().flatten().copied()).collect();
-            if level.is_empty() || height > DEEPEST_PATH {
-                return height;
-            }
-            height += 1;
-        }
-    }
+/// Where a watch has its changes from.
+enum WatchSource {
+    /// Its own reading.
+    Own { watch: MetaWatch, places: DirectoryPlaces },
+    /// That of all watches of its realm.
+    Shared(broadcast::Receiver<Arc<RevisionChanges>>),
 }
 
 /// Changes of a node, or of a whole subtree.
 pub struct TreeWatch {
-    watch: MetaWatch,
+    /// Not held: the store is closed when the trees are dropped, whatever is watched.
+    meta: Weak<dyn Meta>,
+    followers: Arc<RealmFollowers>,
+    follower: Arc<RealmFollower>,
+    source: WatchSource,
     realm: Realm,
     path: TreePath,
     with_all_below: bool,
-    places: DirectoryPlaces,
     /// The revision up to which everything was given.
     seen: u64,
-}
-
-/// An entry that is in a batch, before it is known what became of its node.
-struct Changed {
-    change: TreeChange,
-    /// The id of the node that was here, and of that which is.
-    before: Option<String>,
-    now: Option<String>,
 }
 
 impl NameTree {
@@ -72,7 +43,7 @@ impl NameTree {
     /// concerns it, too.
     ///
     /// # Errors
-    /// [`TreeError::Forgotten`].
+    /// [`TreeError::Forgotten`], [`TreeError::NotYet`].
     pub async fn watch(
         &self,
         realm: &Realm,
@@ -80,24 +51,31 @@ impl NameTree {
         after: Option<u64>,
         with_all_below: bool,
     ) -> Result<TreeWatch, TreeError> {
-        let (places, seen) = self.places(realm, after).await?;
-        let watch = self.meta.watch(layout::watched(realm), seen + 1).await?;
-        Ok(TreeWatch { watch, realm: realm.clone(), path: path.clone(), with_all_below, places, seen })
-    }
-
-    /// Where all directories were at a revision, or are; and the revision.
-    pub(crate) async fn places(&self, realm: &Realm, at: Option<u64>) -> Result<(DirectoryPlaces, u64), TreeError> {
-        let mut request = RangeRequest::all(layout::places(realm));
-        request.at = at;
-        let found = self.meta.range(&request).await?;
-        let mut places = DirectoryPlaces::default();
-        for kv in &found.keys {
-            if let Some(WatchedKey::Place(id)) = layout::watched_key(realm, &kv.key) {
-                places.0.insert(id.to_owned(), layout::decode(&kv.value)?);
-            }
+        let follower = self.followers.of(&*self.meta, realm).await?;
+        // What comes between this and the revision of now is left out.
+        let new = follower.all_new();
+        let nothing = RangeRequest::all(KeySet::One(layout::entry(realm, "", ""))).limit(1);
+        let newest = self.meta.range(&nothing).await?.revision;
+        if let Some(wanted) = after.filter(|after| *after > newest) {
+            return Err(TreeError::NotYet { wanted, newest });
         }
-        Ok((places, at.unwrap_or(found.revision)))
+        let seen = after.unwrap_or(newest);
+        let shared = if after.is_none() { new } else { follower.after(seen) };
+        let source = match shared {
+            Some(changes) => WatchSource::Shared(changes),
+            None => own_source(&*self.meta, realm, seen).await?,
+        };
+        let (meta, followers) = (Arc::downgrade(&self.meta), Arc::clone(&self.followers));
+        let (realm, path) = (realm.clone(), path.clone());
+        Ok(TreeWatch { meta, followers, follower, source, realm, path, with_all_below, seen })
     }
+}
+
+/// A reading of a watch's own after a revision.
+async fn own_source(meta: &dyn Meta, realm: &Realm, seen: u64) -> Result<WatchSource, TreeError> {
+    let (places, _) = DirectoryPlaces::read(meta, realm, Some(seen)).await?;
+    let watch = meta.watch(layout::watched(realm), seen + 1).await?;
+    Ok(WatchSource::Own { watch, places })
 }
 
 impl TreeWatch {
@@ -112,15 +90,41 @@ impl TreeWatch {
     /// [`TreeError::Forgotten`] if the watch is too slow; those of the store.
     pub async fn next(&mut self) -> Result<Vec<TreeChange>, TreeError> {
         loop {
-            let batch = self.watch.next().await?;
-            let revision = batch.revision;
-            let changes = self.take(batch)?;
-            self.seen = revision;
-            let all: Vec<TreeChange> = changes.into_iter().filter(|change| self.concerns(change)).collect();
+            let all = match &mut self.source {
+                WatchSource::Own { watch, places } => {
+                    let batch = watch.next().await?;
+                    let revision = batch.revision;
+                    let changes = places.take(&self.realm, batch)?;
+                    self.seen = revision;
+                    if let Some(shared) = self.follower.after(revision) {
+                        self.source = WatchSource::Shared(shared);
+                    }
+                    self.of_it(&changes)
+                }
+                WatchSource::Shared(changes) => match changes.recv().await {
+                    Ok(of_revision) if of_revision.revision <= self.seen => continue,
+                    Ok(of_revision) => {
+                        self.seen = of_revision.revision;
+                        self.of_it(&of_revision.changes)
+                    }
+                    // It was too slow, or the reading has failed.
+                    Err(_) => {
+                        let meta = self.meta.upgrade().ok_or(TreeError::Store(MetaError::Closed))?;
+                        self.source = own_source(&*meta, &self.realm, self.seen).await?;
+                        self.follower = self.followers.of(&*meta, &self.realm).await?;
+                        continue;
+                    }
+                },
+            };
             if !all.is_empty() {
                 return Ok(all);
             }
         }
+    }
+
+    /// Those that concern it.
+    fn of_it(&self, changes: &[TreeChange]) -> Vec<TreeChange> {
+        changes.iter().filter(|change| self.concerns(change)).cloned().collect()
     }
 
     fn concerns(&self, change: &TreeChange) -> bool {
@@ -130,67 +134,4 @@ impl TreeWatch {
                 || change.kind == TreeChangeKind::Moved && self.path.is_within(path)
         })
     }
-
-    /// All changes of a revision, and where directories are after it.
-    fn take(&mut self, batch: ChangeBatch) -> Result<Vec<TreeChange>, TreeError> {
-        let ChangeBatch { revision, changes } = batch;
-        let mut entries = Vec::new();
-        let mut moved = Vec::new();
-        for change in &changes {
-            match layout::watched_key(&self.realm, &change.key) {
-                Some(WatchedKey::Place(id)) => moved.push((id, change)),
-                Some(WatchedKey::Entry(directory, name)) => entries.push((directory, name, change)),
-                None => {}
-            }
-        }
-        // Paths of what is gone are those of before, and of what is there those of now.
-        let before: Vec<_> = entries.iter().map(|(directory, ..)| self.places.path(directory)).collect();
-        for (id, change) in moved {
-            match &change.now {
-                Some(kv) => self.places.0.insert(id.to_owned(), layout::decode(&kv.value)?),
-                None => self.places.0.remove(id),
-            };
-        }
-        let mut all = Vec::new();
-        for ((directory, name, change), before) in entries.into_iter().zip(before) {
-            let parent = if change.now.is_some() { self.places.path(directory) } else { before };
-            let Some(path) = parent.map(|parent| parent.join(name)) else { continue };
-            let was = change.before.as_ref().map(layout::node).transpose()?;
-            let is = change.now.as_ref().map(layout::node).transpose()?;
-            let kind = match (&was, &is) {
-                (_, None) => TreeChangeKind::Removed,
-                (Some(_), Some(_)) => TreeChangeKind::Written,
-                (None, Some(node)) if node.created == node.modified => TreeChangeKind::Created,
-                // The store has forgotten what was before.
-                (None, Some(_)) => TreeChangeKind::Written,
-            };
-            let node = is.as_ref().map(|node| node.stat(path.clone()));
-            all.push(Changed {
-                change: TreeChange { revision, kind, path, from: None, node },
-                before: was.map(|node| node.entry.id),
-                now: is.map(|node| node.entry.id),
-            });
-        }
-        Ok(paired(all))
-    }
-}
-
-/// Makes one change of the two entries of a node that was moved.
-fn paired(mut all: Vec<Changed>) -> Vec<TreeChange> {
-    let gone: HashMap<String, TreePath> = all
-        .iter()
-        .filter(|changed| changed.now.is_none())
-        .filter_map(|changed| Some((changed.before.clone()?, changed.change.path.clone())))
-        .collect();
-    let mut left = Vec::new();
-    for changed in &mut all {
-        let from = changed.now.as_ref().and_then(|id| gone.get(id));
-        if let Some(from) = from {
-            changed.change.kind = TreeChangeKind::Moved;
-            changed.change.from = Some(from.clone());
-            left.push(from.clone());
-        }
-    }
-    let stays = |changed: &Changed| changed.now.is_some() || !left.contains(&changed.change.path);
-    all.into_iter().filter(stays).map(|changed| changed.change).collect()
 }

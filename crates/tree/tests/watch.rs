@@ -107,6 +107,46 @@ async fn the_end_of_a_lease_is_watched() {
     assert_eq!(gone, ["Removed /a", "Removed /b"]);
 }
 
+// promise tree: all watches of a realm know one list of its directories; each misses nothing, from
+//   wherever it begins and however slow it is
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_watches_miss_nothing() {
+    const WRITES: u64 = 600;
+    let grove = grove();
+    let (tree, root) = (&grove.tree, TreePath::root());
+    mkdir(tree, "/d").await;
+    let begin = put(tree, "/d/f", "").await;
+    let mut slow = tree.watch(&realm(), &root, None, true).await.unwrap();
+    let mut watches = tokio::task::JoinSet::new();
+    for number in 0..WRITES {
+        let version = put(tree, "/d/f", &number.to_string()).await;
+        if number % 60 == 0 {
+            // From the beginning, from somewhere, and from now on.
+            for after in [Some(begin), Some(version - number / 2), None] {
+                let (tree, root) = (tree.clone(), root.clone());
+                let mut watch = tree.watch(&realm(), &root, after, true).await.unwrap();
+                watches.spawn(async move {
+                    let mut expected = after.unwrap_or(version) + 1;
+                    while expected <= begin + WRITES {
+                        let changes = next(&mut watch).await;
+                        assert_eq!(
+                            (changes.len(), changes[0].revision, short(&changes[0]).as_str()),
+                            (1, expected, "Written /d/f")
+                        );
+                        expected += 1;
+                    }
+                });
+            }
+        }
+    }
+    while let Some(done) = watches.join_next().await {
+        done.unwrap();
+    }
+    for revision in begin + 1..=begin + WRITES {
+        assert_eq!(next(&mut slow).await[0].revision, revision);
+    }
+}
+
 // promise tree: a watch that would begin before what is kept is refused in one clear line
 #[tokio::test]
 async fn what_is_forgotten_is_refused() {
