@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ALL_KIPS
 
-from harness import servers
+from harness import logged, servers
 from harness.clients import Lines, http_get
 from harness.kip import Kip, Proc, daemon
 from harness.programs import SOURCES
@@ -80,7 +80,7 @@ def test_each_is_the_one_that_it_was(kip: Kip, request: pytest.FixtureRequest, c
 # held by: this, `kip_keeper::bundle::tests::what_waits_lives_and_is_given_again_and_again`
 def test_open_files_of_a_proc(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
     kip = fresh_kip("--store", str(store))
-    kip.expected += ["the keeper died"]
+    kip.expected += logged.KEEPER_KILLED
     procs = 5
 
     def open_files() -> list[int]:
