@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from harness.clients import Lines, listens
 from harness.kip import Kip, Proc, daemon
-from harness.programs import SOURCES
+from harness.programs import SOURCES, tarball
 from harness.wait import wait_for
 from test_clone import clone
 from test_tree import cat, clear, grant, ls, put
@@ -90,7 +91,10 @@ def test_calls_of_a_program(kip: Kip) -> None:
     assert kip.cli("tree", "cat", "/big", binary=True).stdout == bytes(range(256)) * 4096
     ask(proc, "[c.put(f'/a/{i}', b'') for i in range(1100)]")
     assert ask(proc, "len(c.ls('/a')), c.ls('/a')[-1].path") == "(1101, '/a/d')"
-    assert proc.inspect()["state"] == "running"
+    # Another user of the proc, and another proc.
+    code = "import os, sys; os.setgid(65534); os.setuid(65534); sys.path.insert(0, '/srv'); import kip; print(kip.Client().whoami().name)"
+    assert proc.exec("python3", "-c", code).stdout == "lines\n"
+    assert ask(start(kip, "another"), "c.whoami().name, len(c.ls('/a'))") == "('another', 1101)"
 
 
 # promise runtime: a call that fails is an error of its own kind with one clear line; what a
@@ -196,6 +200,63 @@ def test_the_daemon_is_killed(kip: Kip, tier: str) -> None:
     assert ask(proc, "c.whoami().name, c._connection is before") == "('lines', True)"
 
 
+# promise runtime: a daemon that is killed at any step of a call leaves a connection that goes on; a
+#   change is answered, or is an error that says that it may be done
+@pytest.mark.parametrize(
+    ("step", "answer", "there"),
+    [
+        ("runtime-held", "'/x'", True),
+        ("runtime-begun", "OutcomeUnknown: ", False),
+        ("runtime-done", "OutcomeUnknown: ", True),
+        ("runtime-answered", "'/x'", True),
+    ],
+)
+def test_killed_at_each_step(fresh_kip: Callable[..., Kip], step: str, answer: str, there: bool) -> None:
+    kip = fresh_kip()
+    proc = start(kip)
+    if step != "runtime-held":
+        ask(proc, "before = c.whoami() and c._connection")
+    kip.kill()
+    kip.up("--fault-at", step)
+    lines = Lines(proc.port())
+    lines.socket.sendall(b"c.put('/x', b'').path\n")
+    assert kip.wait_dead() == -signal.SIGKILL
+    kip.up()
+    assert lines.reader.readline().decode().startswith(answer)
+    assert ("x" in ls(kip)) == there
+    assert lines.ask("c.whoami().name") == "'lines'"
+    if step != "runtime-held":
+        assert lines.ask("c._connection is before") == "True"
+    assert lines.ask("c.put('/y', b'').path, c.put('/x', b'').path") == "('/y', '/x')"
+
+
+# promise runtime: a proc that has something else in the place of the socket starts and sleeps
+#   without one, and nothing is made in a volume there
+def test_no_place_for_it(kip: Kip, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    tar = tarball(tmp_path / "files.tar", {"run": b"no directory"})
+    for name, flags in [("volume", ["-v", f"{tmp_path}/run:/run"]), ("memory", ["--tmpfs", "/run"])]:
+        proc = kip.run(name, ["sleep", "1000"], flags=[*flags, "--never-sleep"])
+        assert "runtime" not in proc.exec("find", "/run").stdout
+        proc.sleep()
+        proc.wake()
+    assert list((tmp_path / "run").iterdir()) == []
+    proc = kip.run("file", ["sleep", "1000"], tar=tar, flags=["--never-sleep"])
+    assert proc.exec("cat", "/run").stdout == "no directory"
+    proc.sleep()
+    proc.wake()
+
+
+# promise runtime: a proc in which /run/kip was given another name is told so when it is to sleep
+def test_another_name_for_its_directory(kip: Kip) -> None:
+    proc = start(kip)
+    proc.exec("mv", "/run/kip", "/run/other")
+    assert "/run/kip" in kip.refused("sleep", proc.name, "--to", "parked")
+    proc.exec("mv", "/run/other", "/run/kip")
+    proc.sleep()
+    assert ask(proc, "c.whoami().name") == "'lines'"
+
+
 # promise runtime: a change that is asked for while the daemon is killed again and again is made
 #   once, or the error says that it is not known whether it was
 def test_changes_while_the_daemon_is_killed(kip: Kip) -> None:
@@ -238,6 +299,18 @@ def test_a_clone_connects_anew(kip: Kip, state: str) -> None:
     for one in (made, proc):
         wait_for("each has seen the change", lambda one=one: ask(one, "seen") == "[[('/w/x', 0)]]", 20)
     assert ask(proc, "c.whoami().name") == "'lines'"
+
+
+# promise runtime: a proc that is rolled back connects anew, and its watch goes on
+def test_a_rollback_connects_anew(kip: Kip) -> None:
+    proc = start(kip)
+    ask(proc, "c.mkdir('/w')")
+    assert ask(proc, WATCH) == "None"
+    kip.cli("checkpoint", proc.name, "--tag", "then")
+    kip.cli("rollback", proc.name, "--to", "then")
+    assert ask(proc, "c.whoami().name, c.whoami().clone_count") == "('lines', 2)"
+    put(kip, "/w/x", "")
+    wait_for("its watch goes on", lambda: echo(kip) == "[('/w/x', 0)]", 20)
 
 
 def frame(body: bytes) -> str:

@@ -313,10 +313,14 @@ pub const WITHOUT_FIRST_THREAD: &str =
     "the first thread of a process has ended while others of it go on, pthread_exit(3)";
 
 /// CRIU's words for a refusal, and the same refusal in words of the program's owner.
-const WORDS: [(&str, &str); 4] = [
+const WORDS: [(&str, &str); 5] = [
     ("Zombies with threads", WITHOUT_FIRST_THREAD),
     ("PIDFD_THREAD", "an open descriptor of a thread, pidfd_open(2) with PIDFD_THREAD"),
     ("is not a part of process tree", "an open descriptor of a process, pidfd_open(2), that is none of its own"),
+    (
+        "/runtime doesn't have a proper root mount",
+        "/run/kip, in which the runtime socket is mounted, has another name: give it its own again",
+    ),
     ("on an in-flight socket", "a connection to a listening unix socket that waits to be accepted"),
 ];
 

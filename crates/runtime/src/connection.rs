@@ -20,6 +20,7 @@ use crate::wire::{
     RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireDone, framed,
 };
 use kip_service::{Feed, TreeService};
+use kip_sys::fault;
 use kip_types::api::tree::{GrantTreeLeaseRequest, TreeChanges, WatchTreeRequest};
 use kip_types::name::Realm;
 use kip_types::tree::TreeLeaseId;
@@ -101,6 +102,19 @@ fn no_message(error: &prost::DecodeError) -> RuntimeFailure {
     RuntimeFailure::new(FailureCode::BadFrame, format!("the bytes of a frame are no message: {error}"))
 }
 
+fn other_version(version: u32) -> RuntimeFailure {
+    let message = format!("the client speaks version {version} of the runtime protocol, this daemon {VERSION}");
+    RuntimeFailure::new(FailureCode::Version, message)
+}
+
+fn welcome() -> AnswerKind {
+    AnswerKind::Welcome(RuntimeWelcome {
+        version: VERSION,
+        most_call_bytes: MOST_CALL_BYTES as u32,
+        most_answer_bytes: MOST_ANSWER_BYTES as u32,
+    })
+}
+
 /// Says what is wrong with the connection, and ends it.
 pub(crate) async fn turn_away(stream: &Stream, id: u64, failure: RuntimeFailure) {
     let _ = stream.send(&refusal(id, failure)).await;
@@ -120,10 +134,7 @@ async fn greeting(stream: &Stream) -> io::Result<Greeting> {
         Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version: VERSION })) }) => {
             return Ok(Greeting::Hello(id, message.len()));
         }
-        Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version })) }) => {
-            let message = format!("the client speaks version {version} of the runtime protocol, this daemon {VERSION}");
-            (id, RuntimeFailure::new(FailureCode::Version, message))
-        }
+        Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version })) }) => (id, other_version(version)),
         Ok(RuntimeCall { id, .. }) => {
             (id, RuntimeFailure::new(FailureCode::BadFrame, "the first message of a connection must be a hello"))
         }
@@ -145,12 +156,8 @@ impl Connection {
             let held = tokio::task::spawn_blocking(move || of_it.hold(number, fds)).await;
             held.expect("the keeper's client does not panic")?;
             let Some(connection) = Connection::held(service, Arc::clone(&home), number) else { return Ok(()) };
-            let welcome = RuntimeWelcome {
-                version: VERSION,
-                most_call_bytes: MOST_CALL_BYTES as u32,
-                most_answer_bytes: MOST_ANSWER_BYTES as u32,
-            };
-            connection.send(&answer(id, AnswerKind::Welcome(welcome))).await?;
+            fault::reach("runtime-held");
+            connection.send(&answer(id, welcome())).await?;
             stream.consume(length)?;
             drop(stream);
             connection.serve().await;
@@ -241,14 +248,16 @@ impl Connection {
                     let message = "the daemon was ended while it did this: it may be done, or not";
                     refusal(id, RuntimeFailure::new(FailureCode::OutcomeUnknown, message))
                 }
+                Some(kind) if kind.changes() => {
+                    self.memory.note_begun(id)?;
+                    fault::reach("runtime-begun");
+                    let done = self.ask(id, kind, descriptor).await;
+                    fault::reach("runtime-done");
+                    done.map_or_else(|failure| refusal(id, failure), |kind| answer(id, kind))
+                }
                 Some(kind) => {
-                    if kind.changes() {
-                        self.memory.note_begun(id)?;
-                    }
-                    match self.ask(id, kind, descriptor).await {
-                        Ok(kind) => answer(id, kind),
-                        Err(failure) => refusal(id, failure),
-                    }
+                    let done = self.ask(id, kind, descriptor).await;
+                    done.map_or_else(|failure| refusal(id, failure), |kind| answer(id, kind))
                 }
                 None => {
                     let message = "this daemon does not know the call: it is of a newer version of the protocol";
@@ -256,6 +265,7 @@ impl Connection {
                 }
             };
             self.send(&frame).await?;
+            fault::reach("runtime-answered");
             if self.stream.consume(message.len())? {
                 self.memory.note_in_part(false)?;
             }
@@ -271,7 +281,9 @@ impl Connection {
     ) -> Result<AnswerKind, RuntimeFailure> {
         let (tree, realm) = (&self.service.tree, self.service.realm.clone());
         match call {
-            CallKind::Hello(_) => Err(RuntimeFailure::new(FailureCode::Invalid, "the connection was greeted already")),
+            // The last daemon was ended before it could answer it.
+            CallKind::Hello(HelloCall { version: VERSION }) => Ok(welcome()),
+            CallKind::Hello(HelloCall { version }) => Err(other_version(version)),
             CallKind::Whoami(_) => {
                 let home = Arc::clone(&self.home);
                 let identity = tokio::task::spawn_blocking(move || home.identity()).await;

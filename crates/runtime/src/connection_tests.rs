@@ -1,3 +1,5 @@
+//! Tests of connections: a tree that counts, a proc that holds, and a client. Never asks a machine.
+
 use super::*;
 use crate::home::{HomeLife, RuntimeHome};
 use crate::wire::{GetCall, PutCall, RuntimeIdentity, WhoamiCall};

@@ -93,6 +93,11 @@ pub const STEPS: &[&str] = &[
     "template-copied",
     "template-exported",
     "template-unpacked",
+    // Of a connection to the runtime socket.
+    "runtime-held",
+    "runtime-begun",
+    "runtime-done",
+    "runtime-answered",
     "gc-marked",
     "gc-candidates",
     "gc-deleted",
