@@ -30,7 +30,7 @@ WATCH = (
 
 
 def start(kip: Kip, name: str = "lines", *flags: str) -> Proc:
-    proc = kip.run(name, ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=["8080"], flags=[*FILES, "--never-sleep", *flags])
+    proc = kip.run(name, ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=["8080"], flags=[*FILES, "--never-sleep", "--tree", "write", *flags])
     wait_for("it listens", lambda: listens(proc.port()), 20)
     assert ask(proc, BEGIN) == "None"
     return proc
@@ -95,6 +95,38 @@ def test_calls_of_a_program(kip: Kip) -> None:
     code = "import os, sys; os.setgid(65534); os.setuid(65534); sys.path.insert(0, '/srv'); import kip; print(kip.Client().whoami().name)"
     assert proc.exec("python3", "-c", code).stdout == "lines\n"
     assert ask(start(kip, "another"), "c.whoami().name, len(c.ls('/a'))") == "('another', 1101)"
+
+
+# promise runtime: without `--tree` a program asks who it is and nothing else; with `--tree read` it
+#   reads and watches; a clone has the access that its source has
+def test_access_to_the_tree(kip: Kip) -> None:
+    put(kip, "/f", "before")
+    reads = ["c.get('/f')", "c.stat('/f')", "c.ls('/')", "c.watch('/')", "c.leases()"]
+    changes = [
+        "c.put('/f', b'')",
+        "c.mkdir('/d')",
+        "c.rm('/f')",
+        "c.mv('/f', '/g')",
+        "c.grant(1000)",
+        "c.keep(1)",
+        "c.revoke(1)",
+    ]
+    refused = "Denied: the proc may not {} the name tree: its owner allows it by `kip run --tree {}`"
+    for access in ("none", "read"):
+        flags = [*FILES, "--never-sleep", *([] if access == "none" else ["--tree", access])]
+        proc = kip.run(access, ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=["8080"], flags=flags)
+        wait_for("it listens", lambda proc=proc: listens(proc.port()), 20)
+        for one in (proc, clone(proc, f"{access}-clone")[0]):
+            ask(one, BEGIN)
+            assert ask(one, "c.whoami().name") == repr(one.name)
+            for call in reads:
+                if access == "none":
+                    assert ask(one, call) == refused.format("read", "read"), call
+                else:
+                    assert "Denied" not in ask(one, call), call
+            for call in changes:
+                assert ask(one, call) == refused.format("change", "write"), call
+    assert ls(kip) == ["f"] and cat(kip, "/f") == "before" and kip.json("tree", "lease", "ls") == []
 
 
 # promise runtime: a call that fails is an error of its own kind with one clear line; what a
@@ -261,7 +293,7 @@ def test_another_name_for_its_directory(kip: Kip) -> None:
 #   once, or the error says that it is not known whether it was
 def test_changes_while_the_daemon_is_killed(kip: Kip) -> None:
     files = ["-v", f"{SOURCES / 'runtime_puts.py'}:/srv/puts.py:ro", "-v", f"{SDK}:/srv/kip:ro"]
-    proc = kip.run("puts", ["/usr/bin/python3", "/srv/puts.py"], flags=[*files, "--never-sleep"])
+    proc = kip.run("puts", ["/usr/bin/python3", "/srv/puts.py"], flags=[*files, "--never-sleep", "--tree", "write"])
     for turn in range(5):
         before = len(outcomes(proc))
         wait_for("it goes on", lambda before=before: len(outcomes(proc)) > before + 3 + turn, 30)

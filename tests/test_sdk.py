@@ -21,12 +21,12 @@ CREATED, WRITTEN, REMOVED, MOVED = range(4)
 
 
 def python(kip: Kip, client: str) -> Proc:
-    return kip.run("calls", ["/usr/bin/python3", "/srv/calls.py", "8080", client], ports=["8080"], flags=[*PYTHON, "--never-sleep"])
+    return kip.run("calls", ["/usr/bin/python3", "/srv/calls.py", "8080", client], ports=["8080"], flags=[*PYTHON, "--never-sleep", "--tree", "write"])
 
 
 def rust(kip: Kip) -> Proc:
     program = ["-v", f"{example('conform')}:/srv/conform:ro"]
-    return kip.run("calls", ["/srv/conform", "8080"], ports=["8080"], flags=[*program, "--never-sleep"])
+    return kip.run("calls", ["/srv/conform", "8080"], ports=["8080"], flags=[*program, "--never-sleep", "--tree", "write"])
 
 
 SDKS: dict[str, Callable[[Kip], Proc]] = {

@@ -4,7 +4,7 @@
 use super::*;
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::name::MAX_NAME;
-use kip_types::spec::{Image, Limits, Spec, Timing};
+use kip_types::spec::{Image, Limits, Spec, Timing, TreeAccess};
 
 fn run_request(words: &[&str]) -> RunRequest {
     match Cli::read(["kip", "run"].iter().chain(words)).unwrap().command {
@@ -116,6 +116,8 @@ fn run_takes_every_flag() {
         "1m",
         "--never-sleep",
         "--allow-setuid",
+        "--tree",
+        "read",
         "--wait-ready",
         "--",
         "sh",
@@ -146,6 +148,7 @@ fn run_takes_every_flag() {
     );
     assert_eq!(spec.image, Image::Tar("/x.tar".into()));
     assert!(request.wait_ready && spec.allow_setuid);
+    assert_eq!((spec.tree, run_request(&["x"]).spec.tree), (TreeAccess::Read, TreeAccess::None));
     assert_eq!(request.left_open, LeftOpen { archive_after: true, ..LeftOpen::default() });
 }
 

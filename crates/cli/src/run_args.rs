@@ -12,7 +12,7 @@ use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
     Capability, Clock, Egress, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, Tmpfs,
-    Ulimit, bad_hostname, parse_duration_ms, parse_label, parse_size,
+    TreeAccess, Ulimit, bad_hostname, parse_duration_ms, parse_label, parse_size,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
 use std::ffi::OsString;
@@ -189,6 +189,9 @@ pub struct RunArgs {
     /// Let setuid and setgid programs inside change their identity
     #[arg(long)]
     pub allow_setuid: bool,
+    /// What the program may do to the name tree, over the runtime socket: none, read or write
+    #[arg(long, value_name = "ACCESS", default_value = "none")]
+    pub tree: TreeAccess,
     /// Keep the program's standard input open, and stay attached: the program reads this command's
     /// input
     #[arg(short, long)]
@@ -392,6 +395,7 @@ impl RunArgs {
             cap_drop: self.cap_drop,
             timing,
             allow_setuid: self.allow_setuid,
+            tree: self.tree,
             user: self.user,
             stop_signal: self.life.stop_signal.clone(),
             stop_grace_ms: self.life.stop_grace,

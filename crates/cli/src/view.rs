@@ -176,6 +176,7 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.extend((!spec.cap_add.is_empty()).then(|| ("cap-add", words(&spec.cap_add))));
     rows.extend((!spec.cap_drop.is_empty()).then(|| ("cap-drop", words(&spec.cap_drop))));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
+    rows.extend((!spec.tree.is_none()).then(|| ("name tree", spec.tree.to_string())));
     rows
 }
 

@@ -333,6 +333,7 @@ fn each_key_of_kip_is_taken_as_people_write_it() {
         ("never-sleep", "true"),
         ("idle-dry-run", "true"),
         ("allow-setuid", "true"),
+        ("tree", "write"),
         ("egress", "[none]"),
     ];
     for key in service::own::KIPS_OWN {

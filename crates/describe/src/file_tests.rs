@@ -3,7 +3,7 @@
 use super::*;
 use crate::difference::differences;
 use crate::table::render;
-use kip_types::spec::{Clock, Fallback, Image, Lazy, Protocol, WakeOn};
+use kip_types::spec::{Clock, Fallback, Image, Lazy, Protocol, TreeAccess, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {
     let lookup = |_: &str| None;
@@ -71,6 +71,7 @@ file-pages = "keep"
 fallback = "previous"
 never-sleep = true
 allow-setuid = true
+tree = "write"
 wait-ready = true
 depends-on = ["db"]
 env = { A = "a", N = 5, B = true }
@@ -112,6 +113,7 @@ fn every_key_is_read() {
     assert_eq!((spec.timing.prefetch, spec.timing.lazy, spec.timing.never), (false, Lazy::On, true));
     assert_eq!((spec.timing.fallback, spec.timing.clock), (Fallback::Previous, Clock::Suspend));
     assert_eq!((spec.env["N"].as_str(), spec.env["B"].as_str()), ("5", "true"));
+    assert_eq!(spec.tree, TreeAccess::Write);
     assert!(web.wait_ready && !web.left_open.idle);
     let Image::Oci(image) = &document.procs[0].request.spec.image else { panic!("an image") };
     assert_eq!(image.reference, "oci:/srv/images/redis");

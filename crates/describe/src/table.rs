@@ -15,7 +15,7 @@ use kip_types::scale::{CALM_MS, CloneMethod, Scaling};
 use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
     Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec,
-    Timing, bad_secret,
+    Timing, TreeAccess, bad_secret,
 };
 use kip_types::volume::ClonedVolumes;
 use kip_types::volume::{BadVolume, VolumeSpec};
@@ -228,6 +228,9 @@ pub struct ProcTable {
     /// Let setuid and setgid programs inside change their identity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub allow_setuid: bool,
+    /// What the program may do to the name tree, over the runtime socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<TreeAccess>,
     /// The program's standard input and output are a terminal: `kip attach`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub terminal: bool,
@@ -334,6 +337,7 @@ impl ProcTable {
             cap_drop: self.cap_drop,
             timing,
             allow_setuid: self.allow_setuid,
+            tree: self.tree.unwrap_or_default(),
             user: self.user,
             stop_signal: self.stop_signal.map(|signal| signal.0),
             stop_grace_ms: self.stop_grace.map(|time| time.0),
@@ -411,6 +415,7 @@ impl ProcTable {
             cap_drop,
             timing,
             allow_setuid,
+            tree,
             user,
             stop_signal,
             stop_grace_ms,
@@ -514,6 +519,7 @@ impl ProcTable {
             never_sleep: timing.never,
             idle_dry_run: timing.dry_run,
             allow_setuid,
+            tree: (!tree.is_none()).then_some(tree),
             terminal,
             stdin_open,
             wait_ready: *wait_ready,

@@ -10,6 +10,7 @@
 //! next one finds the call that waits first, and if that was begun, and changes something, it
 //! answers that it does not know what became of it.
 
+use crate::access;
 use crate::calls::{self, changes, failure, invalid, path_of};
 use crate::frames::{Stream, Waiting};
 use crate::home::RuntimeHome;
@@ -279,6 +280,7 @@ impl Connection {
         call: CallKind,
         descriptor: Option<OwnedFd>,
     ) -> Result<AnswerKind, RuntimeFailure> {
+        access::check(self.home.tree(), &call)?;
         let (tree, realm) = (&self.service.tree, self.service.realm.clone());
         match call {
             // The last daemon was ended before it could answer it.

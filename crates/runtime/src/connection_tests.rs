@@ -9,6 +9,7 @@ use kip_types::api::tree::{
     MakeTreeDirectoryRequest, RemoveTreeNodeRequest, RenameTreeNodeRequest, WriteTreeFileRequest,
 };
 use kip_types::api::{Code, Refusal};
+use kip_types::spec::TreeAccess;
 use kip_types::tree::{NodeKind, NodeStat, TreeChange, TreeChangeKind, TreeLease, TreePath};
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -96,6 +97,10 @@ struct Holder(Mutex<BTreeMap<(u64, &'static str), Arc<OwnedFd>>>);
 impl RuntimeHome for Holder {
     fn identity(&self) -> RuntimeIdentity {
         RuntimeIdentity { name: "holder".to_owned(), ..RuntimeIdentity::default() }
+    }
+
+    fn tree(&self) -> TreeAccess {
+        TreeAccess::Write
     }
 
     fn life(&self) -> HomeLife {

@@ -1,6 +1,7 @@
 //! What the runtime socket asks of procs.
 
 use crate::wire::RuntimeIdentity;
+use kip_types::spec::TreeAccess;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -21,6 +22,9 @@ pub enum HomeLife {
 pub trait RuntimeHome: Send + Sync + 'static {
     /// What it is told that it is.
     fn identity(&self) -> RuntimeIdentity;
+
+    /// What its programs may do to the name tree.
+    fn tree(&self) -> TreeAccess;
 
     /// What it is at.
     fn life(&self) -> HomeLife;

@@ -8,6 +8,7 @@
 //! | [`home`] | what is asked of procs |
 //! | `server` | connections as they come, and those of the last daemon |
 //! | `connection` | one connection, from its greeting to its end |
+//! | `access` | which calls a proc may make |
 //! | `memory` | what the next daemon has to know of it |
 //! | `calls` | calls about the name tree |
 //! | `leases` | leases that belong to procs |
@@ -19,6 +20,7 @@
 //! states of procs but whether they sleep.
 #![forbid(unsafe_code)]
 
+mod access;
 mod calls;
 mod connection;
 mod frames;

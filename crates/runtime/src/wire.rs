@@ -303,6 +303,8 @@ pub enum FailureCode {
     OutcomeUnknown = 10,
     /// Too many connections of a proc, or watches of a connection.
     TooMany = 11,
+    /// The owner of the proc has not given it access to the name tree.
+    Denied = 12,
 }
 
 /// An answer that says what is wrong.

@@ -10,6 +10,7 @@ use kip_runtime::wire::RuntimeIdentity;
 use kip_runtime::{HomeLife, RuntimeHome, RuntimeHomes};
 use kip_sys::within;
 use kip_types::name::Realm;
+use kip_types::spec::TreeAccess;
 use kip_types::{State, chain, generation_id};
 use rustix::fs::{OFlags, ResolveFlags};
 use std::fs::File;
@@ -72,6 +73,10 @@ impl RuntimeHome for Home {
             generation: generation.0,
             clone_count: self.clone_count().unwrap_or(0),
         }
+    }
+
+    fn tree(&self) -> TreeAccess {
+        self.0.proc.spec().tree
     }
 
     fn life(&self) -> HomeLife {

@@ -1,6 +1,7 @@
 //! What a proc's owner asked for. Once the proc exists, only what
 //! [`UpdateRequest`](crate::api::UpdateRequest) has can be changed.
 
+mod access;
 mod capability;
 mod egress;
 pub(crate) mod request;
@@ -11,6 +12,7 @@ mod ulimit;
 mod units;
 mod words;
 
+pub use access::TreeAccess;
 pub use capability::{BadCapability, Capability, CapabilityBits, capabilities};
 pub use egress::{BadEgress, Egress, MOST_EGRESS, Ports, bad_egress};
 pub use signal::{BadSignal, parse_signal};
@@ -347,6 +349,9 @@ pub struct Spec {
     /// user namespace).
     #[serde(default)]
     pub allow_setuid: bool,
+    /// What its programs may do to the realm's name tree, over the runtime socket.
+    #[serde(default, skip_serializing_if = "TreeAccess::is_none")]
+    pub tree: TreeAccess,
     /// The user that the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and
     /// /etc/group) or numbers; none is root.
     #[serde(default, skip_serializing_if = "Option::is_none")]

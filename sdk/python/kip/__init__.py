@@ -14,6 +14,7 @@ from .client import Client, Watch
 from .errors import (
     BadFrame,
     ConditionFailed,
+    Denied,
     Exists,
     Invalid,
     KipError,
@@ -39,6 +40,7 @@ __all__ = [
     "Changes",
     "Client",
     "ConditionFailed",
+    "Denied",
     "Exists",
     "Fence",
     "File",

@@ -75,9 +75,15 @@ class TooMany(KipError):
     code = 11
 
 
+class Denied(KipError):
+    """The owner of the proc has not given it access to the name tree: `kip run --tree`."""
+
+    code = 12
+
+
 CODES = {
     each.code: each
-    for each in (KipError, BadFrame, TooLarge, UnsupportedVersion, UnknownCall, Invalid, NotFound, Exists, ConditionFailed, Unavailable, OutcomeUnknown, TooMany)
+    for each in (KipError, BadFrame, TooLarge, UnsupportedVersion, UnknownCall, Invalid, NotFound, Exists, ConditionFailed, Unavailable, OutcomeUnknown, TooMany, Denied)
 }
 
 

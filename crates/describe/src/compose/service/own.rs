@@ -8,7 +8,7 @@ use crate::yaml::{Value, YamlNode};
 use serde::Deserialize as _;
 
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-pub(in crate::compose) const KIPS_OWN: [&str; 30] = [
+pub(in crate::compose) const KIPS_OWN: [&str; 31] = [
     "before-checkpoint",
     "scale-max",
     "scale-min",
@@ -38,6 +38,7 @@ pub(in crate::compose) const KIPS_OWN: [&str; 30] = [
     "never-sleep",
     "idle-dry-run",
     "allow-setuid",
+    "tree",
     "egress",
 ];
 
