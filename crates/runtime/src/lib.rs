@@ -8,6 +8,7 @@
 //! | [`home`] | what is asked of procs |
 //! | `server` | connections as they come, and those of the last daemon |
 //! | `connection` | one connection, from its greeting to its end |
+//! | `share` | what one proc may have at a time |
 //! | `memory` | what the next daemon has to know of it |
 //! | `calls` | calls about the name tree |
 //! | `leases` | leases that belong to procs |
@@ -26,6 +27,7 @@ pub mod home;
 mod leases;
 mod memory;
 mod server;
+mod share;
 mod socket;
 pub mod wire;
 
