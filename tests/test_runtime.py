@@ -389,6 +389,19 @@ def test_bad_frames(kip: Kip) -> None:
     assert ask(proc, "r().identity.name") == "'lines'"
 
 
+# promise runtime: a proc parks with a connection over which nothing was said yet
+def test_parked_before_a_greeting(kip: Kip) -> None:
+    proc = start(kip)
+    ask(proc, "from kip import wire")
+    ask(proc, RAW)
+    # The daemon has taken up that connection before this one.
+    assert ask(proc, "c.whoami().name") == "'lines'"
+    proc.sleep()
+    ask(proc, f"s.sendall({HELLO})")
+    ask(proc, "d = s.makefile('rb')")
+    assert ask(proc, "wire.decode(wire.Answer, d.read(*struct.unpack('<I', d.read(4)))).welcome.version") == "1"
+
+
 # promise runtime: a client that never reads its answers takes a bounded amount of memory, and
 #   others go on
 def test_a_client_that_reads_nothing(kip: Kip) -> None:

@@ -151,6 +151,11 @@ pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
+        // A program may have sent its end of a connection over itself, so that the daemon's never
+        // reads an end: what serves it, and what waits in it, goes with the proc all the same.
+        for socket in proc.fd_store.keys(key::RUNTIME).iter().filter_map(|key| proc.fd_store.get(key)) {
+            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        }
         let let_go: &[&str] = match network {
             NetworkFate::Reserved | NetworkFate::Kept => &[key::IO, key::DNS, key::RUNTIME, key::ASLEEP],
             NetworkFate::Removed | NetworkFate::Left => &key::ALL_UP,

@@ -1,7 +1,7 @@
 //! One connection of a program, from its greeting to its end.
 //!
 //! ```text
-//!  greeting --held by the keeper, too--> call --noted, if it changes something--> done --answered--> taken out
+//!  held by the keeper, too --> hello --> call --noted, if it changes something--> done --answered--> taken out
 //! ```
 //!
 //! Calls of a connection are answered one after the other, in their order; only changes of watches
@@ -12,13 +12,14 @@
 
 use crate::access;
 use crate::calls::{self, changes, failure, invalid, path_of};
-use crate::frames::{Stream, Waiting};
-use crate::home::RuntimeHome;
+use crate::frames::{SHORT_ANSWER_BYTES, SentFile, Stream, Waiting, WaitingFrame};
+use crate::home::{HomeLife, RuntimeHome};
 use crate::leases::Leases;
 use crate::memory::{ConnectionMemory, KeptWatch};
+use crate::share::{ConnectionPlace, MOST_WATCHES, ProcShare};
 use crate::wire::{
-    AnswerKind, CallKind, FailureCode, HEAD, HelloCall, MOST_ANSWER_BYTES, MOST_CALL_BYTES, RuntimeAnswer, RuntimeCall,
-    RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireDone, framed,
+    AnswerKind, CallKind, FailureCode, HEAD, HelloCall, MOST_ANSWER_BYTES, MOST_CALL_BYTES, PutCall, RuntimeAnswer,
+    RuntimeCall, RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireDone, framed,
 };
 use kip_service::{Feed, TreeService};
 use kip_sys::fault;
@@ -31,10 +32,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
-/// Most watches of a connection.
-const MOST_WATCHES: usize = 64;
 /// What is held of a connection: the daemon's end, and its memory.
 pub(crate) const SOCKET: &str = "socket";
 pub(crate) const MEMORY: &str = "memory";
@@ -46,16 +46,26 @@ pub(crate) struct Service {
     pub(crate) leases: Leases,
 }
 
-/// A connection that was greeted.
+/// A proc, and what its connections may have together.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) home: Arc<dyn RuntimeHome>,
+    pub(crate) share: Arc<ProcShare>,
+}
+
+/// A connection that is held.
 pub(crate) struct Connection {
     service: Arc<Service>,
     home: Arc<dyn RuntimeHome>,
+    share: Arc<ProcShare>,
     number: u64,
     stream: Stream,
     memory: ConnectionMemory,
     /// One answer at a time.
     writing: tokio::sync::Mutex<()>,
     watches: Mutex<BTreeMap<u64, Watching>>,
+    /// One note of all watches at a time, so that the last one that is written is the newest.
+    noting: Mutex<()>,
 }
 
 /// A watch that goes on.
@@ -64,14 +74,8 @@ struct Watching {
     /// Its changes, until they are followed.
     feed: Option<Feed<TreeChanges>>,
     task: Option<JoinHandle<()>>,
-}
-
-/// What comes first on a connection.
-enum Greeting {
-    /// The hello with this number, in a message of that length.
-    Hello(u64, usize),
-    /// The client has gone.
-    Gone,
+    /// Its place among the watches of its proc.
+    _room: OwnedSemaphorePermit,
 }
 
 fn whole(id: u64, kind: AnswerKind) -> Result<Vec<u8>, RuntimeFailure> {
@@ -116,72 +120,81 @@ fn welcome() -> AnswerKind {
     })
 }
 
+fn unfinished() -> RuntimeFailure {
+    RuntimeFailure::new(FailureCode::BadFrame, "a message was begun, and the rest of it did not come")
+}
+
+/// What is wrong with a call, so that the connection ends.
+fn wrong(call: &RuntimeCall, is_greeted: bool) -> Option<RuntimeFailure> {
+    let bad = |message| Some(RuntimeFailure::new(FailureCode::BadFrame, message));
+    match call {
+        RuntimeCall { id: 0, .. } => bad("the number of a call is never 0"),
+        _ if is_greeted => None,
+        RuntimeCall { kind: Some(CallKind::Hello(HelloCall { version: VERSION })), .. } => None,
+        RuntimeCall { kind: Some(CallKind::Hello(HelloCall { version })), .. } => Some(other_version(*version)),
+        _ => bad("the first message of a connection must be a hello"),
+    }
+}
+
 /// Says what is wrong with the connection, and ends it.
 pub(crate) async fn turn_away(stream: &Stream, id: u64, failure: RuntimeFailure) {
     let _ = stream.send(&refusal(id, failure)).await;
-    stream.end();
-}
-
-async fn greeting(stream: &Stream) -> io::Result<Greeting> {
-    let (message, _) = match stream.peek(|| Ok(())).await? {
-        Some(Waiting::Frame(message, descriptor)) => (message, descriptor),
-        Some(Waiting::TooLong(length)) => {
-            turn_away(stream, 0, too_long(length)).await;
-            return Ok(Greeting::Gone);
-        }
-        None => return Ok(Greeting::Gone),
-    };
-    let (id, failure) = match RuntimeCall::decode(&message[..]) {
-        Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version: VERSION })) }) => {
-            return Ok(Greeting::Hello(id, message.len()));
-        }
-        Ok(RuntimeCall { id, kind: Some(CallKind::Hello(HelloCall { version })) }) => (id, other_version(version)),
-        Ok(RuntimeCall { id, .. }) => {
-            (id, RuntimeFailure::new(FailureCode::BadFrame, "the first message of a connection must be a hello"))
-        }
-        Err(error) => (0, no_message(&error)),
-    };
-    turn_away(stream, id, failure).await;
-    Ok(Greeting::Gone)
+    stream.end().await;
 }
 
 impl Connection {
-    /// Greets a new connection and serves it to its end.
-    pub(crate) async fn begin(service: Arc<Service>, home: Arc<dyn RuntimeHome>, number: u64, fd: OwnedFd) {
-        let served = async {
+    /// Holds a new connection and serves it to its end.
+    pub(crate) async fn begin(service: Arc<Service>, client: Client, number: u64, fd: OwnedFd, place: ConnectionPlace) {
+        let home = Arc::clone(&client.home);
+        let of_it = Arc::clone(&home);
+        let hold = move || {
+            let memory = ConnectionMemory::make()?;
             let copy = fd.try_clone()?;
-            let stream = Stream::new(Arc::new(fd))?;
-            let Greeting::Hello(id, length) = greeting(&stream).await? else { return Ok(()) };
-            let fds = vec![(SOCKET, copy), (MEMORY, ConnectionMemory::make()?)];
-            let of_it = Arc::clone(&home);
-            let held = tokio::task::spawn_blocking(move || of_it.hold(number, fds)).await;
-            held.expect("the keeper's client does not panic")?;
-            let Some(connection) = Connection::held(service, Arc::clone(&home), number) else { return Ok(()) };
-            fault::reach("runtime-held");
-            connection.send(&answer(id, welcome())).await?;
-            stream.consume(length)?;
-            drop(stream);
-            connection.serve().await;
-            io::Result::Ok(())
+            ConnectionMemory::of(Arc::new(memory.try_clone()?)).note_greeted(false)?;
+            let held = of_it.hold(number, vec![(SOCKET, copy), (MEMORY, memory)]);
+            io::Result::Ok((fd, held))
         };
-        if let Err(error) = served.await {
-            tracing::debug!(%error, "a runtime connection ended");
-            home.let_go(number);
+        let held = tokio::task::spawn_blocking(hold).await.expect("the keeper's client does not panic");
+        let (fd, error) = match held {
+            Ok((fd, Ok(()))) => {
+                drop(fd);
+                match Connection::held(service, client, number, Some(place)) {
+                    Some(connection) => connection.serve().await,
+                    None => home.let_go(number),
+                }
+                return;
+            }
+            Ok((fd, Err(error))) => (Some(fd), error),
+            Err(error) => (None, error),
+        };
+        tracing::warn!(%error, "a runtime connection cannot be held");
+        home.let_go(number);
+        if let Some(stream) = fd.and_then(|fd| Stream::new(Arc::new(fd), Some(place)).ok()) {
+            stream.end().await;
         }
     }
 
     /// One that is held.
-    pub(crate) fn held(service: Arc<Service>, home: Arc<dyn RuntimeHome>, number: u64) -> Option<Arc<Connection>> {
+    pub(crate) fn held(
+        service: Arc<Service>,
+        client: Client,
+        number: u64,
+        place: Option<ConnectionPlace>,
+    ) -> Option<Arc<Connection>> {
+        let Client { home, share } = client;
         let (socket, memory) = (home.held(number, SOCKET)?, home.held(number, MEMORY)?);
-        let stream = Stream::new(socket).inspect_err(|error| tracing::warn!(%error, "a runtime connection is lost"));
+        let stream = Stream::new(socket, place);
+        let stream = stream.inspect_err(|error| tracing::warn!(%error, "a runtime connection is lost"));
         Some(Arc::new(Connection {
             service,
             home,
+            share,
             number,
             stream: stream.ok()?,
             memory: ConnectionMemory::of(memory),
             writing: tokio::sync::Mutex::default(),
             watches: Mutex::default(),
+            noting: Mutex::default(),
         }))
     }
 
@@ -204,7 +217,18 @@ impl Connection {
 
     async fn send(&self, frame: &[u8]) -> io::Result<()> {
         let _alone = self.writing.lock().await;
-        self.stream.send(frame).await
+        if frame.len() <= SHORT_ANSWER_BYTES {
+            return self.stream.send(frame).await;
+        }
+        self.stream.writable().await?;
+        let room = Arc::clone(&self.share.long_answers).acquire_owned().await.map_err(io::Error::other)?;
+        self.stream.send(frame).await?;
+        let stream = self.stream.clone();
+        tokio::spawn(async move {
+            let _ = stream.writable().await;
+            drop(room);
+        });
+        Ok(())
     }
 
     /// Answers calls until the client has gone.
@@ -220,30 +244,38 @@ impl Connection {
         for task in watches.into_values().filter_map(|watching| watching.task) {
             task.abort();
         }
-        self.stream.end();
+        self.stream.end().await;
         let (home, number) = (Arc::clone(&self.home), self.number);
         let _ = tokio::task::spawn_blocking(move || home.let_go(number)).await;
     }
 
+    /// The next call and the frame that it is in; none if the connection ends.
+    async fn next_call(&self, is_greeted: bool) -> io::Result<Option<(WaitingFrame, RuntimeCall)>> {
+        let sleeps = || self.home.life() == HomeLife::Asleep;
+        let (id, failure) = match self.stream.peek(|| self.memory.note_in_part(true), sleeps).await? {
+            Some(Waiting::Frame(frame)) => match RuntimeCall::decode(&frame.message[..]) {
+                Ok(call) => match wrong(&call, is_greeted) {
+                    None => return Ok(Some((frame, call))),
+                    Some(failure) => (call.id, failure),
+                },
+                Err(error) => (0, no_message(&error)),
+            },
+            Some(Waiting::TooLong(length)) => (0, too_long(length)),
+            Some(Waiting::Unfinished) => (0, unfinished()),
+            None => return Ok(None),
+        };
+        self.send(&refusal(id, failure)).await?;
+        Ok(None)
+    }
+
     async fn answer_calls(self: &Arc<Connection>) -> io::Result<()> {
         let mut unknown = self.memory.begun();
-        loop {
-            let (message, descriptor) = match self.stream.peek(|| self.memory.note_in_part(true)).await? {
-                Some(Waiting::Frame(message, descriptor)) => (message, descriptor),
-                Some(Waiting::TooLong(length)) => {
-                    self.send(&refusal(0, too_long(length))).await?;
-                    return Ok(());
-                }
-                None => return Ok(()),
-            };
-            let RuntimeCall { id, kind } = match RuntimeCall::decode(&message[..]) {
-                Ok(call) => call,
-                Err(error) => {
-                    self.send(&refusal(0, no_message(&error))).await?;
-                    return Ok(());
-                }
-            };
-            let is_unknown = std::mem::take(&mut unknown) == id && id != 0;
+        let mut is_greeted = self.memory.is_greeted();
+        while let Some((waiting, RuntimeCall { id, kind })) = self.next_call(is_greeted).await? {
+            if !is_greeted {
+                fault::reach("runtime-held");
+            }
+            let is_unknown = std::mem::take(&mut unknown) == id;
             let frame = match kind {
                 Some(kind) if is_unknown && kind.changes() => {
                     let message = "the daemon was ended while it did this: it may be done, or not";
@@ -252,12 +284,12 @@ impl Connection {
                 Some(kind) if kind.changes() => {
                     self.memory.note_begun(id)?;
                     fault::reach("runtime-begun");
-                    let done = self.ask(id, kind, descriptor).await;
+                    let done = self.ask(id, kind, &waiting).await;
                     fault::reach("runtime-done");
                     done.map_or_else(|failure| refusal(id, failure), |kind| answer(id, kind))
                 }
                 Some(kind) => {
-                    let done = self.ask(id, kind, descriptor).await;
+                    let done = self.ask(id, kind, &waiting).await;
                     done.map_or_else(|failure| refusal(id, failure), |kind| answer(id, kind))
                 }
                 None => {
@@ -267,18 +299,24 @@ impl Connection {
             };
             self.send(&frame).await?;
             fault::reach("runtime-answered");
-            if self.stream.consume(message.len())? {
+            if !is_greeted {
+                // First, for the next daemon may well answer it again, but expects no other.
+                self.memory.note_greeted(true)?;
+                is_greeted = true;
+            }
+            if self.stream.consume(&waiting).await? {
                 self.memory.note_in_part(false)?;
             }
             self.follow_new();
         }
+        Ok(())
     }
 
     async fn ask(
         self: &Arc<Connection>,
         id: u64,
         call: CallKind,
-        descriptor: Option<OwnedFd>,
+        waiting: &WaitingFrame,
     ) -> Result<AnswerKind, RuntimeFailure> {
         access::check(self.home.tree(), &call)?;
         let (tree, realm) = (&self.service.tree, self.service.realm.clone());
@@ -308,25 +346,43 @@ impl Connection {
                 self.service.leases.forget(id);
                 Ok(AnswerKind::Done(WireDone {}))
             }
-            call => calls::ask(&**tree, &realm, call, descriptor).await,
+            CallKind::List(_) => {
+                let _turn = self.share.listings.acquire().await;
+                calls::ask(&**tree, &realm, call, None).await
+            }
+            CallKind::Put(PutCall { in_descriptor: true, .. }) => {
+                let file = self.file(waiting).await?;
+                calls::ask(&**tree, &realm, call, file).await
+            }
+            call => calls::ask(&**tree, &realm, call, None).await,
+        }
+    }
+
+    /// The file whose descriptor came with a call.
+    async fn file(&self, waiting: &WaitingFrame) -> Result<Option<OwnedFd>, RuntimeFailure> {
+        match self.stream.file(waiting).await.map_err(invalid)? {
+            Some(SentFile::InMemory(file)) => Ok(Some(file)),
+            Some(SentFile::Other) => Err(invalid("the descriptor is of no file in memory: memfd_create(2), tmpfs(5)")),
+            None => Ok(None),
         }
     }
 
     async fn watch(&self, id: u64, call: WatchCall) -> Result<AnswerKind, RuntimeFailure> {
-        if id == 0 {
-            return Err(invalid("the number of a watch is not 0"));
-        }
         // One of that number is of the last daemon's, which was ended before it could answer.
         self.unwatch(id).await;
-        if self.watches.lock().len() >= MOST_WATCHES {
-            let message = format!("the connection has {MOST_WATCHES} watches, more are not possible");
-            return Err(RuntimeFailure::new(FailureCode::TooMany, message));
-        }
+        let room = self.room()?;
         let (feed, first) = self.feed(&call.path, call.only, call.from).await?;
         let kept = KeptWatch { id, path: call.path, only: call.only, seen: first.revision };
-        self.watches.lock().insert(id, Watching { kept, feed: Some(feed), task: None });
+        self.watches.lock().insert(id, Watching { kept, feed: Some(feed), task: None, _room: room });
         self.note_watches();
         Ok(AnswerKind::Changes(changes(first)))
+    }
+
+    /// A place for one more watch of the proc.
+    fn room(&self) -> Result<OwnedSemaphorePermit, RuntimeFailure> {
+        let message = || format!("the proc has {MOST_WATCHES} watches, more are not possible");
+        let room = Arc::clone(&self.share.watches).try_acquire_owned();
+        room.map_err(|_| RuntimeFailure::new(FailureCode::TooMany, message()))
     }
 
     /// Follows the watches whose first answer has been sent.
@@ -358,9 +414,15 @@ impl Connection {
 
     /// Goes on with a watch of the last daemon's.
     async fn watch_again(self: &Arc<Connection>, kept: KeptWatch) {
-        match self.feed(&kept.path, kept.only, Some(kept.seen)).await {
-            Ok((feed, _)) => {
-                self.watches.lock().insert(kept.id, Watching { kept, feed: Some(feed), task: None });
+        let again = async {
+            let room = self.room()?;
+            let (feed, _) = self.feed(&kept.path, kept.only, Some(kept.seen)).await?;
+            Ok((feed, room))
+        };
+        match again.await {
+            Ok((feed, room)) => {
+                let watching = Watching { kept: kept.clone(), feed: Some(feed), task: None, _room: room };
+                self.watches.lock().insert(kept.id, watching);
                 self.follow_new();
             }
             Err(failure) => drop(self.send(&refusal(kept.id, failure)).await),
@@ -403,6 +465,7 @@ impl Connection {
     }
 
     fn note_watches(&self) {
+        let _alone = self.noting.lock();
         let kept = self.watches.lock().values().map(|watching| watching.kept.clone()).collect();
         if let Err(error) = self.memory.note_watches(kept) {
             tracing::warn!(%error, "watches of a runtime connection are not noted");

@@ -9,6 +9,7 @@
 //! | `server` | connections as they come, and those of the last daemon |
 //! | `connection` | one connection, from its greeting to its end |
 //! | `access` | which calls a proc may make |
+//! | `share` | what one proc may have at a time |
 //! | `memory` | what the next daemon has to know of it |
 //! | `calls` | calls about the name tree |
 //! | `leases` | leases that belong to procs |
@@ -28,6 +29,7 @@ pub mod home;
 mod leases;
 mod memory;
 mod server;
+mod share;
 mod socket;
 pub mod wire;
 

@@ -1,5 +1,5 @@
 //! What the next daemon has to know of a connection: the change that was begun, whether a frame was
-//! taken out in part, and the watches.
+//! taken out in part, whether the client was greeted, and the watches.
 //!
 //! It is in a memory file that is held with the connection. The number of the change is written by
 //! itself; the watches have a checksum, by which a daemon that was killed while it wrote them is
@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Where it says that a frame was taken out in part, bytes.
 const IN_PART_AT: u64 = 8;
+/// Where it says that the client has not been greeted, bytes.
+const NEW_AT: u64 = 9;
 /// Where the watches are in the file, bytes.
 const WATCHES_AT: u64 = 4096;
 /// Longest list of watches, bytes.
@@ -76,6 +78,17 @@ impl ConnectionMemory {
         self.read(&mut byte, IN_PART_AT).is_ok() && byte != [0]
     }
 
+    /// The client has been greeted, or not yet.
+    pub(crate) fn note_greeted(&self, is_greeted: bool) -> io::Result<()> {
+        self.write(&[(!is_greeted).into()], NEW_AT)
+    }
+
+    /// Whether it has been; so it is where nothing was noted.
+    pub(crate) fn is_greeted(&self) -> bool {
+        let mut byte = [0];
+        self.read(&mut byte, NEW_AT).is_err() || byte == [0]
+    }
+
     /// These are its watches.
     pub(crate) fn note_watches(&self, watches: Vec<KeptWatch>) -> io::Result<()> {
         let bytes = KeptWatches { watches }.encode_to_vec();
@@ -136,7 +149,11 @@ mod tests {
         let next = ConnectionMemory::of(Arc::clone(&fd));
         assert_eq!((next.begun(), next.watches(), next.is_in_part()), (5, Some(vec![watch]), false));
         memory.note_in_part(true).unwrap();
-        assert!(next.is_in_part() && next.begun() == 5);
+        assert!(next.is_in_part() && next.begun() == 5 && next.is_greeted());
+        memory.note_greeted(false).unwrap();
+        assert!(!next.is_greeted() && next.is_in_part());
+        memory.note_greeted(true).unwrap();
+        assert!(next.is_greeted());
         rustix::io::pwrite(&fd, b"x", WATCHES_AT + 9).unwrap();
         assert_eq!(next.watches(), None);
     }

@@ -1,25 +1,22 @@
 //! Connections as they come, and those of the last daemon.
 
-use crate::connection::{Connection, Service, turn_away};
+use crate::connection::{Client, Connection, Service, turn_away};
 use crate::frames::Stream;
-use crate::home::{RuntimeHome, RuntimeHomes};
+use crate::home::RuntimeHomes;
 use crate::leases::Leases;
+use crate::share::{MOST_CONNECTIONS, ProcShares};
 use crate::wire::{FailureCode, RuntimeFailure};
 use kip_service::TreeService;
 use kip_types::name::Realm;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Most connections of a proc.
-const MOST_CONNECTIONS: usize = 64;
 /// What cannot be accepted now is tried again after this.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -35,42 +32,6 @@ pub struct RuntimeParts {
     pub realm: Realm,
 }
 
-/// How many connections each proc has, by its directory.
-type Counts = Arc<parking_lot::Mutex<BTreeMap<std::path::PathBuf, usize>>>;
-
-/// Counts a connection as long as it lives.
-struct Counted {
-    counts: Counts,
-    of: std::path::PathBuf,
-}
-
-impl Counted {
-    /// None if the proc has as many as it may.
-    fn new(counts: &Counts, home: &dyn RuntimeHome, at_most: usize) -> Option<Counted> {
-        let of = home.directory();
-        let mut all = counts.lock();
-        let count = all.entry(of.clone()).or_default();
-        if *count >= at_most {
-            return None;
-        }
-        *count += 1;
-        Some(Counted { counts: Arc::clone(counts), of })
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut all = self.counts.lock();
-        let left = all.get_mut(&self.of).map(|count| {
-            *count -= 1;
-            *count
-        });
-        if left == Some(0) {
-            all.remove(&self.of);
-        }
-    }
-}
-
 /// Takes up what the last daemon has left, and serves all that comes from now on. To be called in a
 /// runtime, once all procs are known.
 ///
@@ -83,25 +44,23 @@ pub fn serve(parts: RuntimeParts) -> io::Result<()> {
     let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
     let service = Arc::new(Service { tree, realm, leases: Leases::default() });
     service.leases.take_up(&*homes);
-    let counts = Counts::default();
+    let shares = Arc::new(ProcShares::default());
     let mut last = 0;
     for home in homes.all() {
         for number in home.connections() {
             last = last.max(number);
-            let Some(connection) = Connection::held(Arc::clone(&service), Arc::clone(&home), number) else {
-                home.let_go(number);
-                continue;
-            };
-            let counted = Counted::new(&counts, &*home, usize::MAX);
-            tokio::spawn(async move {
-                connection.resume().await;
-                drop(counted);
-            });
+            let share = shares.of(&*home);
+            let place = share.place();
+            let client = Client { home: Arc::clone(&home), share };
+            match Connection::held(Arc::clone(&service), client, number, place) {
+                Some(connection) => drop(tokio::spawn(connection.resume())),
+                None => home.let_go(number),
+            }
         }
     }
     let leases = Arc::clone(&service);
     tokio::spawn(async move { leases.leases.follow(&*leases.tree, &leases.realm).await });
-    tokio::spawn(accept(listener, service, homes, counts, AtomicU64::new(last + 1)));
+    tokio::spawn(accept(listener, service, homes, shares, last));
     Ok(())
 }
 
@@ -109,8 +68,8 @@ async fn accept(
     listener: AsyncFd<OwnedFd>,
     service: Arc<Service>,
     homes: Arc<dyn RuntimeHomes>,
-    counts: Counts,
-    next: AtomicU64,
+    shares: Arc<ProcShares>,
+    mut last: u64,
 ) {
     loop {
         let Ok(mut ready) = listener.readable().await else { return };
@@ -131,19 +90,29 @@ async fn accept(
         let uid = sockopt::socket_peercred(&fd).map(|peer| peer.uid.as_raw());
         let Some(home) = uid.ok().and_then(|uid| homes.of_user(uid)) else {
             tracing::debug!(?uid, "a runtime connection of no proc");
+            tokio::spawn(refuse(fd, None));
             continue;
         };
-        let (service, number) = (Arc::clone(&service), next.fetch_add(1, Ordering::Relaxed));
-        let counted = Counted::new(&counts, &*home, MOST_CONNECTIONS);
-        tokio::spawn(async move {
-            match counted {
-                Some(_counted) => Connection::begin(service, home, number, fd).await,
-                None => {
-                    let Ok(stream) = Stream::new(Arc::new(fd)) else { return };
-                    let message = format!("the proc has {MOST_CONNECTIONS} connections, more are not possible");
-                    turn_away(&stream, 0, RuntimeFailure::new(FailureCode::TooMany, message)).await;
-                }
+        last += 1;
+        let share = shares.of(&*home);
+        match share.place() {
+            Some(place) => {
+                let client = Client { home, share };
+                tokio::spawn(Connection::begin(Arc::clone(&service), client, last, fd, place));
             }
-        });
+            None => {
+                let message = format!("the proc has {MOST_CONNECTIONS} connections, more are not possible");
+                tokio::spawn(refuse(fd, Some(RuntimeFailure::new(FailureCode::TooMany, message))));
+            }
+        }
+    }
+}
+
+/// Ends a connection that is not served. To close it may take time: something may be in it already.
+async fn refuse(fd: OwnedFd, why: Option<RuntimeFailure>) {
+    match (Stream::new(Arc::new(fd), None), why) {
+        (Ok(stream), Some(failure)) => turn_away(&stream, 0, failure).await,
+        (Ok(stream), None) => stream.end().await,
+        (Err(error), _) => tracing::debug!(%error, "a runtime connection is closed"),
     }
 }
