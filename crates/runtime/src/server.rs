@@ -3,7 +3,7 @@
 use crate::connection::{Connection, Service, turn_away};
 use crate::frames::Stream;
 use crate::home::{RuntimeHome, RuntimeHomes};
-use crate::leases::Leases;
+use crate::leases::{self, Leases};
 use crate::wire::{FailureCode, RuntimeFailure};
 use kip_service::TreeService;
 use kip_types::name::Realm;
@@ -81,8 +81,10 @@ pub fn serve(parts: RuntimeParts) -> io::Result<()> {
     // As that of a connection.
     #[allow(deprecated)]
     let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
-    let service = Arc::new(Service { tree, realm, leases: Leases::default() });
-    service.leases.take_up(&*homes);
+    let leases = Arc::new(Leases::new(Arc::clone(&tree), realm.clone()));
+    leases.take_up(&*homes);
+    tokio::spawn(leases::follow(Arc::clone(&leases)));
+    let service = Arc::new(Service { tree, realm, leases });
     let counts = Counts::default();
     let mut last = 0;
     for home in homes.all() {
@@ -99,8 +101,6 @@ pub fn serve(parts: RuntimeParts) -> io::Result<()> {
             });
         }
     }
-    let leases = Arc::clone(&service);
-    tokio::spawn(async move { leases.leases.follow(&*leases.tree, &leases.realm).await });
     tokio::spawn(accept(listener, service, homes, counts, AtomicU64::new(last + 1)));
     Ok(())
 }
