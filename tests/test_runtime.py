@@ -517,6 +517,23 @@ def test_a_watch_is_no_activity(kip: Kip) -> None:
     proc.wait_state("parked")
 
 
+# promise runtime: without the file of the socket procs start, sleep and wake, and the next daemon
+#   makes it
+def test_the_file_is_gone(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    kip.expected += [r"the file of the runtime socket is gone"]
+    proc = start(kip)
+    (kip.data / "run" / "runtime" / "kip-runtime").unlink()
+    other = kip.run("other", ["sleep", "1000"], flags=["--never-sleep"])
+    assert "runtime" not in other.exec("find", "/run").stdout
+    for one in (proc, other):
+        one.sleep()
+        one.wake()
+    kip.kill()
+    kip.up()
+    assert ask(start(kip, "next"), "c.whoami().name") == "'next'"
+
+
 # promise runtime: tasks of asyncio share a connection
 def test_asyncio(kip: Kip) -> None:
     proc = start(kip)
