@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -456,6 +457,94 @@ def test_leases_and_ends(kip: Kip) -> None:
     ask(proc, "c.keep(l.id)")
     proc.exec("sh", "-c", "kill -9 $(pidof python3)", check=False)
     wait_for("they end with the program", lambda: ls(kip) == [], 3)
+
+
+# A program that is granted a lease at once, and makes a file with it.
+AT_ONCE = (
+    "import sys, time; sys.path.insert(0, '/srv'); import kip; c = kip.Client(); "
+    "c.put(f'/{time.time_ns()}', b'', lease=c.grant(2000, with_proc=True).id); time.sleep(1000)"
+)
+
+
+# promise runtime: a program that its policy starts again has leases of its own, however soon it is
+#   granted one: those of the program before end, and its own go on over the daemon's death
+def test_leases_of_the_next_program(kip: Kip) -> None:
+    flags = ["-v", f"{SDK}:/srv/kip:ro", "--never-sleep", "--tree", "write", "--restart", "always"]
+    proc = kip.run("again", ["/usr/bin/python3", "-c", AT_ONCE], flags=flags)
+    before: list[str] = []
+
+    def another() -> list[str] | None:
+        there = ls(kip)
+        return there if len(there) == 1 and there != before else None
+
+    for _ in range(3):
+        before = wait_for("the lease of the new program is the only one", another, 20)
+        proc.exec("sh", "-c", "kill -9 $(pidof python3)", check=False)
+    before = wait_for("the lease of the new program is the only one", another, 20)
+    kip.kill()
+    kip.up()
+    other = grant(kip, "2s")
+    put(kip, "/other", "x", "--lease", other)
+    wait_for("a lease of no proc has ended", lambda: "other" not in ls(kip), 30)
+    assert ls(kip) == before
+
+
+# promise runtime: a lease does not end while the program has its grace
+def test_leases_in_the_grace(kip: Kip) -> None:
+    proc = start(kip, "lines", "--stop-signal", "WINCH", "--stop-grace", "2s")
+    ask(proc, "c.put('/leader', b'me', lease=c.grant(30000).id)")
+    stop = threading.Thread(target=proc.stop)
+    stop.start()
+    proc.wait_state("stopping")
+    while True:
+        there = ls(kip)
+        if proc.state != "stopping":
+            break
+        assert there == ["leader"]
+    stop.join()
+    wait_for("it ends with the program", lambda: ls(kip) == [], 20)
+
+
+# promise runtime: a program has at most 64 leases
+def test_too_many_leases(kip: Kip) -> None:
+    proc = start(kip)
+    assert ask(proc, "len([c.grant(30000) for _ in range(64)])") == "64"
+    assert ask(proc, "c.grant(30000)").startswith("TooMany: ")
+    wait_for("none is left over", lambda: len(kip.json("tree", "lease", "ls")) == 64, 20)
+    assert ask(proc, "c.revoke(c.leases()[0].id), c.grant(30000).ttl_ms") == "(None, 30000)"
+
+
+# promise runtime: an open connection with a watch is no activity: the proc hibernates and parks by
+#   itself, again and again
+def test_a_watch_is_no_activity(kip: Kip) -> None:
+    flags = [*FILES, "--tree", "write", "--idle", "500ms", "--park-after", "500ms"]
+    proc = kip.run("lines", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=["8080"], flags=flags)
+    wait_for("it listens", lambda: listens(proc.port()), 20)
+    ask(proc, BEGIN)
+    ask(proc, "c.mkdir('/w')")
+    assert ask(proc, WATCH) == "None"
+    for turn in range(2):
+        proc.wait_state("parked")
+        put(kip, f"/w/{turn}", "")
+        wait_for("the change has woken it", lambda turn=turn: echo(kip) == f"[('/w/{turn}', 0)]", 20)
+    proc.wait_state("parked")
+
+
+# promise runtime: without the file of the socket procs start, sleep and wake, and the next daemon
+#   makes it
+def test_the_file_is_gone(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    kip.expected += [r"the file of the runtime socket is gone"]
+    proc = start(kip)
+    (kip.data / "run" / "runtime" / "kip-runtime").unlink()
+    other = kip.run("other", ["sleep", "1000"], flags=["--never-sleep"])
+    assert "runtime" not in other.exec("find", "/run").stdout
+    for one in (proc, other):
+        one.sleep()
+        one.wake()
+    kip.kill()
+    kip.up()
+    assert ask(start(kip, "next"), "c.whoami().name") == "'next'"
 
 
 # promise runtime: tasks of asyncio share a connection

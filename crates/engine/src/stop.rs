@@ -14,11 +14,12 @@ use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
-use kip_types::runtime::{ENDED_LEASES, LEASES};
+use kip_types::runtime::{LEASES, ended_leases};
 use kip_types::spec::parse_signal;
 use rustix::process::Signal;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,8 +142,6 @@ pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
             warn("processes", &e);
         }
         crate::hibernate::forget(&proc);
-        // They end with the program, whatever comes after it.
-        let _ = std::fs::rename(proc.dir.join(LEASES), proc.dir.join(ENDED_LEASES));
         proc.resolver.end();
         proc.console.finish();
         let _ = proc.shared.logs.remove(proc.key.as_str());
@@ -164,6 +163,12 @@ pub async fn release(proc: &Arc<Proc>, network: NetworkFate) {
             if let Err(e) = proc.fd_store.drop_prefix(prefix) {
                 warn("descriptors", &e);
             }
+        }
+        // They end with the program, whatever comes after it; only now no connection of the program
+        // adds one.
+        let leases = proc.dir.join(LEASES);
+        if let Ok(found) = std::fs::metadata(&leases) {
+            let _ = std::fs::rename(leases, proc.dir.join(ended_leases(found.ino())));
         }
         if goes && let Err(e) = proc.shared.pool.release(&[proc.slot]) {
             warn("network link", &e);

@@ -38,7 +38,13 @@ pub(crate) fn mounts(proc: &Proc, net: BorrowedFd<'_>, with_runtime: bool) -> io
     let (places, views) = of(proc);
     let mut all = sysfs::mounts(net, &places, &views)?;
     if with_runtime {
-        all.push(runtime_socket(proc)?);
+        match runtime_socket(proc) {
+            // The next daemon makes it; the program can do without.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                tracing::warn!(proc = %proc.name, "the file of the runtime socket is gone: the proc has none");
+            }
+            socket => all.push(socket?),
+        }
     }
     Ok(all)
 }

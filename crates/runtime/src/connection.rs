@@ -13,8 +13,8 @@
 use crate::access;
 use crate::calls::{self, changes, failure, invalid, path_of};
 use crate::frames::{SHORT_ANSWER_BYTES, SentFile, Stream, Waiting, WaitingFrame};
-use crate::home::{HomeLife, RuntimeHome};
-use crate::leases::Leases;
+use crate::home::{HomeLife, MEMORY, RuntimeHome, SOCKET};
+use crate::leases::{self, Leases};
 use crate::memory::{ConnectionMemory, KeptWatch};
 use crate::share::{ConnectionPlace, MOST_WATCHES, ProcShare};
 use crate::wire::{
@@ -23,7 +23,7 @@ use crate::wire::{
 };
 use kip_service::{Feed, TreeService};
 use kip_sys::fault;
-use kip_types::api::tree::{GrantTreeLeaseRequest, TreeChanges, WatchTreeRequest};
+use kip_types::api::tree::{TreeChanges, WatchTreeRequest};
 use kip_types::name::Realm;
 use kip_types::tree::TreeLeaseId;
 use parking_lot::Mutex;
@@ -35,15 +35,12 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
-/// What is held of a connection: the daemon's end, and its memory.
-pub(crate) const SOCKET: &str = "socket";
-pub(crate) const MEMORY: &str = "memory";
 
 /// What all connections have.
 pub(crate) struct Service {
     pub(crate) tree: Arc<dyn TreeService>,
     pub(crate) realm: Realm,
-    pub(crate) leases: Leases,
+    pub(crate) leases: Arc<Leases>,
 }
 
 /// A proc, and what its connections may have together.
@@ -335,15 +332,11 @@ impl Connection {
                 Ok(AnswerKind::Done(WireDone {}))
             }
             CallKind::Grant(call) => {
-                let request = GrantTreeLeaseRequest { ttl_ms: call.ttl_ms };
-                let lease = tree.grant_lease(realm, request).await.map_err(|refusal| failure(&refusal))?;
-                self.service.leases.add(&self.home, &lease, call.with_proc);
+                let lease = leases::grant(&self.service.leases, &self.home, self.number, call).await?;
                 Ok(AnswerKind::Lease(calls::lease(&lease)))
             }
             CallKind::Revoke(call) => {
-                let id = TreeLeaseId(call.lease);
-                tree.revoke_lease(realm, id).await.map_err(|refusal| failure(&refusal))?;
-                self.service.leases.forget(id);
+                leases::revoke(&self.service.leases, TreeLeaseId(call.lease)).await?;
                 Ok(AnswerKind::Done(WireDone {}))
             }
             CallKind::List(_) => {

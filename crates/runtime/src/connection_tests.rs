@@ -6,7 +6,7 @@ use crate::wire::{GetCall, RuntimeIdentity, WhoamiCall};
 use async_trait::async_trait;
 use kip_service::TreeFile;
 use kip_types::api::tree::{
-    MakeTreeDirectoryRequest, RemoveTreeNodeRequest, RenameTreeNodeRequest, WriteTreeFileRequest,
+    GrantTreeLeaseRequest, MakeTreeDirectoryRequest, RemoveTreeNodeRequest, RenameTreeNodeRequest, WriteTreeFileRequest,
 };
 use kip_types::api::{Code, Refusal};
 use kip_types::spec::TreeAccess;
@@ -156,7 +156,8 @@ impl Both {
         let (client, server) = UnixStream::pair().unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let tree = Arc::new(CountingTree::default());
-        let service = Service { tree: tree.clone(), realm: Realm::default(), leases: Leases::default() };
+        let leases = Arc::new(Leases::new(tree.clone(), Realm::default()));
+        let service = Service { tree: tree.clone(), realm: Realm::default(), leases };
         let (service, share) = (Arc::new(service), Arc::new(ProcShare::new()));
         Both { tree, service, home: Arc::default(), share, number: 1, client, server: Some(server.into()) }
     }

@@ -7,6 +7,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// What is held of a connection: the daemon's end, and its memory.
+pub(crate) const SOCKET: &str = "socket";
+pub(crate) const MEMORY: &str = "memory";
+
 /// What a proc is at, as far as its leases depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HomeLife {

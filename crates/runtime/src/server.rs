@@ -3,7 +3,7 @@
 use crate::connection::{Client, Connection, Service, turn_away};
 use crate::frames::Stream;
 use crate::home::RuntimeHomes;
-use crate::leases::Leases;
+use crate::leases::{self, Leases};
 use crate::share::{MOST_CONNECTIONS, ProcShares};
 use crate::wire::{FailureCode, RuntimeFailure};
 use kip_service::TreeService;
@@ -42,8 +42,10 @@ pub fn serve(parts: RuntimeParts) -> io::Result<()> {
     // As that of a connection.
     #[allow(deprecated)]
     let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
-    let service = Arc::new(Service { tree, realm, leases: Leases::default() });
-    service.leases.take_up(&*homes);
+    let leases = Arc::new(Leases::new(Arc::clone(&tree), realm.clone()));
+    leases.take_up(&*homes);
+    tokio::spawn(leases::follow(Arc::clone(&leases)));
+    let service = Arc::new(Service { tree, realm, leases });
     let shares = Arc::new(ProcShares::default());
     let mut last = 0;
     for home in homes.all() {
@@ -58,8 +60,6 @@ pub fn serve(parts: RuntimeParts) -> io::Result<()> {
             }
         }
     }
-    let leases = Arc::clone(&service);
-    tokio::spawn(async move { leases.leases.follow(&*leases.tree, &leases.realm).await });
     tokio::spawn(accept(listener, service, homes, shares, last));
     Ok(())
 }

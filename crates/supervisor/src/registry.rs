@@ -66,6 +66,11 @@ impl Registry {
         }
     }
 
+    /// The proc of that slot.
+    pub fn at(&self, slot: Slot) -> Option<Handle> {
+        self.handles().get(&slot).cloned()
+    }
+
     /// Whether the proc of that slot has ended.
     pub fn is_stopped(&self, slot: Slot) -> bool {
         let stopped =
@@ -146,7 +151,7 @@ impl Registry {
 
     fn numbered(&self, number: u32) -> Option<Handle> {
         let slot = u16::try_from(number).ok().and_then(|n| Slot::new(n).ok());
-        slot.and_then(|slot| self.handles().get(&slot).cloned())
+        slot.and_then(|slot| self.at(slot))
     }
 
     /// A running proc waits for pages that are in the store, or in copies of another one's

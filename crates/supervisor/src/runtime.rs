@@ -36,8 +36,7 @@ impl RuntimeHomes for RuntimeProcs {
         let number = uid.checked_sub(first).filter(|number| *number < count)? / IDS_PER_BLOCK;
         let slot = Slot::new(u16::try_from(number).ok()?).ok()?;
         // A trial changes nothing outside.
-        let is_it = |handle: &Handle| handle.proc.slot == slot && !handle.proc.spec().alone;
-        let handle = registry.all_handles().into_iter().find(is_it)?;
+        let handle = registry.at(slot).filter(|handle| !handle.proc.spec().alone)?;
         Some(Arc::new(Home(handle)))
     }
 
@@ -64,6 +63,21 @@ impl Home {
     }
 }
 
+/// What a proc is at in that state.
+fn life_in(state: &State) -> HomeLife {
+    match state {
+        // While it is being ended its program has its grace.
+        State::Starting | State::Hot { .. } | State::Stopping => HomeLife::Awake,
+        // A wake may take as long as its snapshot takes to come from the store.
+        State::Hibernated { .. }
+        | State::Parking { .. }
+        | State::Parked { .. }
+        | State::Archived { .. }
+        | State::Waking { .. } => HomeLife::Asleep,
+        State::Elsewhere { .. } | State::Restarting { .. } | State::Stopped { .. } => HomeLife::Ended,
+    }
+}
+
 impl RuntimeHome for Home {
     fn identity(&self) -> RuntimeIdentity {
         let generation = self.0.status.borrow().record.state.generation();
@@ -80,15 +94,7 @@ impl RuntimeHome for Home {
     }
 
     fn life(&self) -> HomeLife {
-        match self.0.status.borrow().record.state {
-            State::Starting | State::Hot { .. } | State::Waking { .. } => HomeLife::Awake,
-            State::Hibernated { .. } | State::Parking { .. } | State::Parked { .. } | State::Archived { .. } => {
-                HomeLife::Asleep
-            }
-            State::Elsewhere { .. } | State::Stopping | State::Restarting { .. } | State::Stopped { .. } => {
-                HomeLife::Ended
-            }
-        }
+        life_in(&self.0.status.borrow().record.state)
     }
 
     fn directory(&self) -> PathBuf {
@@ -117,5 +123,22 @@ impl RuntimeHome for Home {
         if let Err(error) = self.0.proc.fd_store.drop_prefix(&format!("{}{connection}/", key::RUNTIME)) {
             tracing::debug!(proc = %self.0.proc.name, error = chain(&error), "the keeper did not let a connection go");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::Generation;
+
+    // promise runtime: leases are kept while a proc wakes, however long that takes, and do not end
+    //   before its program has had its grace
+    // held by: this, `tests/test_runtime.py::test_leases_in_the_grace`
+    #[test]
+    fn a_proc_that_wakes_sleeps_and_one_that_is_being_ended_runs() {
+        assert_eq!(life_in(&State::Waking { generation: Generation(1) }), HomeLife::Asleep);
+        assert_eq!(life_in(&State::Parked { generation: Generation(1) }), HomeLife::Asleep);
+        assert_eq!(life_in(&State::Stopping), HomeLife::Awake);
+        assert_eq!(life_in(&State::Stopped { exit: None }), HomeLife::Ended);
     }
 }

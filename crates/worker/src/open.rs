@@ -21,7 +21,7 @@ use kip_engine::volumes;
 use kip_image::ImageStore;
 use kip_journal::events::Events;
 use kip_journal::metrics::Metrics;
-use kip_keeper::Keeper;
+use kip_keeper::{Keeper, KeeperError};
 use kip_logs::LogPump;
 use kip_net::nat::{Forward, Network, Published};
 use kip_net::wake::WakePoll;
@@ -134,8 +134,11 @@ pub enum OpenWorkerError {
         name: ProcName,
         /// Why.
         #[source]
-        source: kip_keeper::KeeperError,
+        source: KeeperError,
     },
+    /// The runtime socket.
+    #[error("the keeper does not give back the runtime socket that procs have: start the daemon again")]
+    RuntimeSocket(#[source] KeeperError),
     /// The pager.
     #[error("the pager cannot be started or asked")]
     Pager(#[from] kip_pager::client::PagerError),
@@ -293,11 +296,21 @@ fn published_of(spec: &Spec, record: &Record, dir: &Path) -> Option<Published> {
     Some(Published { slot, network: Network::of(spec), ports: forwards, egress, alone: spec.alone, held: false })
 }
 
+/// What the keeper says that it holds. One that is there and is not given back may not be replaced:
+/// another would be none that procs have.
+fn held_socket(got: Result<Vec<OwnedFd>, KeeperError>) -> Result<Option<OwnedFd>, OpenWorkerError> {
+    match got {
+        Ok(mut fds) => Ok(fds.pop()),
+        Err(KeeperError::Unknown { .. }) => Ok(None),
+        Err(error) => Err(OpenWorkerError::RuntimeSocket(error)),
+    }
+}
+
 /// The runtime socket of all procs: that which the last daemon has left, for procs have it mounted.
 fn runtime_socket(data: &Path, keeper: &Keeper) -> Result<OwnedFd, OpenWorkerError> {
     let place = data.join(runtime::PLACE);
-    let held = keeper.get(RUNTIME).unwrap_or_default().pop().filter(|_| kip_runtime::is_there(&place));
-    if let Some(held) = held {
+    let held = held_socket(keeper.get(RUNTIME))?;
+    if let Some(held) = held.filter(|_| kip_runtime::is_there(&place)) {
         return Ok(held);
     }
     let made = kip_runtime::listen(&place).map_err(|source| OpenWorkerError::Io { path: place, source })?;
@@ -449,4 +462,19 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
         _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),
     };
     Ok(Assembled { machine: Arc::new(machine), remembered, keeper_was_new })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // promise runtime: a daemon that does not get the socket of its procs back makes no other in
+    //   its place
+    #[test]
+    fn a_socket_that_is_not_given_back_is_not_replaced() {
+        let unknown = KeeperError::Unknown { name: RUNTIME.to_owned() };
+        assert!(matches!(held_socket(Err(unknown)), Ok(None)));
+        let lost = KeeperError::Answer { source: std::io::Error::other("no answer") };
+        assert!(matches!(held_socket(Err(lost)), Err(OpenWorkerError::RuntimeSocket(_))));
+    }
 }
