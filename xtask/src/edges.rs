@@ -121,10 +121,12 @@ const ALLOWED: [(&str, &[&str]); 40] = [
     // What lies between a client's frames and a program's descriptors.
     // Why a program is not executed is said by what its files are.
     ("kip-sessions", &[TYPES, SYS, "kip-service", "kip-sandbox", "kip-files", "kip-logs", "kip-engine"]),
-    // One task per proc; touches a process only through the engine.
+    // One task per proc; touches a process only through the engine. The keeper has the runtime
+    // socket of all procs.
     (
         "kip-supervisor",
         &[
+            "kip-keeper",
             "kip-journal",
             TYPES,
             SYS,

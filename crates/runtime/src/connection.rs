@@ -35,7 +35,6 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
-
 /// What all connections have.
 pub(crate) struct Service {
     pub(crate) tree: Arc<dyn TreeService>,

@@ -177,6 +177,8 @@ impl Leases {
         let directory = home.directory();
         let mut all = self.all.lock();
         let owned = all.entry(directory.clone()).or_insert_with(|| Owned::new(Arc::clone(home)));
+        // Those that are to be revoked may be of a proc that had this directory before.
+        owned.home = Arc::clone(home);
         owned.note(&directory, connection, lease, with_proc)
     }
 

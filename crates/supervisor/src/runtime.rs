@@ -4,20 +4,65 @@
 use crate::registry::Registry;
 use crate::task::Handle;
 use kip_engine::fd_store::key;
+use kip_engine::upkeep::RUNTIME;
+use kip_keeper::{Keeper, KeeperError};
 use kip_net::Slot;
 use kip_records::instance::{IDS_PER_BLOCK, ids_of};
 use kip_runtime::wire::RuntimeIdentity;
 use kip_runtime::{HomeLife, RuntimeHome, RuntimeHomes};
 use kip_sys::within;
 use kip_types::name::Realm;
+use kip_types::runtime::PLACE;
 use kip_types::spec::TreeAccess;
 use kip_types::{State, chain, generation_id};
 use rustix::fs::{OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
+
+/// The runtime socket cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeSocketError {
+    /// The keeper has it, and does not give it back: another would be none that procs have.
+    #[error("the keeper does not give back the runtime socket of procs: run `kip up` again")]
+    NotGivenBack(#[source] KeeperError),
+    /// It cannot be made.
+    #[error("cannot make the runtime socket {path}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The runtime socket of all procs: that which the last daemon has left, for procs have it mounted.
+///
+/// # Errors
+/// [`RuntimeSocketError`].
+pub fn socket(data: &Path, keeper: &Keeper) -> Result<OwnedFd, RuntimeSocketError> {
+    let path = data.join(PLACE);
+    if let Some(held) = held_socket(keeper.get(RUNTIME))?.filter(|_| kip_runtime::is_there(&path)) {
+        return Ok(held);
+    }
+    let made = kip_runtime::listen(&path).map_err(|source| RuntimeSocketError::Io { path, source })?;
+    if let Err(error) = keeper.put(RUNTIME, &[made.as_fd()]) {
+        tracing::error!(error = chain(&error), "the keeper does not hold the runtime socket");
+    }
+    Ok(made)
+}
+
+/// What the keeper says that it holds.
+fn held_socket(got: Result<Vec<OwnedFd>, KeeperError>) -> Result<Option<OwnedFd>, RuntimeSocketError> {
+    match got {
+        Ok(mut fds) => Ok(fds.pop()),
+        Err(KeeperError::Unknown { .. }) => Ok(None),
+        Err(error) => Err(RuntimeSocketError::NotGivenBack(error)),
+    }
+}
 
 /// All procs of a registry.
 pub struct RuntimeProcs(Weak<Registry>);
@@ -140,5 +185,15 @@ mod tests {
         assert_eq!(life_in(&State::Parked { generation: Generation(1) }), HomeLife::Asleep);
         assert_eq!(life_in(&State::Stopping), HomeLife::Awake);
         assert_eq!(life_in(&State::Stopped { exit: None }), HomeLife::Ended);
+    }
+
+    // promise runtime: a daemon that does not get the socket of its procs back makes no other in
+    //   its place
+    #[test]
+    fn a_socket_that_is_not_given_back_is_not_replaced() {
+        let unknown = KeeperError::Unknown { name: RUNTIME.to_owned() };
+        assert!(matches!(held_socket(Err(unknown)), Ok(None)));
+        let lost = KeeperError::Answer { source: io::Error::other("no answer") };
+        assert!(matches!(held_socket(Err(lost)), Err(RuntimeSocketError::NotGivenBack(_))));
     }
 }

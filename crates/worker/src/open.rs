@@ -16,7 +16,7 @@ use kip_engine::host::egress::EgressControl;
 use kip_engine::host::resolver;
 use kip_engine::observe::WakeObserver;
 use kip_engine::prepared::PreparedNetworks;
-use kip_engine::upkeep::{FORWARDING, RUNTIME};
+use kip_engine::upkeep::FORWARDING;
 use kip_engine::volumes;
 use kip_image::ImageStore;
 use kip_journal::events::Events;
@@ -41,12 +41,13 @@ use kip_supervisor::outdated;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::recover;
 use kip_supervisor::registry::Registry;
+use kip_supervisor::runtime::RuntimeSocketError;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_sys::ns::Unshare;
 use kip_types::api::EventKind;
 use kip_types::chain;
-use kip_types::{ProcName, Spec, State, runtime};
+use kip_types::{ProcName, Spec, State};
 use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
@@ -137,8 +138,8 @@ pub enum OpenWorkerError {
         source: KeeperError,
     },
     /// The runtime socket.
-    #[error("the keeper does not give back the runtime socket that procs have: start the daemon again")]
-    RuntimeSocket(#[source] KeeperError),
+    #[error(transparent)]
+    RuntimeSocket(#[from] RuntimeSocketError),
     /// The pager.
     #[error("the pager cannot be started or asked")]
     Pager(#[from] kip_pager::client::PagerError),
@@ -296,30 +297,6 @@ fn published_of(spec: &Spec, record: &Record, dir: &Path) -> Option<Published> {
     Some(Published { slot, network: Network::of(spec), ports: forwards, egress, alone: spec.alone, held: false })
 }
 
-/// What the keeper says that it holds. One that is there and is not given back may not be replaced:
-/// another would be none that procs have.
-fn held_socket(got: Result<Vec<OwnedFd>, KeeperError>) -> Result<Option<OwnedFd>, OpenWorkerError> {
-    match got {
-        Ok(mut fds) => Ok(fds.pop()),
-        Err(KeeperError::Unknown { .. }) => Ok(None),
-        Err(error) => Err(OpenWorkerError::RuntimeSocket(error)),
-    }
-}
-
-/// The runtime socket of all procs: that which the last daemon has left, for procs have it mounted.
-fn runtime_socket(data: &Path, keeper: &Keeper) -> Result<OwnedFd, OpenWorkerError> {
-    let place = data.join(runtime::PLACE);
-    let held = held_socket(keeper.get(RUNTIME))?;
-    if let Some(held) = held.filter(|_| kip_runtime::is_there(&place)) {
-        return Ok(held);
-    }
-    let made = kip_runtime::listen(&place).map_err(|source| OpenWorkerError::Io { path: place, source })?;
-    if let Err(error) = keeper.put(RUNTIME, &[made.as_fd()]) {
-        tracing::error!(error = chain(&error), "the keeper does not hold the runtime socket");
-    }
-    Ok(made)
-}
-
 /// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have
 /// begun to freeze: this daemon may not look at the helper's proc before that is done.
 fn wait_for_strays(stage: &Path) {
@@ -403,7 +380,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
     fault::reach("supersede-keeper");
     let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
     let keeper_was_new = keeper.found() == kip_keeper::Presence::Started;
-    let runtime = runtime_socket(&config.data, &keeper)?;
+    let runtime = kip_supervisor::runtime::socket(&config.data, &keeper)?;
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
@@ -462,19 +439,4 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
         _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),
     };
     Ok(Assembled { machine: Arc::new(machine), remembered, keeper_was_new })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // promise runtime: a daemon that does not get the socket of its procs back makes no other in
-    //   its place
-    #[test]
-    fn a_socket_that_is_not_given_back_is_not_replaced() {
-        let unknown = KeeperError::Unknown { name: RUNTIME.to_owned() };
-        assert!(matches!(held_socket(Err(unknown)), Ok(None)));
-        let lost = KeeperError::Answer { source: std::io::Error::other("no answer") };
-        assert!(matches!(held_socket(Err(lost)), Err(OpenWorkerError::RuntimeSocket(_))));
-    }
 }
