@@ -92,8 +92,9 @@ def test_no_password_of_the_host(debian: Debian) -> None:
     assert "Permission denied" in debian.proc.exec("sh", "-c", as_user, check=False).stderr
     for place in ("/etc", "/var", "/run", "/root", "/home"):
         # What grep cannot read, root cannot; it has found nothing.
-        found = debian.proc.exec("grep", "-rlF", "--devices=skip", HASH, place, check=False)
-        assert (found.returncode, found.stdout) == (1, ""), (place, found.stdout, found.stderr)
+        found = debian.proc.exec("grep", "-rlF", HASH, place, check=False)
+        sockets = "grep: /run/kip/runtime: No such device or address\n" if place == "/run" else ""
+        assert (found.stdout, found.stderr) == ("", sockets), place
     assert debian.inside("ls -d /etc/shadow- /etc/gshadow /etc/passwd- /etc/security/opasswd 2>&1 | grep -vc 'No such'; true") == "0\n"
 
 

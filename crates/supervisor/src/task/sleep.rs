@@ -339,6 +339,10 @@ impl Task {
             // Volumes it would lack as well if it began anew.
             return self.listen_later();
         }
+        if kip_copy::fill::is_unfinished(&self.proc.dir) {
+            // A clone that does not go on from its source is none, which its command says.
+            return self.listen_later();
+        }
         self.fall_back(&refusal.message).await;
     }
 
