@@ -20,7 +20,7 @@ from test_tree import cat, clear, grant, ls, put
 
 SDK = SOURCES.parents[1] / "sdk" / "python" / "kip"
 FILES = ["-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro", "-v", f"{SDK}:/srv/kip:ro"]
-# A program that is told in Python what to do, with a client of its own for the runtime socket.
+# A program that carries out lines of Python, with a client of its own for the runtime socket.
 BEGIN = "import kip, asyncio, socket, struct, threading; c = kip.Client()"
 # It tells of what it has seen in the tree: to ask the program would wake it.
 WATCH = (
@@ -74,8 +74,8 @@ TIERS: dict[str, Tier] = {
 }
 
 
-# promise runtime: a program asks who it is and uses the whole name tree over a socket in its
-#   sandbox, without a token: which proc and which realm it is comes from the socket
+# promise runtime: a program asks for the name of its proc and uses the whole name tree over a
+#   socket in its sandbox, without a token: the socket says which proc and which realm it is of
 def test_calls_of_a_program(kip: Kip) -> None:
     proc = start(kip)
     assert ask(proc, "c.whoami()") == "Identity(name='lines', realm='default', generation=0, clone_count=1)"
@@ -98,8 +98,8 @@ def test_calls_of_a_program(kip: Kip) -> None:
     assert ask(start(kip, "another"), "c.whoami().name, len(c.ls('/a'))") == "('another', 1101)"
 
 
-# promise runtime: without `--tree` a program asks who it is and nothing else; with `--tree read` it
-#   reads and watches; a clone has the access that its source has
+# promise runtime: without `--tree` a program may call `whoami` and nothing else; with `--tree read`
+#   it reads and watches; a clone has the access that its source has
 def test_access_to_the_tree(kip: Kip) -> None:
     put(kip, "/f", "before")
     reads = ["c.get('/f')", "c.stat('/f')", "c.ls('/')", "c.watch('/')", "c.leases()"]
@@ -280,7 +280,8 @@ def test_no_place_for_it(kip: Kip, tmp_path: Path) -> None:
     proc.wake()
 
 
-# promise runtime: a proc in which /run/kip was given another name is told so when it is to sleep
+# promise runtime: the park of a proc whose program gave /run/kip another name is refused, and the
+#   refusal names the directory
 def test_another_name_for_its_directory(kip: Kip) -> None:
     proc = start(kip)
     proc.exec("mv", "/run/kip", "/run/other")

@@ -1,4 +1,4 @@
-"""Does what it is told, for the conformance tests of the SDKs: a line is a call and its arguments in JSON, answered with its value
+"""Carries out calls for the conformance tests of the SDKs: a line of its input is a call and its arguments in JSON, answered with its value
 or the number of its error. `sync` or `asyncio` says by which client; the package lies beside it."""
 
 import asyncio

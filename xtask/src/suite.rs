@@ -112,7 +112,8 @@ pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
             load.get_or_insert_with(Load::begin);
         }
         if name == "cargo" && wanted("system") {
-            tests.compile_ahead()?;
+            // Without it the tests compile themselves, and say what is missing.
+            drop(tests.compile_ahead());
         }
         let stage = one(root, name, &mut binaries, &mut tests);
         println!("{}", steps::line(name, stage.result, stage.took, &stage.remark));

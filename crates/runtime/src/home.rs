@@ -24,7 +24,7 @@ pub enum HomeLife {
 
 /// A proc, as the runtime socket has to know it. Calls may block for a moment.
 pub trait RuntimeHome: Send + Sync + 'static {
-    /// What it is told that it is.
+    /// Its identity, the answer to `whoami`.
     fn identity(&self) -> RuntimeIdentity;
 
     /// What its programs may do to the name tree.

@@ -1,4 +1,4 @@
-//! Tests of leases: a tree of leases, and a proc that is at what it is told. Never asks a machine.
+//! Tests of leases: a tree of leases, and a proc whose state the test sets. Never asks a machine.
 
 use super::*;
 use crate::wire::RuntimeIdentity;

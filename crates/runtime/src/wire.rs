@@ -332,7 +332,7 @@ pub struct RuntimeWelcome {
     pub most_answer_bytes: u32,
 }
 
-/// A proc as it is told what it is.
+/// The identity of a proc, the answer to `whoami`.
 #[derive(Clone, PartialEq, Message)]
 pub struct RuntimeIdentity {
     /// Its name.

@@ -1,4 +1,4 @@
-//! Does what it is told, for the conformance tests of the SDKs: a line is a call and its arguments
+//! Carries out calls for the conformance tests of the SDKs: a line is a call and its arguments
 //! in JSON, answered with its value or the number of its error.
 
 use kip_sdk::{Client, Error, Fence, Lease, Node, Put, Watch};
