@@ -87,6 +87,12 @@ def pager_pid(kip: Kip) -> int:
     return kip.info()["pager_pid"]
 
 
+def sleeper(tid: str) -> dict[str, int]:
+    """A thread as an order to hold it names it."""
+    switches = re.findall(r"ctxt_switches:\s+(\d+)", Path(f"/proc/{tid}/status").read_text())
+    return {"tid": int(tid), "switches": sum(map(int, switches))}
+
+
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_a_client_that_has_given_up(kip: Kip, tmp_path: Path, way: str) -> None:
     """An order that is carried out after its client has gone, as by a pager that stood still: no daemon would wake the proc."""
@@ -101,6 +107,7 @@ def test_a_client_that_has_given_up(kip: Kip, tmp_path: Path, way: str) -> None:
         "drop_files": True, "watch": [],
     }  # fmt: skip
     for _ in range(4):
+        order["slept"] = [sleeper(tid) for pid in proc.inspect()["pids"] for tid in os.listdir(f"/proc/{pid}/task")]
         pager = pager_pid(kip)
         os.kill(pager, signal.SIGSTOP)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as gives_up:

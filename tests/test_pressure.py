@@ -316,7 +316,7 @@ def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: 
     def sleeper(n: int) -> Proc:
         if way == "held":
             proc = hold(kip, tar, f"p{n}", 6, "--hibernate", "held", port="7000,wake=data")
-            proc.hibernate()
+            proc.hold()
         else:
             proc = hold(kip, tar, f"p{n}", 6)
             proc.sleep()
@@ -424,8 +424,8 @@ def test_a_command_waits_for_room_for_who_hibernates(limited: Callable[[int], Ki
         ["/usr/bin/python3", "-c", TIMER],
         flags=["--hibernate", "held", "--tick", "1s"],
     )
-    sleeper.hibernate()
-    timer.hibernate()
+    sleeper.hold()
+    timer.hold()
     hog = hold(kip, tar, "hog", 30, "--never-sleep")
     assert room(kip)["used_bytes"] > 30 * MIB  # looked at, for relief looks once a second
     line = kip.refused("wake", "sleeper")

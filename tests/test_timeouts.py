@@ -39,6 +39,37 @@ while True:
 """
 
 
+# Works for a while and then waits for a while, again and again.
+WORKS_AND_WAITS = """
+import random, time
+memory = bytearray(b"a" * (12 << 20))
+while True:
+    until = time.monotonic() + random.random() * 0.06
+    while time.monotonic() < until:
+        memory.count(b"b", 0, 20000)
+    time.sleep(0.2)
+"""
+
+
+# promise hibernation: a program that begins to wait while it is put to sleep is held only if its
+#   wait is known: else it goes on at once, and its timers are the kernel's
+# held by: this, `kip_stop::stopped::tests::a_thread_that_has_run_since_the_look_did_not_sleep`
+def test_a_wait_that_begins_while_the_proc_is_put_to_sleep_ends(kip: Kip) -> None:
+    """What a program waits for is read a moment before its threads stop, and it may wait for something else by then."""
+    proc = kip.run("phases", ["python3", "-c", WORKS_AND_WAITS], flags=["--hibernate", "held", "--tick", "10ms"])
+    ways = []
+    for _ in range(40):
+        kip.cli("sleep", "phases", "--to", "hibernated")
+        view = proc.inspect()
+        held = view["last_sleep"]["held"]
+        ways.append(held)
+        if held:
+            proc.wait_state("running", 5)
+        elif view["state"] == "hibernated":
+            proc.wake()
+    assert any(ways), "it was held where its wait was known"
+
+
 # promise waking: a wait for events whose time-out has passed meanwhile ends by it, before the event
 #   that woke the program is told
 # held by: this, `kip_sys::timed::tests::only_waits_for_events_end`

@@ -302,7 +302,7 @@ def test_an_interval_timer_whose_signal_waits_goes_on(fresh_kip: Callable[..., K
     flags = ["--hibernate", "held", "--idle", "1h"]
     proc = kip.run("alarms", ["python3", "-c", ITS_SIGNAL_WAITS], ports=["7000"], flags=flags)
     for _ in range(3):
-        proc.hibernate() if tier == "held" else proc.sleep()
+        proc.hold() if tier == "held" else proc.sleep()
         with socket.create_connection(("127.0.0.1", proc.port()), timeout=40) as client:
             assert read_to_end(client) == b"3 0.2\n"
     assert tier == "held" or proc.rebuilt() == (tier == "by plan")

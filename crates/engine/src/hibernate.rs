@@ -17,7 +17,7 @@ use kip_clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, HeldSocket, SavedOptions, SocketKind};
 use kip_net::wake::Trigger;
 use kip_pager::client::{MOST_WATCHED, PagerError};
-use kip_pager::protocol::{Hibernated, MemoryStatus, Order, Timer};
+use kip_pager::protocol::{Hibernated, MemoryStatus, Order, Sleeper, Timer};
 use kip_records::due;
 use kip_types::{Hibernate, WakeOn};
 use std::fs;
@@ -74,7 +74,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let tree = Tree::read(&pids);
     survey::find_ends(proc, &tree);
     let memory = kip_sys::smaps::memory(&tree.pids);
-    let (ticks, mut dues) = find_ticks(proc, &tree, false);
+    let Waits { ticks, mut dues, slept } = find_ticks(proc, &tree, false);
     let ticks = ticks || known.hidden;
     let ticker = if ticks { ticker(proc, &tree) } else { None };
     let first_due_ns = first_seldom(&dues);
@@ -102,6 +102,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
         processes: proc.cgroup.processes_file(),
         turn,
         hold,
+        slept: if hold { slept } else { Vec::new() },
         patience: if ticks { known.patience } else { 0 },
         prefetch: proc.spec().timing.prefetch,
         drop_files: !proc.spec().timing.keep_files,
@@ -163,14 +164,24 @@ pub fn first_due_in(proc: &Proc) -> Option<Duration> {
 /// the program: not to be asked of one whose first touch is its wake. `ticked`: see [`find_ticks`].
 pub fn ticks(proc: &Proc, ticked: bool) -> bool {
     let Ok(pids) = proc.cgroup.pids() else { return true };
-    find_ticks(proc, &Tree::read(&pids), ticked).0
+    find_ticks(proc, &Tree::read(&pids), ticked).ticks
+}
+
+/// What the waits of a program's threads show.
+struct Waits {
+    /// It ticks.
+    ticks: bool,
+    /// When they end.
+    dues: Vec<Due>,
+    /// All of its threads as they were before the look; empty if one of them ran meanwhile.
+    slept: Vec<Sleeper>,
 }
 
 /// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it
 /// is looked at until all sleep; a program whose threads never do all at once is taken to tick.
 /// `ticked`: the program is known to have ticked; a wait that goes on since then shows no time-out
 /// once a stop has interrupted it, and is taken for a tick as well.
-fn find_ticks(proc: &Proc, tree: &Tree, ticked: bool) -> (bool, Vec<Due>) {
+fn find_ticks(proc: &Proc, tree: &Tree, ticked: bool) -> Waits {
     /// restart_syscall(2), on x86-64.
     const RESTARTED: u64 = 219;
     const SAMPLES: u32 = 10;
@@ -185,7 +196,9 @@ fn find_ticks(proc: &Proc, tree: &Tree, ticked: bool) -> (bool, Vec<Due>) {
         let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms) || ticked && tick_ms > 0 && restarted();
         let quiescent = before.is_some() && before == tree.asleep();
         if ticks || quiescent || sample == SAMPLES || began.elapsed() > WITHIN {
-            return (ticks || !quiescent, dues);
+            let of = |(inside, switches)| Some(Sleeper { tid: *tree.threads.get(&inside)?, switches });
+            let slept = before.filter(|_| quiescent).unwrap_or_default().into_iter().filter_map(of).collect();
+            return Waits { ticks: ticks || !quiescent, dues, slept };
         }
         std::thread::sleep(BETWEEN);
     }

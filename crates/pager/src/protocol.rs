@@ -38,6 +38,11 @@ pub struct Order {
     /// Its threads stand still until [`PagerRequest::Wake`]; otherwise the first that gets what it
     /// waits for wakes it.
     pub hold: bool,
+    /// With [`Order::hold`]: all of its threads when the client began to look what they wait for.
+    /// They are held only if none has run since then, for the client knows of no wait that began
+    /// later.
+    #[serde(default)]
+    pub slept: Vec<Sleeper>,
     /// Pages that one tick of a program that ticks in place may bring back; 0 for a program that
     /// does not tick.
     pub patience: usize,
@@ -48,6 +53,15 @@ pub struct Order {
     /// What wakes it while it is held: one for each descriptor that comes with the order. The first
     /// that is readable wakes it, and all are closed here before it runs.
     pub watch: Vec<Purpose>,
+}
+
+/// A thread that slept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sleeper {
+    /// Its id.
+    pub tid: u32,
+    /// How often it had left a processor by then.
+    pub switches: u64,
 }
 
 /// What a wake is for.
@@ -248,8 +262,8 @@ pub struct Hibernated {
     pub left: BTreeMap<String, u64>,
     /// Armed timers, if it is held.
     pub timers: Vec<Timer>,
-    /// Its threads are held. One that was at work is not although the order said so: it goes on at
-    /// once.
+    /// Its threads are held. A program that was at work, or has been since the client looked at it,
+    /// is not held although the order said so: it goes on at once.
     pub held: bool,
 }
 

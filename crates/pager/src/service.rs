@@ -329,7 +329,8 @@ impl Service {
         let pids = listed(&order.processes).unwrap_or_default();
         let came = pids.first().filter(|_| order.patience > 0).and_then(|pid| packets(*pid));
         let (stopped, quiescent) = stop_quiescent(|| listed(&order.processes), STOP_WITHIN)?;
-        let hold = order.hold && quiescent;
+        let slept = order.slept.iter().map(|sleeper| (sleeper.tid, sleeper.switches)).collect();
+        let hold = order.hold && quiescent && stopped.slept_since(&slept);
         // What others have, and this one's own, which is about to be given up.
         self.sets_are_used(entry);
         let left = self.budget.load(Ordering::Relaxed).saturating_sub(self.in_memory.load(Ordering::Relaxed));

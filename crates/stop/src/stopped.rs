@@ -227,10 +227,11 @@ fn sleepers(pids: &[u32]) -> (HashMap<u32, u64>, HashSet<u32>) {
     (slept, halted)
 }
 
-/// Whether a stopped thread that slept before has run for nothing but to stop.
-fn slept_through(slept: &HashMap<u32, u64>, tid: u32) -> bool {
+/// Whether a stopped thread that slept when it had left a processor so often has run for nothing
+/// but to stop since.
+fn slept_through(before: Option<&u64>, tid: u32) -> bool {
     let now = || Status::read(tid).ok()?.switches();
-    slept.get(&tid).is_some_and(|before| now().is_some_and(|now| now <= before + 1))
+    before.is_some_and(|before| now().is_some_and(|now| now <= before + 1))
 }
 
 /// Whether a stopped thread that had waited so often before has waited for nothing since but in its
@@ -316,10 +317,16 @@ impl Stopped {
     /// have made what another waits for, between the stops of the two.
     pub fn was_quiescent(&self) -> bool {
         self.processes.values().flat_map(|process| &process.threads).all(|tid| {
-            slept_through(&self.slept, *tid)
+            slept_through(self.slept.get(tid), *tid)
                 && (self.halted.contains(tid)
                     || trace::get_general(*tid).is_ok_and(|registers| inject::in_call(&registers)))
         })
+    }
+
+    /// Whether no thread has run but to stop since each of them had left a processor so often:
+    /// `slept`, by thread. A thread that `slept` does not know has run.
+    pub fn slept_since(&self, slept: &HashMap<u32, u64>) -> bool {
+        self.processes.values().flat_map(|process| &process.threads).all(|tid| slept_through(slept.get(tid), *tid))
     }
 
     /// Looks after processes that have been killed: no other process may, as long as we trace them.
@@ -521,6 +528,31 @@ mod tests {
             // Begun anew it takes half a second longer.
             assert!((2.0..2.4).contains(&took), "{wait} takes {took} s");
         }
+    }
+
+    #[test]
+    fn a_thread_that_has_run_since_the_look_did_not_sleep() {
+        let mut program = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let pid = program.id();
+        let until = Instant::now() + Duration::from_secs(20);
+        // Not in its libraries any more, but in read(2).
+        while std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| !call.starts_with("0 0x0 "))
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let slept = sleepers(&[pid]).0;
+        let stopped = || stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).unwrap();
+        let first = stopped();
+        assert!(first.was_quiescent() && first.slept_since(&slept), "it ran only to stop");
+        assert!(!first.slept_since(&HashMap::new()), "of a thread that is not known nothing is");
+        first.go();
+        std::thread::sleep(Duration::from_millis(50));
+        let second = stopped();
+        assert!(second.was_quiescent() && !second.slept_since(&slept), "it waits for something else, maybe");
+        second.go();
+        drop(program.stdin.take());
+        assert!(program.wait().unwrap().success());
     }
 
     // promise waking: a stop that is given up because the machine is busy ends no wait early
