@@ -562,3 +562,36 @@ def test_asyncio(kip: Kip) -> None:
     assert ask(proc, "[(x.path, x.kind) for x in go(anext(v)).changes]") == "[('/w/x', 2)]"
     assert ask(proc, "go(v.close())") == "None"
     assert ask(proc, "go(a.whoami()).name") == "'lines'"
+
+
+# promise runtime: changes of one revision that are longer than an answer come in parts, which the
+#   clients join; the watch goes on, also past a daemon's end
+# held by: this,
+#   `kip_runtime::connection::tests::changes_that_are_too_long_for_an_answer_come_in_parts`
+def test_more_changes_at_once_than_an_answer_holds(kip: Kip) -> None:
+    proc = start(kip)
+    # Paths of 8 KB, for as few files as possible.
+    ask(proc, "deep = '/w'; c.mkdir(deep)")
+    ask(proc, "for i in range(30): deep += '/' + 'd' * 255; c.mkdir(deep)")
+    ask(proc, "l = c.grant(60000); n = [c.put(f'{deep}/{i}', b'', lease=l.id) for i in range(300)]")
+    ask(proc, "a = kip.AsyncClient(); loop = asyncio.new_event_loop(); go = loop.run_until_complete; v = go(a.watch('/w')); w = c.watch('/w')")
+    ask(proc, "c.revoke(l.id)")
+    kip.kill()
+    kip.up()
+    for next_changes in ("next(w)", "go(anext(v))"):
+        ask(proc, f"r = {next_changes}")
+        assert ask(proc, "sorted(x.path for x in r.changes) == sorted(x.path for x in n), r.more, r.part") == "(True, False, 0)"
+    put(kip, "/w/x", "")
+    for next_changes in ("next(w)", "go(anext(v))"):
+        assert ask(proc, f"[x.path for x in {next_changes}.changes]") == "['/w/x']"
+
+
+# promise runtime: a watch of the Python client that is interrupted goes on
+def test_an_interrupted_watch_goes_on(kip: Kip) -> None:
+    proc = start(kip)
+    ask(proc, "import signal; c.mkdir('/w'); w = c.watch('/w')")
+    # In the main thread alone a signal interrupts.
+    ask(proc, "signal.signal(signal.SIGALRM, signal.default_int_handler); signal.setitimer(signal.ITIMER_REAL, 0.3)")
+    assert ask(proc, "next(w)").startswith("KeyboardInterrupt")
+    put(kip, "/w/x", "")
+    assert ask(proc, "[x.path for x in next(w).changes]") == "['/w/x']"

@@ -78,7 +78,8 @@ pub(crate) fn changes(changes: TreeChanges) -> WireChanges {
         from: change.from.map(Into::into),
         node: change.node.map(node),
     };
-    WireChanges { revision: changes.revision, changes: changes.changes.into_iter().map(one).collect() }
+    let all = changes.changes.into_iter().map(one).collect();
+    WireChanges { revision: changes.revision, changes: all, ..WireChanges::default() }
 }
 
 /// Answers a call that is about the tree alone.

@@ -18,8 +18,8 @@ use crate::leases::{self, Leases};
 use crate::memory::{ConnectionMemory, KeptWatch};
 use crate::share::{ConnectionPlace, MOST_WATCHES, ProcShare};
 use crate::wire::{
-    AnswerKind, CallKind, FailureCode, HEAD, HelloCall, MOST_ANSWER_BYTES, MOST_CALL_BYTES, PutCall, RuntimeAnswer,
-    RuntimeCall, RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireDone, framed,
+    AnswerKind, BESIDE_CHANGES, CallKind, FailureCode, HEAD, HelloCall, MOST_ANSWER_BYTES, MOST_CALL_BYTES, PutCall,
+    RuntimeAnswer, RuntimeCall, RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireChanges, WireDone, framed,
 };
 use kip_service::{Feed, TreeService};
 use kip_sys::fault;
@@ -435,10 +435,9 @@ impl Connection {
     /// goes on with the watch.
     async fn follow(&self, id: u64, feed: &mut Feed<TreeChanges>) {
         while let Some(item) = feed.recv().await {
-            let item = item.map_err(|refused| failure(&refused));
-            let sent = match item.and_then(|item| Ok((item.revision, whole(id, AnswerKind::Changes(changes(item)))?))) {
-                Ok((revision, frame)) => self.send(&frame).await.map(|()| Some(revision)),
-                Err(failure) => self.send(&refusal(id, failure)).await.map(|()| None),
+            let sent = match item {
+                Ok(item) => self.send_changes(id, changes(item)).await.map(Some),
+                Err(refused) => self.send(&refusal(id, failure(&refused))).await.map(|()| None),
             };
             match sent {
                 Ok(Some(revision)) => {
@@ -454,6 +453,15 @@ impl Connection {
                 Err(_) => return,
             }
         }
+    }
+
+    /// Sends all changes of one revision, which it returns.
+    async fn send_changes(&self, id: u64, changes: WireChanges) -> io::Result<u64> {
+        let revision = changes.revision;
+        for part in changes.parts(MOST_ANSWER_BYTES - BESIDE_CHANGES) {
+            self.send(&answer(id, AnswerKind::Changes(part))).await?;
+        }
+        Ok(revision)
     }
 
     fn note_watches(&self) {

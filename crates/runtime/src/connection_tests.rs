@@ -300,6 +300,48 @@ fn watches_go_on() {
     });
 }
 
+#[test]
+fn changes_that_are_too_long_for_an_answer_come_in_parts() {
+    let mut both = Both::new();
+    let name = "n".repeat(200);
+    let path = |at: usize| format!("/{name}/{name}/{name}/{name}/{at}").parse::<TreePath>().unwrap();
+    let change = |path| TreeChange { revision: 12, kind: TreeChangeKind::Removed, path, from: None, node: None };
+    let changes: Vec<TreeChange> = (0..6_000).map(path).map(change).collect();
+    daemon().block_on(async {
+        both.greet().await;
+        both.say(5, CallKind::Watch(WatchCall { path: "/".to_owned(), only: false, from: None }));
+        assert!(matches!(both.hear().await, (5, AnswerKind::Changes(first)) if !first.more));
+        let sender = both.tree.watches.lock()[0].clone();
+        sender.send(Ok(TreeChanges { revision: 12, changes })).await.unwrap();
+        let (mut gathered, mut parts) = (None, Vec::new());
+        let all = loop {
+            let (5, AnswerKind::Changes(next)) = both.hear().await else { panic!("no changes") };
+            parts.push((next.part, next.revision));
+            // A daemon that is ended in between sends them from the first part on.
+            if parts.len() == 2 {
+                let again = WireChanges { part: 0, more: true, ..next.clone() };
+                assert_eq!(WireChanges::joined(&mut gathered.clone(), again), None);
+            }
+            if let Some(all) = WireChanges::joined(&mut gathered, next) {
+                break all;
+            }
+        };
+        assert_eq!(parts, [(0, 12), (1, 12), (2, 12)]);
+        assert!(
+            all.changes
+                .iter()
+                .map(|change| &change.path)
+                .eq((0..6_000).map(|at| path(at).into()).collect::<Vec<String>>().iter())
+        );
+        let memory = ConnectionMemory::of(both.home.held(1, MEMORY).unwrap());
+        while memory.watches().is_none_or(|watches| watches[0].seen != 12) {
+            tokio::task::yield_now().await;
+        }
+        let anew = WireChanges { changes: all.changes[..1].to_vec(), part: 0, more: false, revision: 12 };
+        assert_eq!(WireChanges::joined(&mut Some(all), anew.clone()), Some(anew), "part 0 begins anew");
+    });
+}
+
 // promise runtime: a client that reads nothing is answered no more until it reads
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_wait_for_their_reader() {

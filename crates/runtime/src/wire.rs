@@ -14,6 +14,8 @@ pub const HEAD: usize = 4;
 pub const MOST_CALL_BYTES: usize = 64 << 10;
 /// Longest message of the daemon, bytes.
 pub const MOST_ANSWER_BYTES: usize = 2 << 20;
+/// What an answer with changes has beside them at most, bytes: tags, lengths, numbers.
+pub const BESIDE_CHANGES: usize = 64;
 /// Most nodes in one answer to [`ListCall`].
 pub const MOST_LISTED: usize = 1000;
 
@@ -429,7 +431,7 @@ pub struct WireChange {
     pub node: Option<WireNode>,
 }
 
-/// All changes of one revision.
+/// All changes of one revision; in several parts where one answer is too short for them.
 #[derive(Clone, PartialEq, Message)]
 pub struct WireChanges {
     /// The revision of the tree.
@@ -438,6 +440,51 @@ pub struct WireChanges {
     /// What happened, all at once.
     #[prost(message, repeated, tag = "2")]
     pub changes: Vec<WireChange>,
+    /// Which part of the revision's changes these are, from 0: with 0 they begin, maybe anew.
+    #[prost(uint32, tag = "3")]
+    pub part: u32,
+    /// Another part comes next.
+    #[prost(bool, tag = "4")]
+    pub more: bool,
+}
+
+impl WireChanges {
+    /// The same as parts of which none is longer than `most` bytes, but for one change that is.
+    pub fn parts(self, most: usize) -> Vec<WireChanges> {
+        let (revision, mut parts, mut bytes) = (self.revision, vec![Vec::new()], 0);
+        for change in self.changes {
+            // As a field of a message: its tag and its length.
+            let one = change.encoded_len() + 1 + 5;
+            if bytes + one > most && bytes > 0 {
+                parts.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += one;
+            parts.last_mut().expect("it has one at least").push(change);
+        }
+        let last = parts.len() - 1;
+        let part = |(at, changes)| WireChanges { revision, changes, part: at as u32, more: at < last };
+        parts.into_iter().enumerate().map(part).collect()
+    }
+
+    /// Takes up the next part of changes that come in parts; gives all of them back when it was
+    /// their last.
+    pub fn joined(gathered: &mut Option<WireChanges>, next: WireChanges) -> Option<WireChanges> {
+        let more = next.more;
+        let mut all = match gathered.take().filter(|_| next.part > 0) {
+            Some(mut all) => {
+                all.changes.extend(next.changes);
+                all
+            }
+            None => next,
+        };
+        all.more = more;
+        if !more {
+            return Some(all);
+        }
+        *gathered = Some(all);
+        None
+    }
 }
 
 /// A lease.

@@ -129,6 +129,8 @@ class AsyncWatch:
         self._client, self._node, self._only = client, node, only
         # The revision after which changes come.
         self.revision = 0
+        # Parts of a revision's changes of which another is to come.
+        self._gathered: wire.Changes | None = None
         self._number = 0
 
     async def _begin(self, after: int | None) -> None:
@@ -150,7 +152,10 @@ class AsyncWatch:
                 continue
             # A daemon that was ended may have sent some that the next one sends again.
             if changes.revision > self.revision:
-                self.revision = changes.revision
+                self._gathered = changes.after(self._gathered)
+                if changes.more:
+                    continue
+                self.revision, changes, self._gathered = changes.revision, self._gathered, None
                 if changes.changes:
                     return changes
 

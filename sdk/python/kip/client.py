@@ -67,6 +67,9 @@ class Connection:
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
+    def is_closed(self) -> bool:
+        return self.socket.fileno() < 0
+
     def close(self) -> None:
         self.socket.close()
 
@@ -90,6 +93,8 @@ class Watch:
         # The revision after which changes come.
         self.revision = 0
         self._connection: Connection | None = None
+        # Parts of a revision's changes of which another is to come.
+        self._gathered: wire.Changes | None = None
         self._begin(after)
 
     def _begin(self, after: int | None) -> None:
@@ -112,14 +117,24 @@ class Watch:
             if self._connection is None:
                 raise StopIteration
             try:
+                if self._connection.is_closed():
+                    self._begin(self.revision)
                 changes: wire.Changes = value_of(self._connection.answer(self._id))
             except GONE:
                 self._connection.close()
-                self._begin(self.revision)
                 continue
+            except KipError:
+                raise
+            except BaseException:
+                # Interrupted, in the middle of an answer maybe: the next call watches anew.
+                self._connection.close()
+                raise
             # A daemon that was ended may have sent some that the next one sends again.
             if changes.revision > self.revision:
-                self.revision = changes.revision
+                self._gathered = changes.after(self._gathered)
+                if changes.more:
+                    continue
+                self.revision, changes, self._gathered = changes.revision, self._gathered, None
                 if changes.changes:
                     return changes
 

@@ -318,10 +318,18 @@ class Change(Message):
 
 @dataclass
 class Changes(Message):
-    """All changes of one revision of the tree."""
+    """All changes of one revision of the tree. They come in parts, numbered from 0, where one answer is too short for them:
+    `more` says that another part comes."""
 
     revision: int = number(1, 0)
     changes: list[Change] = number(2, factory=list)
+    part: int = number(3, 0)
+    more: bool = number(4, False)
+
+    def after(self, gathered: Changes | None) -> Changes:
+        """These and the parts before them; part 0 begins anew."""
+        earlier = gathered.changes if gathered is not None and self.part > 0 else []
+        return Changes(self.revision, earlier + self.changes, 0, self.more)
 
 
 @dataclass

@@ -14,13 +14,15 @@ pub struct Watch {
     call: WatchCall,
     id: u64,
     connection: Connection,
+    /// Parts of a revision's changes of which another is to come.
+    gathered: Option<WireChanges>,
 }
 
 impl Watch {
     pub(crate) fn begin(path: &Path, call: WatchCall) -> Result<Watch, Error> {
         let (connection, id, revision) = begin(path, &call)?;
         let from = call.from.or(Some(revision));
-        Ok(Watch { path: path.to_owned(), call: WatchCall { from, ..call }, id, connection })
+        Ok(Watch { path: path.to_owned(), call: WatchCall { from, ..call }, id, connection, gathered: None })
     }
 
     /// The revision after which changes come.
@@ -37,9 +39,10 @@ impl Watch {
             match self.connection.answer(self.id) {
                 // A daemon that was ended may have sent some that the next one sends again.
                 Ok(AnswerKind::Changes(changes)) if changes.revision > self.revision() => {
-                    self.call.from = Some(changes.revision);
-                    if !changes.changes.is_empty() {
-                        return Ok(changes);
+                    let Some(all) = WireChanges::joined(&mut self.gathered, changes) else { continue };
+                    self.call.from = Some(all.revision);
+                    if !all.changes.is_empty() {
+                        return Ok(all);
                     }
                 }
                 Ok(AnswerKind::Changes(_)) => {}
