@@ -1,7 +1,7 @@
 """Writes the number of its turn to one page after the other of SIZE MiB, all the time, and says to each client whether its memory is
 that of one moment: pages before its place have this turn's number, all others the last one's. All the while no child of its is there
 that it has not made, and it goes on to handle SIGTRAP. Options: `apart` and `much-apart`, memory that no fork copies; `full`, as many
-processes as its limit lets it have; `adopts`, it is the parent of what its descendants leave behind; `unix`, it listens at a unix socket, which CRIU alone restores."""
+processes as its limit lets it have; `adopts`, it is the parent of what its descendants leave behind; `fifo`, it has a FIFO open, which CRIU alone makes anew."""
 
 import contextlib
 import ctypes
@@ -28,10 +28,9 @@ wiped[:5] = b"wiped"
 signal.signal(signal.SIGTRAP, lambda number, frame: None)
 if "adopts" in options:
     libc.prctl(SET_CHILD_SUBREAPER, 1)
-if "unix" in options:
-    local = socket.socket(socket.AF_UNIX)
-    local.bind("/tmp/sweeper")
-    local.listen()
+if "fifo" in options:
+    os.mkfifo("/tmp/sweeper")
+    fifo = os.open("/tmp/sweeper", os.O_RDWR)
 children = 0
 while "full" in options:
     try:

@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 40] = [
+const ALLOWED: [(&str, &[&str]); 41] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -60,8 +60,11 @@ const ALLOWED: [(&str, &[&str]); 40] = [
     // Policy: brings the mechanisms together.
     // What has happened, and what was used.
     ("kip-journal", &[TYPES, SYS, "kip-net"]),
-    // What is recorded of procs; starts and stops nothing.
-    ("kip-records", &[TYPES, "kip-net", "kip-clocks", "kip-checkpoint"]),
+    // What was held for a plan, made anew from the images.
+    ("kip-remake", &[SYS, "kip-checkpoint", "kip-criu-images"]),
+    // What is recorded of procs; starts and stops nothing. What is noted of held objects is what
+    // they are made anew by.
+    ("kip-records", &[TYPES, "kip-net", "kip-clocks", "kip-checkpoint", "kip-remake"]),
     // Procs, copied: their files, ids, generation and memory; knows of no record. Reads memory of
     // processes while the helper of a dump holds it, and looks for seeds in images.
     (
@@ -108,6 +111,7 @@ const ALLOWED: [(&str, &[&str]); 40] = [
             "kip-snapshot",
             // A running proc is copied in the middle of a freeze.
             "kip-copy",
+            "kip-remake",
             "kip-offload",
             "kip-records",
             "kip-files",

@@ -7,7 +7,6 @@
 //! | [`sockets`], [`inotify`], [`owners`], [`volumes`], [`limits`], [`ids`], [`procfs`], [`links`], [`pages`], [`hold`] | what Kip changes in images |
 //! | [`attributes`] | what images have no place for |
 //! | [`plan`], [`rebuild`], [`registers`], [`resume`] | the fast way back: a plan made from the images, carried out by `kip-restore`, finished by ptrace |
-//! | [`remake`] | what was held for a plan and is lost, made anew from the images |
 //! | [`policy`] | what images may ask for |
 //!
 //! Never stores anything for good, never decides when, knows nothing of procs. The format of images
@@ -32,7 +31,6 @@ pub mod policy;
 mod procfs;
 mod rebuild;
 mod registers;
-pub mod remake;
 pub mod restore;
 pub mod resume;
 mod rpc;
@@ -45,6 +43,7 @@ pub use hold::{Held, hold_threads, is_held};
 pub use ids::move_id_block;
 pub use limits::set_limits;
 pub use links::use_other_names;
+pub use objects::HeldObject;
 pub use owners::{Owned, SignalReceiver, take_owners};
 pub use pages::{is_for_criu, make_whole, page_map};
 pub use procfs::mend_proc_paths;

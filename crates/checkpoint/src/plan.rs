@@ -26,7 +26,7 @@ mod system_v;
 mod tasks;
 
 pub use crate::objects::HeldObject;
-pub(crate) use files::inode_of;
+pub use files::inode_of;
 pub use files::objects;
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
 pub use memfd::{MemoryFile, MemoryFiles, Opened, Piece};

@@ -200,7 +200,7 @@ pub fn order_unix_pairs(images: &mut Images) -> Result<(), CheckpointImageError>
 }
 
 /// Where each of the tree's mounts is, by CRIU's number of it.
-pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, CheckpointImageError> {
+pub fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, CheckpointImageError> {
     let mut mounts = BTreeMap::new();
     for (_, name) in images.numbered("mountpoints") {
         let entries = images.entries(&name)?;

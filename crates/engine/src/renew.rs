@@ -4,7 +4,7 @@
 //!
 //! Connections cannot come back: they are sockets that their peer has reset, and the program is
 //! told so. Everything else that the kernel kept of it, the next wake makes from the images: what
-//! it can for the plan of a clone ([`kip_checkpoint::remake`]), or all of it by CRIU. Steps may
+//! it can for the plan of a clone ([`kip_remake::remake`]), or all of it by CRIU. Steps may
 //! be repeated: a crash leaves descriptors with the keeper, and the next start of the daemon
 //! takes those, or makes all of them again.
 

@@ -3,11 +3,11 @@
 
 use kip_checkpoint::Owned;
 use kip_checkpoint::attributes::ThreadAttributes;
-use kip_checkpoint::remake::ObjectNote;
 use kip_checkpoint::terminals::Controlled;
 use kip_clocks::{Boot, Clocks};
 use kip_net::custody::SavedOptions;
 use kip_net::renewal::Recipe;
+use kip_remake::ObjectNote;
 use kip_types::suspend::SuspendedBy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

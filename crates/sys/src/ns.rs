@@ -101,6 +101,8 @@ pub fn clone_child(how: Clone, child: &mut dyn FnMut() -> i32) -> io::Result<Chi
 pub struct Unshare {
     /// CLONE_NEWNS, which implies a working directory and root of its own.
     pub mount: bool,
+    /// CLONE_FS: a working directory and root of its own.
+    pub root: bool,
     /// CLONE_NEWUTS.
     pub uts: bool,
     /// CLONE_NEWIPC.
@@ -117,6 +119,7 @@ pub fn unshare(what: Unshare) -> io::Result<()> {
     let mut flags = 0;
     for (wanted, flag) in [
         (what.mount, libc::CLONE_NEWNS),
+        (what.root, libc::CLONE_FS),
         (what.uts, libc::CLONE_NEWUTS),
         (what.ipc, libc::CLONE_NEWIPC),
         (what.net, libc::CLONE_NEWNET),

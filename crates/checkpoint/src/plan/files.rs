@@ -502,7 +502,7 @@ fn has_path(file: &Message) -> Result<bool, PlanError> {
 }
 
 /// The inode of a socket that has been turned into a file: see [`crate::sockets`].
-pub(crate) fn inode_of(reg: &Message) -> Option<u32> {
+pub fn inode_of(reg: &Message) -> Option<u32> {
     reg.string(reg_file_entry::NAME)?.strip_prefix("/socket:[")?.strip_suffix(']')?.parse().ok()
 }
 

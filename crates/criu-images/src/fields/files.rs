@@ -265,8 +265,38 @@ pub mod sk_packet_entry {
     pub const ID_FOR: u32 = 1;
     /// Bytes, which follow the message.
     pub const LENGTH: u32 = 2;
+    /// The sender's address, of a datagram.
+    pub const ADDR: u32 = 3;
     /// Descriptors that come with them, `scm_entry`.
     pub const SCM: u32 = 4;
+}
+
+/// `sk_opts_entry` of sk-opts.proto.
+pub mod sk_opts_entry {
+    /// Bytes of the buffers, as getsockopt(2) has them: twice what was asked for.
+    pub const SNDBUF: u32 = 1;
+    pub const RCVBUF: u32 = 2;
+    /// Time-outs, of which all are 0 as a rule.
+    pub const SND_TMO_SEC: u32 = 3;
+    pub const SND_TMO_USEC: u32 = 4;
+    pub const RCV_TMO_SEC: u32 = 5;
+    pub const RCV_TMO_USEC: u32 = 6;
+    pub const PRIORITY: u32 = 8;
+    pub const MARK: u32 = 10;
+    /// 1 if a message comes with the ids of its sender.
+    pub const PASSCRED: u32 = 11;
+    pub const PASSSEC: u32 = 12;
+    pub const BOUND_DEV: u32 = 15;
+    /// A filter of BPF.
+    pub const FILTER: u32 = 16;
+}
+
+/// `file_perms_entry` of sk-unix.proto.
+pub mod file_perms_entry {
+    pub const MODE: u32 = 1;
+    /// As numbered inside.
+    pub const UID: u32 = 2;
+    pub const GID: u32 = 3;
 }
 
 /// `unix_sk_entry` of sk-unix.proto.
@@ -280,11 +310,21 @@ pub mod unix_sk_entry {
     pub const FLAGS: u32 = 5;
     /// Not 0 if it is connected to a socket outside, or inherited.
     pub const UFLAGS: u32 = 6;
+    /// Of a listening one, the second argument of listen(2).
+    pub const BACKLOG: u32 = 7;
     /// The inode of the other side, or 0.
     pub const PEER: u32 = 8;
     pub const FOWN: u32 = 9;
+    /// Options: [`super::sk_opts_entry`].
+    pub const OPTS: u32 = 10;
     /// The path, or 0 and an abstract name.
     pub const NAME: u32 = 11;
+    /// What shutdown(2) has closed: 1 reading, 2 writing, 3 both.
+    pub const SHUTDOWN: u32 = 12;
+    /// Mode and owner of the file at its path: [`super::file_perms_entry`].
+    pub const FILE_PERMS: u32 = 13;
+    /// 1 if there is no file at its path any more.
+    pub const DELETED: u32 = 15;
     /// A sint32, which is stored folded: 0, -1, 1, -2 ..
     pub const MNT_ID: u32 = 17;
 }

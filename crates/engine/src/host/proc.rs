@@ -180,7 +180,10 @@ impl Proc {
     }
 
     /// Mounts the file systems of a parked proc, as [`Proc::mounts_of`].
-    fn mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
+    ///
+    /// # Errors
+    /// See [`RootfsError`].
+    pub(crate) fn mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
         let user = self.held_user().map_err(|e| lost(&e))?;
         self.mounts_of(user.as_fd(), with_pins)
     }

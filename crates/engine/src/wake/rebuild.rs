@@ -17,7 +17,6 @@ use crate::sysfs;
 use crate::terminals;
 use crate::tmpfs;
 use kip_checkpoint::plan::{MemoryFiles, Plan, PlanError, Received};
-use kip_checkpoint::remake::{MadeAlready, ObjectNote, Remade, remake};
 use kip_checkpoint::{Came, Rebuild, RebuildError, Unfilled};
 use kip_clocks::Boot;
 use kip_copy::fill::is_unfinished;
@@ -25,6 +24,7 @@ use kip_criu_images::Images;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
 use kip_records::body::{Body, ImagesHome};
+use kip_remake::{MadeAlready, ObjectNote, Remade, remake};
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, SandboxRestore};
 use kip_sandbox::rootfs::RootfsError;
@@ -93,6 +93,7 @@ impl Ready {
 struct Renewed<'a> {
     proc: &'a Proc,
     body: &'a Body,
+    with_pins: bool,
 }
 
 impl MadeAlready for Renewed<'_> {
@@ -113,15 +114,31 @@ impl MadeAlready for Renewed<'_> {
     fn noted(&self, id: u64) -> ObjectNote {
         self.body.objects.iter().find(|note| note.id == id).copied().unwrap_or_default()
     }
+
+    fn network(&self) -> Option<Arc<OwnedFd>> {
+        self.proc.fd_store.get(key::NET)
+    }
+
+    /// The mounts that the wake takes: what is bound to a file in them is found there alone.
+    fn files(&self) -> io::Result<OwnedFd> {
+        if let Some(held) = self.proc.held_mounts(self.with_pins) {
+            return Ok(held.root);
+        }
+        let made = self.proc.mounts(self.with_pins).map_err(io::Error::other)?;
+        let root = made.root.try_clone()?;
+        let both = vec![(key::ROOT.to_owned(), made.root), (key::USR.to_owned(), made.usr)];
+        self.proc.fd_store.hold(both).map_err(io::Error::other)?;
+        Ok(root)
+    }
 }
 
 /// The objects of a plan, made anew; none if only CRIU makes all of them.
-fn remade(proc: &Proc, images: &Path, plan: &Plan, body: &Body) -> Option<Remade> {
+fn remade(proc: &Proc, images: &Path, plan: &Plan, renewed: &Renewed<'_>) -> Option<Remade> {
     let objects =
         plan.received.iter().filter_map(|what| if let Received::Object(id) = what { Some(*id) } else { None });
     let wanted: Vec<u64> = objects.collect();
     let read = Images::read(images).map_err(|e| chain(&e));
-    let made = read.and_then(|images| remake(&images, &wanted, &Renewed { proc, body }).map_err(|e| chain(&e)));
+    let made = read.and_then(|images| remake(&images, &wanted, renewed).map_err(|e| chain(&e)));
     made.inspect_err(|why| tracing::info!(proc = %proc.name, why, "CRIU will do the wake")).ok()
 }
 
@@ -148,11 +165,13 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
             return None;
         }
     };
-    if plan.same_files && !tmpfs::are_held(proc, &manifest.body.tmpfs) {
+    // What is made anew is bound to files of now.
+    if plan.same_files && !renewed && !tmpfs::are_held(proc, &manifest.body.tmpfs) {
         return None;
     }
-    let anew = if renewed { remade(proc, images, &plan, &manifest.body)? } else { Remade::new() };
-    let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
+    let around = Renewed { proc, body: &manifest.body, with_pins };
+    let anew = if renewed { remade(proc, images, &plan, &around)? } else { Remade::new() };
+    let mounts = if plan.same_files && !renewed { Some(proc.held_mounts(with_pins)?) } else { None };
     let mut memory_files = MemoryFiles::default();
     let complain = |error: &io::Error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again");
     let mut get = |what: &Received| match what {

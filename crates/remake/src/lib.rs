@@ -1,110 +1,41 @@
 //! What is held for a plan beside sockets, made anew from the images where it is lost: in a clone,
 //! after a reboot, in another data directory.
 //!
-//! Pipes with what was in them, eventfds, signalfds, and epoll sets of all these and of the
-//! sockets that the caller has made anew. What depends on its maker's identity, on a place in
-//! the file system or on a clock (unix sockets, FIFOs, terminals, timerfds) is CRIU's to make.
-//! Never looks at a process.
+//! Pipes and unix sockets with what was in them, eventfds, signalfds, and epoll sets of all these
+//! and of the sockets that the caller has made anew. What depends on a clock or on a file (FIFOs,
+//! terminals, timerfds) is CRIU's to make. Never looks at a process.
 
-use crate::objects::HeldObject;
-use crate::plan::inode_of;
+#![forbid(unsafe_code)]
+
+mod failure;
+mod note;
+mod unix;
+
+pub use failure::RemakeError;
+pub use note::{MadeAlready, ObjectNote};
+
+use failure::{errno, system, with_status};
+
+use kip_checkpoint::plan::inode_of;
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{
     eventfd_file_entry, eventpoll_file_entry, eventpoll_tfd_entry, file_entry, fown_entry, pipe_data_entry, pipe_entry,
     reg_file_entry, signalfd_entry,
 };
 use kip_criu_images::processes::{FileTable, tables};
-use kip_criu_images::{CheckpointImageError, Images, Malformed, Message};
+use kip_criu_images::{Images, Message};
 use kip_sys::watch::{self, WatchedFile};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::pipe::PipeFlags;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// `F_SETPIPE_SZ` is not called for this, the size of a new pipe.
 const PIPE_BYTES: u64 = 64 << 10;
-/// What fcntl(2) changes of an open file.
-const STATUS: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
-
-/// The kernel sends a signal when there is something to read, open(2).
-const O_ASYNC: u32 = 0o20000;
-
 /// Open files by their ids in the images.
 pub type Remade = BTreeMap<u64, Arc<OwnedFd>>;
-
-/// Not all of it can be made.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the text of each is what it means")]
-pub enum RemakeError {
-    #[error("{0} is made by CRIU alone")]
-    Unsupported(&'static str),
-    #[error(transparent)]
-    Image(#[from] CheckpointImageError),
-    #[error("an image is damaged")]
-    Damaged(#[from] Malformed),
-    #[error("the kernel does not make {0}")]
-    System(&'static str, #[source] io::Error),
-}
-
-fn system(what: &'static str) -> impl Fn(io::Error) -> RemakeError {
-    move |source| RemakeError::System(what, source)
-}
-
-fn errno(what: &'static str) -> impl Fn(rustix::io::Errno) -> RemakeError {
-    move |source| RemakeError::System(what, source.into())
-}
-
-/// What images have no place for of an object that is held.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ObjectNote {
-    /// Its file id in the images.
-    pub id: u64,
-    /// Of a pipe: user and group that may open it anew, as numbered inside; root if there are none.
-    pub owner: (u32, u32),
-    /// Of an eventfd: a read takes one of its count, EFD_SEMAPHORE.
-    pub semaphore: bool,
-}
-
-impl ObjectNote {
-    /// Of a held object, whose proc's ids begin at `first`; none if nothing is to be noted. Only
-    /// what its kind may have is looked at, for the program stands still.
-    ///
-    /// # Errors
-    /// Those of fstat(2); proc(5) cannot be read.
-    pub fn of(object: HeldObject, fd: &OwnedFd, first: u32) -> io::Result<Option<ObjectNote>> {
-        let plain = ObjectNote { id: object.id, ..ObjectNote::default() };
-        let note = match object.kind {
-            kind::PIPE => {
-                let found = rustix::fs::fstat(fd)?;
-                let inside = |id: u32| id.saturating_sub(first);
-                ObjectNote { owner: (inside(found.st_uid), inside(found.st_gid)), ..plain }
-            }
-            kind::EVENTFD => {
-                let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-                let semaphore = info.lines().any(|line| line.split_whitespace().eq(["eventfd-semaphore:", "1"]));
-                ObjectNote { semaphore, ..plain }
-            }
-            _ => plain,
-        };
-        Ok((note != plain).then_some(note))
-    }
-}
-
-/// What the caller has made already.
-pub trait MadeAlready {
-    /// The pipe that takes the place of one from outside, by CRIU's number of that.
-    fn pipe(&self, id: u64) -> Option<Arc<OwnedFd>>;
-    /// A socket by the inode that it had.
-    fn socket(&self, inode: u32) -> Option<Arc<OwnedFd>>;
-    /// Host id of the user that is root inside.
-    fn root(&self) -> u32;
-    /// What the images do not say of the file with that id.
-    fn noted(&self, id: u64) -> ObjectNote;
-}
 
 /// Makes the open files with these ids.
 ///
@@ -115,10 +46,14 @@ pub fn remake(images: &Images, wanted: &[u64], around: &impl MadeAlready) -> Res
     let files: BTreeMap<u64, Message> = files.into_iter().map(|file| (file.number(file_entry::ID), file)).collect();
     let tables = tables(images)?;
     let mut maker = Maker { images, files, tables, around, pipes: BTreeMap::new(), made: Remade::new() };
+    let sockets = unix::sockets(images, &maker.files, &maker.tables, wanted, around)?;
+    maker.made.extend(sockets.into_iter().map(|(id, socket)| (id, Arc::new(socket))));
     maker.fill_pipes(wanted)?;
     for id in wanted {
-        let made = maker.make(*id)?;
-        maker.made.insert(*id, Arc::new(made));
+        if !maker.made.contains_key(id) {
+            let made = maker.make(*id)?;
+            maker.made.insert(*id, Arc::new(made));
+        }
     }
     // When all are there: a set may have another in it.
     for id in wanted {
@@ -204,7 +139,6 @@ impl<A: MadeAlready> Maker<'_, A> {
                 self.part(id, file_entry::EPFD, eventpoll_file_entry::FOWN)?;
                 epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno("an epoll set"))
             }
-            kind::UNIXSK => Err(RemakeError::Unsupported("a unix socket")),
             kind::FIFO => Err(RemakeError::Unsupported("a FIFO")),
             kind::TTY => Err(RemakeError::Unsupported("a terminal")),
             kind::TIMERFD => Err(RemakeError::Unsupported("a timerfd")),
@@ -273,16 +207,4 @@ impl<A: MadeAlready> Maker<'_, A> {
         debug_assert!(reg.number(reg_file_entry::ID) == id || reg.0.is_empty());
         inode_of(&reg).and_then(|inode| self.around.socket(inode)).ok_or(UNKNOWN)
     }
-}
-
-/// With the flags that fcntl(2) can change as they were.
-fn with_status(fd: OwnedFd, flags: u64) -> Result<OwnedFd, RemakeError> {
-    let flags = OFlags::from_bits_retain(flags as u32);
-    if flags.contains(OFlags::from_bits_retain(O_ASYNC)) {
-        return Err(RemakeError::Unsupported("an open file that sends signals"));
-    }
-    let wanted = flags & STATUS;
-    let now = rustix::fs::fcntl_getfl(&fd).map_err(errno("an open file"))?;
-    rustix::fs::fcntl_setfl(&fd, (now - STATUS) | wanted).map_err(errno("an open file with its flags"))?;
-    Ok(fd)
 }
