@@ -20,6 +20,11 @@ PAIRS = (
     "e = select.epoll(); e.register(b, select.EPOLLIN); e.register(l, select.EPOLLIN); import struct"
 )
 ENDED = "x, y = socket.socketpair(); y.close(); q, r = socket.socketpair(); q.send(b'last'); q.shutdown(socket.SHUT_WR)"
+OWNED = "import fcntl, signal; came = []; signal.signal(signal.SIGIO, lambda *_: came.append(1)); fcntl.fcntl(m, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl(m, fcntl.F_SETFL, fcntl.fcntl(m, fcntl.F_GETFL) | os.O_ASYNC)"
+DELETED = (
+    "t = os.open('/run/x/gone', os.O_RDWR | os.O_CREAT, 0o604); os.write(t, b'0123456789'); os.truncate(t, 20000); os.pwrite(t, b'end', 19997); "
+    "s = os.open('/run/x/gone', os.O_RDONLY); os.lseek(s, 3, 0); os.fchown(t, 5, 6); os.unlink('/run/x/gone')"
+)
 OPTIONS = (
     "b.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 50000); b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 3, 500000)); "
     "a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1); b.setblocking(False)"
@@ -32,10 +37,13 @@ LOOK = [
     ("[fd in (b.fileno(), l.fileno()) for fd, _ in e.poll(0)]", "[True]"),
     ("b.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), struct.unpack('ll', b.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))", "(100000, (3, 500000))"),
     ("a.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED), c.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED), b.getblocking()", "(1, 0, False)"),
+    ("[(f.st_size, oct(f.st_mode), f.st_uid, f.st_gid, f.st_nlink) for f in map(os.fstat, (t, s))]", "[(20000, '0o100604', 5, 6, 0), (20000, '0o100604', 5, 6, 0)]"),
     ("struct.unpack('iii', c.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1:]", "(0, 0)"),
 ]
 TAKE = [
     ("b.recv(100), n.recv(100), n.recv(100)", "(b'onetwo', b'first', b'second')"),
+    ("os.read(s, 4), os.write(t, b'ab'), os.read(s, 6), os.pread(s, 3, 19997), os.readlink(f'/proc/self/fd/{s}')", "(b'3456', 2, b'789ab\\x00', b'end', '/run/x/gone (deleted)')"),
+    ("came, n.send(b'signal'), [time.sleep(0.01) for _ in range(300) if not came], came", "([1], 6, [], [1])"),
     ("x.recv(1), r.recv(100), r.recv(1)", "(b'', b'last', b'')"),
     ("k.recv(100), c.recv(100)", "(b'asked', b'told')"),
     ("b.send(b'back'), a.recv(9), v.send(b'in'), w.recv(9), r.send(b'still'), q.recv(9)", "(4, b'back', 2, b'in', 5, b'still')"),
@@ -54,7 +62,7 @@ def ask(proc: Proc, line: str) -> str:
 
 
 def make(proc: Proc) -> None:
-    for line in ("import select", SERVES, CONNECTED, HIDDEN, MESSAGES, PAIRS, ENDED, OPTIONS):
+    for line in ("import select", SERVES, CONNECTED, HIDDEN, MESSAGES, PAIRS, ENDED, OWNED, DELETED, OPTIONS):
         assert ask(proc, line) == "None", line
 
 
@@ -64,11 +72,12 @@ def look(proc: Proc) -> None:
 
 
 def take(proc: Proc) -> None:
-    ask(proc, "z = socket.socket(socket.AF_UNIX); o = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)")
+    ask(proc, "import time; z = socket.socket(socket.AF_UNIX); o = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)")
     for line, said in TAKE:
         assert ask(proc, line) == said, (proc.name, line)
 
 
+# promise clones: deleted files that are open are a clone's own, with what was in them
 # promise clones: unix sockets of a clone are its own: pairs, listening ones and connections to
 #   them, at the same paths and abstract names, with their options and with what waited in them;
 #   neither clone nor source takes part in those of the other, and no clone needs CRIU for them

@@ -6,9 +6,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 /// What fcntl(2) changes of an open file.
-const STATUS: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
+const STATUS: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT).union(OFlags::from_bits_retain(O_ASYNC));
 
-/// The kernel sends a signal when there is something to read, open(2).
+/// The kernel sends the file's owner, which is set later, a signal when there is something to read,
+/// open(2).
 const O_ASYNC: u32 = 0o20000;
 
 /// Not all of it can be made.
@@ -36,9 +37,6 @@ pub(crate) fn errno(what: &'static str) -> impl Fn(rustix::io::Errno) -> RemakeE
 /// With the flags that fcntl(2) can change as they were.
 pub(crate) fn with_status(fd: OwnedFd, flags: u64) -> Result<OwnedFd, RemakeError> {
     let flags = OFlags::from_bits_retain(flags as u32);
-    if flags.contains(OFlags::from_bits_retain(O_ASYNC)) {
-        return Err(RemakeError::Unsupported("an open file that sends signals"));
-    }
     let wanted = flags & STATUS;
     let now = rustix::fs::fcntl_getfl(&fd).map_err(errno("an open file"))?;
     rustix::fs::fcntl_setfl(&fd, (now - STATUS) | wanted).map_err(errno("an open file with its flags"))?;

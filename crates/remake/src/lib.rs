@@ -2,13 +2,15 @@
 //! after a reboot, in another data directory.
 //!
 //! Pipes and unix sockets with what was in them, eventfds, signalfds, and epoll sets of all these
-//! and of the sockets that the caller has made anew. What depends on a clock or on a file (FIFOs,
-//! terminals, timerfds) is CRIU's to make. Never looks at a process.
+//! and of the sockets that the caller has made anew; deleted files that are open. FIFOs, terminals
+//! and timerfds are CRIU's to make. Never looks at a process.
 
 #![forbid(unsafe_code)]
 
+mod deleted;
 mod failure;
 mod note;
+mod place;
 mod unix;
 
 pub use failure::RemakeError;
@@ -47,7 +49,8 @@ pub fn remake(images: &Images, wanted: &[u64], around: &impl MadeAlready) -> Res
     let tables = tables(images)?;
     let mut maker = Maker { images, files, tables, around, pipes: BTreeMap::new(), made: Remade::new() };
     let sockets = unix::sockets(images, &maker.files, &maker.tables, wanted, around)?;
-    maker.made.extend(sockets.into_iter().map(|(id, socket)| (id, Arc::new(socket))));
+    let files = deleted::files(images, &maker.files, wanted, around)?;
+    maker.made.extend(sockets.into_iter().chain(files).map(|(id, made)| (id, Arc::new(made))));
     maker.fill_pipes(wanted)?;
     for id in wanted {
         if !maker.made.contains_key(id) {
@@ -143,7 +146,7 @@ impl<A: MadeAlready> Maker<'_, A> {
             kind::TTY => Err(RemakeError::Unsupported("a terminal")),
             kind::TIMERFD => Err(RemakeError::Unsupported("a timerfd")),
             kind::NETLINKSK => Err(RemakeError::Unsupported("a netlink socket")),
-            _ => Err(RemakeError::Unsupported("a deleted file")),
+            _ => Err(RemakeError::Unsupported("an open file of a rare kind")),
         }
     }
 

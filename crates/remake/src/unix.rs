@@ -1,14 +1,14 @@
 //! Unix sockets made anew: listening ones, bound ones, pairs, and connections to a listening one of
 //! the tree, with what waited in them.
 //!
-//! A thread of its own makes them: it is in the proc's network namespace, by which the kernel finds
-//! them, and has the proc's `/` as its root, so that each has the very path that it had. A
+//! A thread makes them that is in the proc's network namespace, by which the kernel finds them, and
+//! has the proc's `/` as its root, so that each has the very path that it had. A
 //! program that asks a socket for its maker (SO_PEERCRED) sees the user and the group of a process
 //! that has the socket, and the pid 0. What cannot be made in this way is CRIU's to make.
 
 use crate::failure::{RemakeError, errno, system, with_status};
 use crate::note::MadeAlready;
-use kip_checkpoint::sockets::mounts;
+use crate::place::{inside, is_in_root};
 use kip_criu_images::codes::kind;
 use kip_criu_images::fields::{
     core_entry, creds_entry, file_entry, file_perms_entry, fown_entry, sk_opts_entry, sk_packet_entry,
@@ -16,16 +16,13 @@ use kip_criu_images::fields::{
 };
 use kip_criu_images::processes::FileTable;
 use kip_criu_images::{Images, Message};
-use kip_sys::netns::enter_net;
-use kip_sys::ns::{Unshare, unshare};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 use rustix::net::{
     AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     send, shutdown, socket_with, socketpair, sockopt,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 /// States as the kernel counts those of TCP.
@@ -110,25 +107,10 @@ pub(crate) fn sockets(
         None
     };
     let first = around.root();
-    let made = std::thread::scope(|scope| {
-        let maker = std::thread::Builder::new().name("kip-sockets".to_owned()).spawn_scoped(scope, || {
-            move_in(network.as_fd(), root.as_ref().map(AsFd::as_fd))
-                .map_err(system("a unix socket in its namespace"))?;
-            Maker { sockets: &found, first, made: BTreeMap::new() }.all()
-        });
-        maker.map_err(system("a unix socket"))?.join().expect("the maker of sockets does not panic")
+    let made = inside(Some(network.as_fd()), root.as_ref().map(AsFd::as_fd), || {
+        Maker { sockets: &found, first, made: BTreeMap::new() }.all()
     })?;
     Ok(made.into_iter().map(|(inode, fd)| (found[&inode].id, fd)).collect())
-}
-
-/// Takes the calling thread, which is to end after that, to where the sockets are made.
-fn move_in(network: BorrowedFd<'_>, root: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    enter_net(network)?;
-    let Some(root) = root else { return Ok(()) };
-    unshare(Unshare { root: true, ..Unshare::default() })?;
-    rustix::process::fchdir(root)?;
-    rustix::process::chroot(".")?;
-    Ok(())
 }
 
 /// What waits in these sockets, by their ids.
@@ -193,7 +175,6 @@ fn socket(images: &Images, id: u64, entry: Message, owner: Owner, queue: Vec<Vec
     Ok(socket)
 }
 
-/// A path is looked up in `/` alone: what lies over that is attached later.
 fn check_path(images: &Images, entry: &Message, name: &[u8]) -> Result<(), RemakeError> {
     if entry.number(unix_sk_entry::DELETED) != 0 {
         return Err(unsupported("a unix socket whose file is deleted"));
@@ -201,14 +182,9 @@ fn check_path(images: &Images, entry: &Message, name: &[u8]) -> Result<(), Remak
     if name.first() != Some(&b'/') {
         return Err(unsupported("a unix socket bound to a relative path"));
     }
-    let mounts = mounts(images)?;
-    // A signed number, in zigzag. A mount that is none of the tree's is one of `/` of before.
-    let mount = entry.varint(unix_sk_entry::MNT_ID).filter(|id| id & 1 == 0).map(|id| id >> 1);
-    let mount = mount.ok_or(unsupported("a unix socket whose mount is not known"))?;
-    match mounts.get(&mount) {
-        None => Ok(()),
-        Some(place) if place == "/" => Ok(()),
-        Some(_) => Err(unsupported("a unix socket bound to a path that is not in /")),
+    match is_in_root(images, name, entry.varint(unix_sk_entry::MNT_ID))? {
+        true => Ok(()),
+        false => Err(unsupported("a unix socket bound to a path that is not in /")),
     }
 }
 

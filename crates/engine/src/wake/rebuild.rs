@@ -134,8 +134,10 @@ impl MadeAlready for Renewed<'_> {
 
 /// The objects of a plan, made anew; none if only CRIU makes all of them.
 fn remade(proc: &Proc, images: &Path, plan: &Plan, renewed: &Renewed<'_>) -> Option<Remade> {
-    let objects =
-        plan.received.iter().filter_map(|what| if let Received::Object(id) = what { Some(*id) } else { None });
+    let objects = plan.received.iter().filter_map(|what| match what {
+        Received::Object(id) | Received::Deleted(id) => Some(*id),
+        _ => None,
+    });
     let wanted: Vec<u64> = objects.collect();
     let read = Images::read(images).map_err(|e| chain(&e));
     let made = read.and_then(|images| remake(&images, &wanted, renewed).map_err(|e| chain(&e)));
@@ -178,6 +180,7 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
         Received::Object(id) => proc.fd_store.get(&format!("{}{id}", key::OBJECT)).or_else(|| anew.get(id).cloned()),
+        Received::Deleted(id) if renewed => anew.get(id).cloned(),
         Received::Deleted(id) => {
             let held = proc.fd_store.get(&format!("{}{id}", key::OBJECT))?;
             let again = open_again(held.as_fd(), mounts.as_ref()?);
