@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
 //! | [`renew`] | what was held of a proc and is lost, made anew |
-//! | [`host`], [`prepared`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
+//! | [`host`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
 //! | [`fd_store`] | descriptors that must survive the daemon, in the keeper |
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
@@ -40,7 +40,6 @@ pub mod park;
 pub mod pins;
 pub mod plans;
 pub mod ports;
-pub mod prepared;
 pub mod renew;
 pub mod secrets;
 pub mod start;

@@ -14,10 +14,10 @@ use crate::host::Proc;
 use crate::host::resolver;
 use crate::input;
 use crate::ports::{self, Earlier};
-use crate::prepared::PreparedNetwork;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
+use kip_net::prepared::PreparedNetwork;
 use kip_net::renewal::{RenewalError, RenewalPlace, make};
 use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
@@ -34,7 +34,7 @@ pub enum RenewError {
     #[error("{}", .0.message)]
     Refused(Refusal),
     #[error("its network cannot be prepared")]
-    Net(#[from] crate::prepared::PrepareError),
+    Net(#[from] kip_net::prepared::PrepareError),
     #[error("an old link of its network cannot be removed")]
     Link(#[from] kip_net::pool::NetNsError),
     #[error("its namespaces cannot be made")]

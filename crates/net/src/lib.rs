@@ -19,6 +19,7 @@ pub mod custody;
 pub mod diag;
 pub mod nat;
 pub mod pool;
+pub mod prepared;
 pub mod renewal;
 pub mod reserve;
 pub mod wake;

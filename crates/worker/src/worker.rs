@@ -8,9 +8,10 @@ use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::host::names;
 use kip_engine::start::listens;
-use kip_engine::{fd_store, prepared, secrets, volumes};
+use kip_engine::{fd_store, secrets, volumes};
 use kip_insight::history::TierHistory;
 use kip_journal::meter;
+use kip_net::prepared::PreparedNetwork;
 use kip_records::record;
 use kip_records::state::Record;
 use kip_runtime::RuntimeParts;
@@ -143,7 +144,7 @@ impl Worker {
         &self,
         proc: Arc<Proc>,
         record: Record,
-        prepared: Option<prepared::PreparedNetwork>,
+        prepared: Option<PreparedNetwork>,
         listeners: Listeners,
     ) -> Handle {
         let name = proc.name.clone();
@@ -161,7 +162,7 @@ impl Worker {
         &self,
         mut spec: Spec,
         secrets: BTreeMap<String, Hex>,
-    ) -> Result<(Arc<Proc>, prepared::PreparedNetwork, Record, volumes::Claim), Refusal> {
+    ) -> Result<(Arc<Proc>, PreparedNetwork, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
         let key = self.key_for(&name)?;

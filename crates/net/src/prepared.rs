@@ -3,7 +3,8 @@
 //! A slot is a number that a proc has from its creation to its removal; addresses and ids follow
 //! from it. A thread keeps a few namespaces ready, so that a start takes one in microseconds.
 
-use kip_net::{NetNs, NetPool, Slot};
+use crate::addr::{Slot, USABLE_SLOTS};
+use crate::pool::{NetNs, NetNsError, NetPool};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,10 +25,10 @@ pub struct PreparedNetwork {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each is what it means")]
 pub enum PrepareError {
-    #[error("no slot is free: this data directory already has {} procs", kip_net::addr::USABLE_SLOTS)]
+    #[error("no slot is free: this data directory already has {} procs", USABLE_SLOTS)]
     Full,
     #[error(transparent)]
-    Net(#[from] kip_net::pool::NetNsError),
+    Net(#[from] NetNsError),
 }
 
 #[derive(Debug, Default)]
