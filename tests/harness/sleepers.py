@@ -23,6 +23,7 @@ LEFT_OUT = {
     "threads.c": "at work all the time, it wakes as soon as it is parked",
     "hostile.c": "at work all the time, it wakes as soon as it is parked",
     "expiries.c": "its timers expire all the time, so that it wakes as soon as it is parked",
+    "light.c": "has no network; tests/test_light.py tries it in each tier by both engines",
     "red.c": "tries what it may do, and ends",
     "listen.h": "a part of others",
     "clients": "clients of Kip's API",

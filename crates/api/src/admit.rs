@@ -146,6 +146,7 @@ fn check(spec: &Spec) -> Result<(), String> {
     check_program(spec)?;
     check_ports(&spec.ports, &spec.probes)?;
     check_names(spec)?;
+    spec.outside_sandbox().map_or(Ok(()), Err)?;
     check_end(spec)?;
     if let Some(twice) =
         spec.ulimits.iter().enumerate().find(|(at, one)| spec.ulimits[..*at].iter().any(|o| o.name() == one.name()))

@@ -11,8 +11,8 @@ use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Capability, Clock, Egress, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Spec, Timing, Tmpfs,
-    TreeAccess, Ulimit, bad_hostname, parse_duration_ms, parse_label, parse_size,
+    Capability, Clock, Egress, Fallback, Hibernate, HostEntry, Image, Lazy, Limits, PortSpec, Sandbox, Spec, Timing,
+    Tmpfs, TreeAccess, Ulimit, bad_hostname, parse_duration_ms, parse_label, parse_size,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
 use std::ffi::OsString;
@@ -189,6 +189,9 @@ pub struct RunArgs {
     /// Let setuid and setgid programs inside change their identity
     #[arg(long)]
     pub allow_setuid: bool,
+    /// Sandbox of the proc: full, or light: no network, read-only files, few system calls
+    #[arg(long, value_name = "KIND", default_value = "full")]
+    pub sandbox: Sandbox,
     /// What the program may do to the name tree, over the runtime socket: none, read or write
     #[arg(long, value_name = "ACCESS", default_value = "none")]
     pub tree: TreeAccess,
@@ -395,6 +398,7 @@ impl RunArgs {
             cap_drop: self.cap_drop,
             timing,
             allow_setuid: self.allow_setuid,
+            sandbox: self.sandbox,
             tree: self.tree,
             user: self.user,
             stop_signal: self.life.stop_signal.clone(),

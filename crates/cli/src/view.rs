@@ -169,6 +169,7 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));
     rows.extend((!spec.restart.is_no()).then(|| ("restart", spec.restart.to_string())));
     rows.extend(spec.ready.iter().map(|r| ("ready when", format!("{} within {}", r.check, millis(r.within_ms)))));
+    rows.extend((!spec.sandbox.is_full()).then(|| ("sandbox", spec.sandbox.to_string())));
     rows.extend(spec.read_only.then(|| ("root", "read-only".to_owned())));
     rows.extend(spec.tmpfs.iter().map(|one| ("tmpfs", one.to_string())));
     rows.extend(spec.shm_bytes.map(|n| ("/dev/shm", bytes(n))));

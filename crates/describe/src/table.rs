@@ -14,8 +14,8 @@ use kip_types::name::{ProcName, Realm};
 use kip_types::scale::{CALM_MS, CloneMethod, Scaling};
 use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
-    Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec,
-    Timing, TreeAccess, bad_secret,
+    Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Sandbox,
+    Spec, Timing, TreeAccess, bad_secret,
 };
 use kip_types::volume::ClonedVolumes;
 use kip_types::volume::{BadVolume, VolumeSpec};
@@ -228,6 +228,9 @@ pub struct ProcTable {
     /// Let setuid and setgid programs inside change their identity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub allow_setuid: bool,
+    /// The proc's sandbox: `full`, or `light`: no network, read-only files, few system calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
     /// What the program may do to the name tree, over the runtime socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree: Option<TreeAccess>,
@@ -337,6 +340,7 @@ impl ProcTable {
             cap_drop: self.cap_drop,
             timing,
             allow_setuid: self.allow_setuid,
+            sandbox: self.sandbox.unwrap_or_default(),
             tree: self.tree.unwrap_or_default(),
             user: self.user,
             stop_signal: self.stop_signal.map(|signal| signal.0),
@@ -415,6 +419,7 @@ impl ProcTable {
             cap_drop,
             timing,
             allow_setuid,
+            sandbox,
             tree,
             user,
             stop_signal,
@@ -519,6 +524,7 @@ impl ProcTable {
             never_sleep: timing.never,
             idle_dry_run: timing.dry_run,
             allow_setuid,
+            sandbox: (!sandbox.is_full()).then_some(sandbox),
             tree: (!tree.is_none()).then_some(tree),
             terminal,
             stdin_open,

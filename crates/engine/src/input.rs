@@ -41,9 +41,9 @@ impl Input {
 }
 
 /// Makes what the spec asks for and holds it. `devpts` is the file system of the sandbox's
-/// terminals, `owner` the host's user of the program.
-pub(crate) fn make(proc: &Proc, devpts: BorrowedFd<'_>, owner: u32) -> io::Result<Input> {
-    if proc.spec().terminal {
+/// terminals, if it has some, `owner` the host's user of the program.
+pub(crate) fn make(proc: &Proc, devpts: Option<BorrowedFd<'_>>, owner: u32) -> io::Result<Input> {
+    if let Some(devpts) = devpts.filter(|_| proc.spec().terminal) {
         let Terminal { master, slave } = terminals::open_in(devpts, owner)?;
         proc.console.begin(&master)?;
         proc.fd_store.hold(vec![(key::TERMINAL.to_owned(), master)]).map_err(io::Error::other)?;

@@ -58,7 +58,7 @@ pub fn is_lost(proc: &Proc) -> bool {
 /// be had any more.
 pub fn renew(proc: &Proc, body: &Body, earlier: &[PortView]) -> Result<Vec<PortView>, RenewError> {
     proc.shared.pool.release(&[proc.slot])?;
-    let prepared = proc.shared.prepared_networks.make(proc.slot)?;
+    let prepared = proc.shared.prepared_networks.make(proc.slot, proc.spec().sandbox.network())?;
     renew_in(proc, body, earlier, prepared)
 }
 
@@ -79,7 +79,7 @@ pub fn renew_in(
     let made = machine.launcher().namespaces(proc.first_id(), proc.spec().hostname())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec().limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);
-    let place = RenewalPlace { namespace: prepared.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
+    let place = RenewalPlace { namespace: prepared.net.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
     let sockets = make(&recipes, &place)?;
     let reserved =
         ports::reserve(proc, &proc.spec().ports, Earlier { of: proc, ports: earlier }).map_err(RenewError::Refused)?;
@@ -94,9 +94,9 @@ pub fn renew_in(
         true => fds.push((key::USER.to_owned(), made.user)),
         false => fds.push((key::IPC.to_owned(), made.ipc)),
     }
-    resolver::make(proc, prepared.net.fd.as_fd());
+    resolver::make(proc, prepared.net.as_fd());
     // Last: by this it is told whether all is there.
-    fds.push((key::NET.to_owned(), prepared.net.fd));
+    fds.push((key::NET.to_owned(), prepared.net));
     proc.fd_store.hold(fds)?;
     ports::publish(proc, &reserved).map_err(RenewError::Refused)?;
     Ok(reserved)

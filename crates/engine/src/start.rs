@@ -24,7 +24,7 @@ use kip_sandbox::terminals;
 use kip_sandbox::users::{self, User, UserError};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
-use kip_types::spec::{DEFAULT_PATH, Ulimit};
+use kip_types::spec::{DEFAULT_PATH, RootKind, Ulimit};
 use kip_types::{Image, Protocol, Spec};
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
@@ -62,6 +62,7 @@ pub fn build(
     earlier: &[PortView],
     exec_only: bool,
 ) -> Result<StartedProc, Refusal> {
+    let spec = proc.spec();
     // Those of a program that has ended.
     *proc.absolute_waits.lock() = AbsoluteWaits::default();
     let ports = ports::reserve(proc, &proc.spec().ports, Earlier { of: proc, ports: earlier })?;
@@ -71,7 +72,7 @@ pub fn build(
     let prepared = match prepared {
         Some(prepared) => prepared,
         None => {
-            let made = proc.shared.prepared_networks.make(proc.slot);
+            let made = proc.shared.prepared_networks.make(proc.slot, proc.spec().sandbox.network());
             made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces cannot be made", &e))?
         }
     };
@@ -96,13 +97,14 @@ pub fn build(
     let in_memory =
         in_memory.map_err(|e| refuse(Code::Failed, proc, "its file systems in memory cannot be made", &e))?;
     mounts.volumes = tmpfs::in_order(in_memory, volumes);
-    let terminals = terminals::mount(proc.first_id())
-        .map_err(|e| refuse(Code::Failed, proc, "its terminals cannot be mounted", &e))?;
-    let input = input::make(proc, terminals.fd.as_fd(), proc.first_id() + owner.0);
+    let has_terminals = spec.sandbox.root() == RootKind::Writable;
+    let terminals = has_terminals.then(|| terminals::mount(proc.first_id())).transpose();
+    let terminals = terminals.map_err(|e| refuse(Code::Failed, proc, "its terminals cannot be mounted", &e))?;
+    let input = input::make(proc, terminals.as_ref().map(|mount| mount.fd.as_fd()), proc.first_id() + owner.0);
     let input = input.map_err(|e| refuse(Code::Exhausted, proc, "its standard input cannot be made", &e))?;
-    mounts.volumes.push(terminals);
+    mounts.volumes.extend(terminals);
     let with_runtime = sysfs::has_runtime_place(proc, mounts.root.as_fd());
-    let sys = sysfs::mounts(proc, prepared.net.fd.as_fd(), with_runtime);
+    let sys = sysfs::mounts(proc, prepared.net.as_fd(), with_runtime);
     mounts.volumes.extend(sys.map_err(|e| refuse(Code::Failed, proc, "its /sys cannot be mounted", &e))?);
     fault::reach("start-mounts");
     if let Some(user) = &user {
@@ -119,23 +121,24 @@ pub fn build(
     let look = mounts.root.try_clone().and_then(|root| Ok((root, mounts.usr.try_clone()?)));
     // Before the program can ask.
     if !exec_only {
-        resolver::make(proc, prepared.net.fd.as_fd());
+        resolver::make(proc, prepared.net.as_fd());
     }
-    let spec = proc.spec();
     let request = SandboxStart {
         command: &spec.command,
         env: &env,
         workdir: workdir.as_deref(),
         directories: directories_of(&spec),
-        read_only: proc.spec().read_only,
-        allow_setuid: proc.spec().allow_setuid,
-        capabilities: proc.spec().capabilities(),
+        read_only: spec.read_only && spec.sandbox.root() == RootKind::Writable,
+        root: spec.sandbox.root(),
+        filter: spec.sandbox.filter(),
+        allow_setuid: spec.allow_setuid,
+        capabilities: spec.capabilities(),
         ids: user.as_ref().map(|user| &user.ids),
         limits: &limits_of(proc),
         exec_only,
         mounts,
         namespaces: &namespaces,
-        net: prepared.net.fd.as_fd(),
+        net: prepared.net.as_fd(),
         cgroup: &tasks,
         stdin: input.stdin(),
         stdout: input.terminal().unwrap_or(out.as_fd()),

@@ -9,6 +9,7 @@ use kip_sandbox::sysfs::{self, TARGET};
 use kip_sandbox::volume::Volume;
 use kip_sys::within;
 use kip_types::runtime;
+use kip_types::spec::RootKind;
 use rustix::fs::{CWD, FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
@@ -35,8 +36,11 @@ pub(crate) fn points_in(mountinfo: &str) -> Vec<String> {
 /// # Errors
 /// [`sysfs::mounts`], open_tree(2).
 pub(crate) fn mounts(proc: &Proc, net: BorrowedFd<'_>, with_runtime: bool) -> io::Result<Vec<Volume>> {
-    let (places, views) = of(proc);
-    let mut all = sysfs::mounts(net, &places, &views)?;
+    let mut all = Vec::new();
+    if proc.spec().sandbox.root() == RootKind::Writable {
+        let (places, views) = of(proc);
+        all = sysfs::mounts(net, &places, &views)?;
+    }
     if with_runtime {
         match runtime_socket(proc) {
             // The next daemon makes it; the program can do without.
@@ -92,9 +96,12 @@ pub(crate) fn mounts_at(proc: &Proc, points: &[String]) -> io::Result<Vec<Volume
         return Ok(Vec::new());
     }
     let net = proc.fd_store.get(key::NET).ok_or(io::ErrorKind::NotFound)?;
-    let (places, views) = of(proc);
     let below: Vec<String> = points.iter().filter(|point| *point != runtime::PATH).cloned().collect();
-    let mut all = sysfs::mounts_at(&below, net.as_fd(), &places, &views)?;
+    let mut all = Vec::new();
+    if !below.is_empty() {
+        let (places, views) = of(proc);
+        all = sysfs::mounts_at(&below, net.as_fd(), &places, &views)?;
+    }
     if has_runtime(points) {
         all.push(runtime_socket(proc)?);
     }

@@ -17,7 +17,7 @@ use kip_records::body::SleptTmpfs;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::LaunchError;
 use kip_sandbox::volume::{self, Volume};
-use kip_types::spec::{MOST_TMPFS, SECRETS, Tmpfs};
+use kip_types::spec::{MOST_TMPFS, RootKind, SECRETS, Tmpfs};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -87,7 +87,8 @@ pub(crate) struct Running {
 /// What the spec asks for, that at /dev/shm first.
 fn wanted(proc: &Proc) -> impl Iterator<Item = Tmpfs> {
     let spec = proc.spec();
-    [Tmpfs::shm(spec.shm_bytes)].into_iter().chain(spec.tmpfs.clone())
+    let shm = (spec.sandbox.root() == RootKind::Writable).then(|| Tmpfs::shm(spec.shm_bytes));
+    shm.into_iter().chain(spec.tmpfs.clone())
 }
 
 /// CRIU's key of the mount with that number.

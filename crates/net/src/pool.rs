@@ -13,6 +13,8 @@
 
 mod namespace;
 
+pub(crate) use namespace::unlinked;
+
 use crate::addr::{Instance, Slot};
 use crate::rtnl::{How, Request, Rtnl, RtnlError, link_at};
 use crate::sysctl::{self, SysctlError};

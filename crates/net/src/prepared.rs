@@ -2,11 +2,19 @@
 //!
 //! A slot is a number that a proc has from its creation to its removal; addresses and ids follow
 //! from it. A thread keeps a few namespaces ready, so that a start takes one in microseconds.
+//!
+//! Procs without a network share one namespace, made when the first of them needs it. The kernel
+//! keeps 100 KiB and more for each namespace; what the sharing opens, the system call filter of
+//! these procs closes (`kip_sandbox::seccomp`). A daemon makes one for itself: procs of the last
+//! one keep theirs.
 
 use crate::addr::{Slot, USABLE_SLOTS};
-use crate::pool::{NetNs, NetNsError, NetPool};
+use crate::pool::{NetNsError, NetPool, unlinked};
+use kip_types::spec::NetworkKind;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Prepared namespaces that wait.
@@ -17,8 +25,8 @@ const READY: usize = 2;
 pub struct PreparedNetwork {
     /// For which proc.
     pub slot: Slot,
-    /// Its network.
-    pub net: NetNs,
+    /// Its network namespace.
+    pub net: OwnedFd,
 }
 
 /// A network namespace could not be prepared.
@@ -27,6 +35,8 @@ pub struct PreparedNetwork {
 pub enum PrepareError {
     #[error("no slot is free: this data directory already has {} procs", USABLE_SLOTS)]
     Full,
+    #[error("the network namespace of procs without a network cannot be made")]
+    Shared(#[source] io::Error),
     #[error(transparent)]
     Net(#[from] NetNsError),
 }
@@ -48,6 +58,8 @@ struct Inner {
     state: Mutex<Slots>,
     changed: Condvar,
     pool: Arc<NetPool>,
+    /// The one of procs without a network.
+    shared: Mutex<Option<OwnedFd>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -60,7 +72,7 @@ impl PreparedNetworks {
     /// `used` are the slots of procs that exist.
     pub fn start(pool: Arc<NetPool>, used: BTreeSet<Slot>) -> PreparedNetworks {
         let state = Mutex::new(Slots { used, ..Slots::default() });
-        let inner = Arc::new(Inner { state, changed: Condvar::new(), pool });
+        let inner = Arc::new(Inner { state, changed: Condvar::new(), pool, shared: Mutex::default() });
         let filler = Arc::clone(&inner);
         std::thread::Builder::new()
             .name("prepare-netns".to_owned())
@@ -69,19 +81,22 @@ impl PreparedNetworks {
         PreparedNetworks { inner }
     }
 
-    /// A prepared namespace for a new proc; its slot is used from now on.
-    pub fn take(&self) -> Result<PreparedNetwork, PrepareError> {
+    /// A namespace of that kind for a new proc; its slot is used from now on.
+    pub fn take(&self, kind: NetworkKind) -> Result<PreparedNetwork, PrepareError> {
+        if kind == NetworkKind::None {
+            return self.inner.make_next(kind);
+        }
         let network = self.inner.state.lock().ready.pop_front();
         self.inner.changed.notify_one();
         match network {
             Some(network) => Ok(network),
-            None => self.inner.make_next(),
+            None => self.inner.make_next(kind),
         }
     }
 
     /// A network namespace for a proc that has its slot already.
-    pub fn make(&self, slot: Slot) -> Result<PreparedNetwork, PrepareError> {
-        self.inner.make(slot)
+    pub fn make(&self, slot: Slot, kind: NetworkKind) -> Result<PreparedNetwork, PrepareError> {
+        self.inner.make(slot, kind)
     }
 
     /// The slot is free again; its links must be gone.
@@ -100,21 +115,39 @@ impl PreparedNetworks {
 }
 
 impl Inner {
-    fn make_next(&self) -> Result<PreparedNetwork, PrepareError> {
+    fn make_next(&self, kind: NetworkKind) -> Result<PreparedNetwork, PrepareError> {
         let slot = {
             let mut state = self.state.lock();
             let slot = Slot::all().find(|s| !state.used.contains(s)).ok_or(PrepareError::Full)?;
             state.used.insert(slot);
             slot
         };
-        self.make(slot).inspect_err(|_| {
+        self.make(slot, kind).inspect_err(|_| {
             self.state.lock().used.remove(&slot);
         })
     }
 
-    fn make(&self, slot: Slot) -> Result<PreparedNetwork, PrepareError> {
-        let net = self.pool.take(slot)?;
+    fn make(&self, slot: Slot, kind: NetworkKind) -> Result<PreparedNetwork, PrepareError> {
+        let net = match kind {
+            NetworkKind::Private => self.pool.take(slot)?.fd,
+            NetworkKind::None => self.shared().map_err(PrepareError::Shared)?,
+        };
         Ok(PreparedNetwork { slot, net })
+    }
+
+    /// The namespace of procs without a network.
+    fn shared(&self) -> io::Result<OwnedFd> {
+        let mut shared = self.shared.lock();
+        if let Some(made) = &*shared {
+            return made.try_clone();
+        }
+        // In a thread of its own, which ends: unshare(2) moves the thread that calls it.
+        let made = std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("kip-netns".to_owned());
+            let thread = builder.spawn_scoped(scope, unlinked)?;
+            thread.join().expect("making a namespace does not panic")
+        })?;
+        shared.insert(made).try_clone()
     }
 
     fn fill(&self) {
@@ -128,7 +161,7 @@ impl Inner {
                     return;
                 }
             }
-            match self.make_next() {
+            match self.make_next(NetworkKind::Private) {
                 Ok(network) => {
                     let mut state = self.state.lock();
                     if state.closed {

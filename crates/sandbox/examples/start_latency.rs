@@ -11,6 +11,7 @@ use kip_sandbox::launcher::{Launcher, Namespaces, SandboxExec, SandboxRestore, S
 use kip_sandbox::restorer;
 use kip_sandbox::rootfs::{Mounts, RootfsSpec};
 use kip_types::Limits;
+use kip_types::spec::{FilterKind, RootKind};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
@@ -59,6 +60,8 @@ impl Bench {
         let started = self
             .launcher
             .start(SandboxStart {
+                root: RootKind::default(),
+                filter: FilterKind::default(),
                 command: &self.command,
                 env: &self.env,
                 workdir: None,
@@ -94,6 +97,7 @@ impl Bench {
         let began = now_ns();
         let Namespaces { user, uts, ipc } = &self.namespaces;
         let request = SandboxRestore {
+            root: RootKind::default(),
             mounts,
             user: user.as_fd(),
             net: self.net.as_fd(),
@@ -116,6 +120,7 @@ impl Bench {
         let (out, out_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
         let began = now_ns();
         let request = SandboxExec {
+            filter: FilterKind::default(),
             init: init.as_fd(),
             own_time: false,
             command: &self.command,
@@ -184,6 +189,7 @@ fn main() {
     let mut all: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let mut note = |what, ns| all.entry(what).or_default().push(ns);
     let spec = |n: usize| RootfsSpec {
+        kind: RootKind::default(),
         base: base.root.clone(),
         layer: Some(layer.clone()),
         pins: None,
@@ -241,6 +247,8 @@ fn start_sleeper(bench: &Bench, mounts: Mounts) -> OwnedFd {
     let (status, status_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
     let null = File::options().write(true).open("/dev/null").expect("open");
     let request = SandboxStart {
+        root: RootKind::default(),
+        filter: FilterKind::default(),
         command: &bench.command,
         env: &bench.env,
         workdir: None,

@@ -432,8 +432,11 @@ static void run_task(word index)
     /* After all that takes memory and processes of our own. */
     set_limits(task);
     set_thread(leader);
-    set_ids(at(leader->credentials));
-    set_filters(task);
+    struct credentials *credentials = at(leader->credentials);
+    set_ids(credentials);
+    /* Without no_new_privs it takes a capability; with it the filter may refuse what is below. */
+    if (!credentials->no_new_privs)
+        set_filters(task);
     set_capabilities(leader);
     for (word bit = 0; task->membarrier >> bit; bit++)
         if (task->membarrier >> bit & 1)
@@ -441,6 +444,8 @@ static void run_task(word index)
     if (task->subreaper)
         must(call2(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1), AT_SETTING, 9);
     must(call2(SYS_prctl, PR_SET_DUMPABLE, task->dumpable), AT_SETTING, 10);
+    if (credentials->no_new_privs)
+        set_filters(task);
     call1(SYS_close, socket_at);
     if (task->state == TASK_STOPPED)
         call2(SYS_kill, task->pid, SIGSTOP);
@@ -457,9 +462,13 @@ __attribute__((noreturn)) static void become_init(word index)
     /* Its status pipe, which it marks close-on-exec itself, has to get there first. */
     must(call3(SYS_fcntl, STATUS_FD, F_SETFD, 0), AT_DESCRIPTOR, STATUS_FD);
     set_limits(task);
-    set_ids(at(leader->credentials));
-    set_filters(task);
+    struct credentials *credentials = at(leader->credentials);
+    set_ids(credentials);
+    if (!credentials->no_new_privs)
+        set_filters(task);
     set_capabilities(leader);
+    if (credentials->no_new_privs)
+        set_filters(task);
     char *arguments[] = { "kip-init", "--resume", at(plan()->init_arg), 0 };
     char *environment[] = { 0 };
     fail(AT_EXEC, call3(SYS_execve, at(plan()->init), arguments, environment), 0);

@@ -17,6 +17,7 @@
 
 use crate::init;
 use crate::rootfs::OPAQUE;
+use kip_types::runtime;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags, chownat, mknodat, setxattr, utimensat,
 };
@@ -151,6 +152,9 @@ const LINKS: &[(&str, &str)] = &[
 /// Links of a merged /usr; made where the host has that directory under /usr.
 pub const USR_LINKS: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
+/// Name of the directory for sealed roots; another one for other contents.
+const SEALED: &str = "sealed-1";
+
 /// Character devices: name, major, minor (Linux Documentation/admin-guide/devices.txt).
 pub const DEVICES: &[(&str, u32, u32)] =
     &[("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
@@ -179,6 +183,8 @@ pub struct Base {
     /// The directory that is to lie above the layers of an image, with an empty `usr`; remembered
     /// likewise.
     pub over_image: PathBuf,
+    /// The directory with the topmost layers of sealed roots, `root` and `usr`: places for mounts.
+    pub sealed: PathBuf,
 }
 
 impl Base {
@@ -197,7 +203,9 @@ impl Base {
         ensure(dir, &root, |fresh| build(fresh, host))?;
         let over_image = dir.join(format!("image-{:016x}", fingerprint_over_image(host)));
         ensure(dir, &over_image, |fresh| build_over_image(fresh, host))?;
-        Ok(Base { root, over_image })
+        let sealed = dir.join(SEALED);
+        ensure(dir, &sealed, build_sealed)?;
+        Ok(Base { root, over_image, sealed })
     }
 
     /// Removes the skeletons in `dir` that are neither this one nor in `used`.
@@ -207,7 +215,7 @@ impl Base {
     pub fn remove_others(&self, dir: &Path, used: &[PathBuf]) -> Result<(), BaseError> {
         for entry in fs::read_dir(dir).map_err(failed("read", dir))?.flatten() {
             let path = entry.path();
-            if path != self.root && path != self.over_image && !used.contains(&path) {
+            if path != self.root && path != self.over_image && path != self.sealed && !used.contains(&path) {
                 fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
             }
         }
@@ -278,6 +286,15 @@ fn fingerprint_of(path: &Path, hasher: &mut DefaultHasher) {
     } else {
         (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.ino()).hash(hasher);
     }
+}
+
+fn build_sealed(dir: &Path) -> Result<(), BaseError> {
+    let socket = dir.join("root").join(runtime::PATH.trim_start_matches('/'));
+    let place = socket.parent().expect("it is not the root");
+    for directory in [place, &dir.join("usr")] {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed("create", directory))?;
+    }
+    fs::write(&socket, "").map_err(failed("write", &socket))
 }
 
 fn build(root: &Path, host: &Path) -> Result<(), BaseError> {

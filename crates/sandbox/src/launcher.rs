@@ -10,8 +10,7 @@ use crate::mounts::Mounts;
 use crate::protocol::{Ended, FILLED, Failure, Lower, Program, ProgramIds, Reply, Request, ResourceLimit, Step};
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
-use kip_types::spec::CapabilityBits;
-use kip_types::spec::DEFAULT_PATH;
+use kip_types::spec::{CapabilityBits, DEFAULT_PATH, FilterKind, RootKind};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -82,6 +81,10 @@ pub struct SandboxStart<'a> {
     pub directories: &'a [String],
     /// `/` and `/usr` cannot be written to.
     pub read_only: bool,
+    /// What it has for a root.
+    pub root: RootKind,
+    /// The system calls that it may make.
+    pub filter: FilterKind,
     /// Lets setuid programs inside gain their owner's identity.
     pub allow_setuid: bool,
     /// Capabilities of its root, a bit for each (capabilities(7)).
@@ -116,6 +119,8 @@ pub struct SandboxStart<'a> {
 pub struct SandboxRestore<'a> {
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,
+    /// What it has for a root.
+    pub root: RootKind,
     /// The user namespace, which will own the pid and mount namespaces too.
     pub user: BorrowedFd<'a>,
     /// The network namespace.
@@ -148,6 +153,8 @@ pub struct SandboxExec<'a> {
     pub env: &'a [String],
     /// None is `/`.
     pub workdir: Option<&'a str>,
+    /// As at the start.
+    pub filter: FilterKind,
     /// As at the start.
     pub allow_setuid: bool,
     /// As at the start.
@@ -271,7 +278,8 @@ impl Launcher {
         fds.extend(request.stdin);
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let rights = Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities };
+        let rights =
+            Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities, filter: request.filter };
         let program = program(request.command, request.env, request.workdir, rights, request.ids);
         let program = Program { exec_only: request.exec_only, limits: request.limits.to_vec(), ..program };
         let directories = request.directories.to_vec();
@@ -281,6 +289,7 @@ impl Launcher {
             volumes,
             directories,
             read_only: request.read_only,
+            root: request.root,
         };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
@@ -308,7 +317,8 @@ impl Launcher {
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let (new_ipc, own_time) = (request.ipc.is_none(), request.time.is_some());
-        let (init_pid, pidfd) = self.process(&Request::Restore { new_ipc, own_time, volumes }, &fds)?;
+        let (init_pid, pidfd) =
+            self.process(&Request::Restore { new_ipc, own_time, volumes, root: request.root }, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
 
@@ -320,7 +330,8 @@ impl Launcher {
         let id = self.next_exec.fetch_add(1, Ordering::Relaxed);
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let rights = Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities };
+        let rights =
+            Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities, filter: request.filter };
         let program = program(request.command, request.env, request.workdir, rights, request.ids);
         let program = Program { limits: request.limits.to_vec(), ..program };
         let (pid, pidfd) = self.process(&Request::Exec { id, program, own_time: request.own_time }, &fds)?;
@@ -335,7 +346,8 @@ impl Launcher {
     pub fn session(&self, request: SandboxExec<'_>, status: BorrowedFd<'_>) -> Result<OwnedFd, LaunchError> {
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr, status];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let rights = Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities };
+        let rights =
+            Rights { allow_setuid: request.allow_setuid, capabilities: request.capabilities, filter: request.filter };
         let program = program(request.command, request.env, request.workdir, rights, request.ids);
         let program = Program { limits: request.limits.to_vec(), ..program };
         let [pidfd] = self.ready(&Request::Session { program, own_time: request.own_time }, &fds)?;
@@ -396,8 +408,8 @@ impl Launcher {
     }
 
     /// Mounts the overlays of a proc.
-    pub(crate) fn mount(&self, lower: Lower, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
-        let [root, usr] = self.ready(&Request::Mount(lower), fds)?;
+    pub(crate) fn mount(&self, lower: Lower, root: RootKind, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
+        let [root, usr] = self.ready(&Request::Mount { lower, root }, fds)?;
         Ok(Mounts { root, usr, terminals: None, volumes: Vec::new() })
     }
 
@@ -477,6 +489,7 @@ fn attached<'a>(mounts: &'a Mounts, fds: &mut Vec<BorrowedFd<'a>>) -> Vec<String
 struct Rights {
     allow_setuid: bool,
     capabilities: CapabilityBits,
+    filter: FilterKind,
 }
 
 fn program(
@@ -486,10 +499,10 @@ fn program(
     rights: Rights,
     ids: Option<&ProgramIds>,
 ) -> Program {
-    let Rights { allow_setuid, capabilities } = rights;
+    let Rights { allow_setuid, capabilities, filter } = rights;
     let workdir = workdir.map(str::to_owned);
     let (argv, env, ids) = (command.to_vec(), env.to_vec(), ids.cloned());
-    Program { argv, env, workdir, allow_setuid, capabilities, ids, limits: Vec::new(), exec_only: false }
+    Program { argv, env, workdir, allow_setuid, capabilities, filter, ids, limits: Vec::new(), exec_only: false }
 }
 
 fn unexpected(reply: &Reply) -> LaunchError {

@@ -5,7 +5,7 @@
 //! handed over by the first request, so that a caller that waits for an answer has not to sort them
 //! out.
 
-use kip_types::spec::CapabilityBits;
+use kip_types::spec::{CapabilityBits, FilterKind, RootKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -28,6 +28,9 @@ pub(crate) enum Request {
         directories: Vec<String>,
         /// `/` and `/usr` cannot be written to.
         read_only: bool,
+        /// What the sandbox has for a root.
+        #[serde(default)]
+        root: RootKind,
     },
     /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..):
     /// [`Reply::Process`].
@@ -60,6 +63,9 @@ pub(crate) enum Request {
         own_time: bool,
         /// Where the volumes are attached.
         volumes: Vec<String>,
+        /// What the sandbox has for a root.
+        #[serde(default)]
+        root: RootKind,
     },
     /// (): [`Reply::Ready`] with (user ns, uts ns, ipc ns).
     Namespaces {
@@ -82,8 +88,15 @@ pub(crate) enum Request {
         first_id: u32,
     },
     /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with
-    /// (root, usr).
-    Mount(Lower),
+    /// (root, usr). A sealed root has, in the place of the proc's directory, one whose `root` and
+    /// `usr` are its topmost layers.
+    Mount {
+        /// What they are mounted of.
+        lower: Lower,
+        /// What kind of root they become.
+        #[serde(default)]
+        root: RootKind,
+    },
 }
 
 /// What the pipe of [`Request::Fill`] says if all of it was done.
@@ -138,6 +151,9 @@ pub(crate) struct Program {
     pub allow_setuid: bool,
     /// Those of root.
     pub capabilities: CapabilityBits,
+    /// The system calls that it may make.
+    #[serde(default)]
+    pub filter: FilterKind,
     /// None is the sandbox's root.
     pub ids: Option<ProgramIds>,
     /// Limits of resources beside those that the launcher has.

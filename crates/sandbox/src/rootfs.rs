@@ -14,6 +14,9 @@
 //! /usr   DIR/upper/usr   over  an empty directory   over  the usr of those layers
 //! ```
 //!
+//! A sealed root has the same lower layers below a directory that all of them share
+//! ([`crate::base::Base::sealed`]), no upper ones, and read-only mounts.
+//!
 //! Lower layers belong to root on disk and are mounted with the proc's mapping of ids; the upper
 //! ones belong to its block of ids as they are (a mapped upper directory silently mounts read-only
 //! and without nfs_export). The mounts are detached descriptors, made by the launcher in its own
@@ -29,6 +32,7 @@ pub use crate::mounts::Mounts;
 use crate::protocol::{Lower, Step};
 use kip_sys::random;
 use kip_types::generation_id;
+use kip_types::spec::RootKind;
 use rustix::fs::{CWD, getxattr};
 use rustix::io::Errno;
 use rustix::mount::{FsPickFlags, OpenTreeFlags, fsconfig_reconfigure, fspick, open_tree};
@@ -69,7 +73,10 @@ pub struct RootfsSpec {
     /// Layers of an image, topmost first, none twice. Then `base` is
     /// [`crate::base::Base::over_image`], and there is no `layer`.
     pub image: Option<Vec<PathBuf>>,
-    /// The proc's directory: `upper/{root,usr}` and `work/{root,usr}` are made in it.
+    /// Whether it has files of its own.
+    pub kind: RootKind,
+    /// The proc's directory: `upper/{root,usr}` and `work/{root,usr}` are made in it. Of a sealed
+    /// root it is [`crate::base::Base::sealed`], which stays as it is.
     pub dir: PathBuf,
     /// Host id of its id 0.
     pub uid_base: u32,
@@ -147,7 +154,9 @@ impl RootfsSpec {
     /// # Errors
     /// See [`RootfsError`]. Directories may have been made; they are harmless.
     pub fn mount(&self, launcher: &Launcher, user_namespace: BorrowedFd<'_>) -> Result<Mounts, RootfsError> {
-        self.make_dirs()?;
+        if self.kind == RootKind::Writable {
+            self.make_dirs()?;
+        }
         let until = Instant::now() + OLD_MOUNT_GOES;
         loop {
             match self.try_mount(launcher, user_namespace) {
@@ -171,8 +180,11 @@ impl RootfsSpec {
     }
 
     fn try_mount(&self, launcher: &Launcher, user_namespace: BorrowedFd<'_>) -> Result<Mounts, RootfsError> {
-        let state = clone_tree(&self.dir)?;
         let mapped = |path: PathBuf| map_tree(&path, user_namespace);
+        let state = match self.kind {
+            RootKind::Writable => clone_tree(&self.dir)?,
+            RootKind::Sealed => mapped(self.dir.clone())?,
+        };
         if let Some(layers) = &self.image {
             self.check_layers()?;
             let pins = self.pins.iter().map(|p| p.join("root"));
@@ -184,7 +196,7 @@ impl RootfsSpec {
                 .collect();
             let root = all.into_iter().map(mapped).collect::<Result<Vec<_>, _>>()?;
             let fds: Vec<_> = [&state].into_iter().chain(&root).map(|f| f.as_fd()).collect();
-            return launcher.mount(Lower::Image { usr }, &fds).map_err(|e| self.explain(e));
+            return launcher.mount(Lower::Image { usr }, self.kind, &fds).map_err(|e| self.explain(e));
         }
         let pins = self.pins.iter();
         let root = pins.clone().map(|p| p.join("root")).chain(self.layer.clone()).chain([self.base.clone()]);
@@ -193,7 +205,7 @@ impl RootfsSpec {
         let root = root.map(mapped).collect::<Result<Vec<_>, _>>()?;
         let usr = usr.map(mapped).collect::<Result<Vec<_>, _>>()?;
         let fds: Vec<_> = [&state].into_iter().chain(&root).chain(&usr).map(|f| f.as_fd()).collect();
-        launcher.mount(Lower::Host { root_layers: root.len() }, &fds).map_err(|e| self.explain(e))
+        launcher.mount(Lower::Host { root_layers: root.len() }, self.kind, &fds).map_err(|e| self.explain(e))
     }
 
     fn explain(&self, error: LaunchError) -> RootfsError {

@@ -6,13 +6,19 @@
 //! a call can do. What is on the list either opens kernel code that a server does not need, or
 //! makes state that cannot be checkpointed.
 //!
+//! A light sandbox has the opposite, a short list of what is allowed ([`light`]), for its programs
+//! share a network namespace and the files of their image with others.
+//!
 //! The program is a balanced tree over the call's number, made by [`filter`]. The seccompiler crate
 //! makes a list of the same rules, which takes the kernel 255 microseconds to install here, at
 //! every start and at every wake, against 45.
 
+pub mod light;
+
 use kip_sys::caps::Instruction;
+use kip_types::spec::FilterKind;
 use rustix::io::Errno;
-use rustix::net::AddressFamily;
+use rustix::net::{AddressFamily, SocketType};
 use rustix::thread::UnshareFlags;
 use std::collections::BTreeMap;
 
@@ -20,6 +26,17 @@ use std::collections::BTreeMap;
 /// is [`filter`]. Sleepers keep the one that they were started with, so that none goes from here:
 /// `cargo run -p kip-sandbox --example filter` prints the next.
 pub const KNOWN: [&[u8]; 2] = [include_bytes!("../filters/1.bpf"), include_bytes!("../filters/2.bpf")];
+
+/// The same of light sandboxes.
+pub const KNOWN_LIGHT: [&[u8]; 1] = [include_bytes!("../filters/light-1.bpf")];
+
+/// Those of one kind.
+pub fn known(kind: FilterKind) -> &'static [&'static [u8]] {
+    match kind {
+        FilterKind::Default => &KNOWN,
+        FilterKind::Light => &KNOWN_LIGHT,
+    }
+}
 
 /// Calls that answer EPERM whatever their arguments: numbers of x86_64.
 const REFUSED: &[u32] = &[
@@ -103,10 +120,21 @@ enum Verdict {
     RefuseBits(u32),
     /// EPERM if the first argument is greater.
     RefuseAbove(u32),
+    /// EPERM if the argument of this number (from 0) is none of these.
+    AllowWith(u32, &'static [u32]),
+    /// EPERM but for stream sockets of AF_UNIX, by the first and the second argument.
+    UnixStream,
 }
 
 /// Every number at which the verdict changes, with the verdict from there on.
-fn segments() -> Vec<(u32, Verdict)> {
+fn segments(kind: FilterKind) -> Vec<(u32, Verdict)> {
+    match kind {
+        FilterKind::Default => usual_segments(),
+        FilterKind::Light => light::segments(),
+    }
+}
+
+fn usual_segments() -> Vec<(u32, Verdict)> {
     let mut special: BTreeMap<u32, Verdict> = REFUSED.iter().map(|nr| (*nr, Verdict::Refuse)).collect();
     special.insert(CLONE, Verdict::RefuseBits(NEW_NAMESPACES));
     special.insert(UNSHARE, Verdict::RefuseBits(NEW_NAMESPACES | NEW_TIME));
@@ -118,7 +146,13 @@ fn segments() -> Vec<(u32, Verdict)> {
     }
     // The x32 entry has the same architecture word but other numbers for the same calls.
     special.insert(X32_BIT, Verdict::Unknown);
-    let mut segments = vec![(0, Verdict::Allow)];
+    joined(special, |_| Verdict::Allow)
+}
+
+/// The numbers at which the verdict changes, where all but the `special` ones have that of
+/// `other`, which is asked for the first number after each of them.
+fn joined(special: BTreeMap<u32, Verdict>, other: impl Fn(u32) -> Verdict) -> Vec<(u32, Verdict)> {
+    let mut segments = vec![(0, other(0))];
     for (number, verdict) in special {
         if segments.last().is_some_and(|s| s.0 == number) {
             segments.pop();
@@ -126,8 +160,8 @@ fn segments() -> Vec<(u32, Verdict)> {
         if segments.last().is_none_or(|s| s.1 != verdict) {
             segments.push((number, verdict));
         }
-        if number != X32_BIT {
-            segments.push((number + 1, Verdict::Allow));
+        if number != X32_BIT && other(number + 1) != verdict {
+            segments.push((number + 1, other(number + 1)));
         }
     }
     segments
@@ -140,8 +174,10 @@ const JUMP_GREATER: u16 = 0x25;
 const JUMP_GREATER_OR_EQUAL: u16 = 0x35;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
+const AND: u16 = 0x54;
 const AT_NUMBER: u32 = 0;
 const AT_ARCHITECTURE: u32 = 4;
+/// Low words of the arguments, each of 8 bytes.
 const AT_FIRST_ARGUMENT: u32 = 16;
 const X86_64: u32 = 0xc000_003e;
 const X32_BIT: u32 = 0x4000_0000;
@@ -165,21 +201,21 @@ fn answer(k: u32) -> Instruction {
 
 /// The filter, ready to be installed. A call by another architecture's entry (32-bit programs)
 /// kills the process.
-pub fn filter() -> Vec<Instruction> {
+pub fn filter(kind: FilterKind) -> Vec<Instruction> {
     let mut program =
         vec![load(AT_ARCHITECTURE), jump(JUMP_EQUAL, X86_64, 1, 0), answer(KILL_PROCESS), load(AT_NUMBER)];
-    tree(&segments(), &mut program);
+    tree(&segments(kind), &mut program);
     program
 }
 
 /// The same as it is in memory, and in the images of a sleeper.
-pub fn code() -> Vec<u8> {
+pub fn code(kind: FilterKind) -> Vec<u8> {
     let bytes = |i: &Instruction| {
         let [low, high] = i.code.to_le_bytes();
         let [a, b, c, d] = i.k.to_le_bytes();
         [low, high, i.jt, i.jf, a, b, c, d]
     };
-    filter().iter().flat_map(bytes).collect()
+    filter(kind).iter().flat_map(bytes).collect()
 }
 
 fn tree(segments: &[(u32, Verdict)], program: &mut Vec<Instruction>) {
@@ -191,6 +227,8 @@ fn tree(segments: &[(u32, Verdict)], program: &mut Vec<Instruction>) {
             Verdict::Unknown => vec![answer(ERRNO | ENOSYS)],
             Verdict::RefuseBits(bits) => check(JUMP_ANY_BIT, bits),
             Verdict::RefuseAbove(most) => check(JUMP_GREATER, most),
+            Verdict::AllowWith(argument, values) => one_of(argument, values),
+            Verdict::UnixStream => unix_stream(),
         });
         return;
     }
@@ -200,6 +238,31 @@ fn tree(segments: &[(u32, Verdict)], program: &mut Vec<Instruction>) {
     tree(below, program);
     program[at].jt = u8::try_from(program.len() - at - 1).expect("the tree is small enough for short jumps");
     tree(from, program);
+}
+
+fn one_of(argument: u32, values: &[u32]) -> Vec<Instruction> {
+    let mut checks = vec![load(AT_FIRST_ARGUMENT + 8 * argument)];
+    for (left, value) in (0..values.len()).rev().zip(values) {
+        // To the answer that allows, behind the one that refuses.
+        checks.push(jump(JUMP_EQUAL, *value, u8::try_from(left + 1).expect("a short list"), 0));
+    }
+    checks.extend([answer(ERRNO | EPERM), answer(ALLOW)]);
+    checks
+}
+
+fn unix_stream() -> Vec<Instruction> {
+    /// Flags of the second argument of socket(2) lie above.
+    const TYPE: u32 = 0xf;
+    let and = Instruction { code: AND, jt: 0, jf: 0, k: TYPE };
+    vec![
+        load(AT_FIRST_ARGUMENT),
+        jump(JUMP_EQUAL, AddressFamily::UNIX.as_raw().into(), 0, 3),
+        load(AT_FIRST_ARGUMENT + 8),
+        and,
+        jump(JUMP_EQUAL, SocketType::STREAM.as_raw(), 1, 0),
+        answer(ERRNO | EPERM),
+        answer(ALLOW),
+    ]
 }
 
 #[cfg(test)]
@@ -214,7 +277,7 @@ mod tests {
     #[test]
     fn the_filter_of_now_is_the_last_of_those_that_are_known() {
         assert!(
-            KNOWN.last() == Some(&&code()[..]),
+            KNOWN.last() == Some(&&code(FilterKind::Default)[..]),
             "add it, and keep the others: cargo run -p kip-sandbox --example filter > crates/sandbox/filters/{}.bpf",
             KNOWN.len() + 1
         );
@@ -253,7 +316,7 @@ mod tests {
     //   `tests/test_mariadb.py::test_fell_back_from_io_uring`
     #[test]
     fn every_call_gets_its_verdict() {
-        let program = filter();
+        let program = filter(FilterKind::Default);
         let (allow, refuse, unknown) = (ALLOW, ERRNO | EPERM, ERRNO | ENOSYS);
         for number in (0..1000).chain([X32_BIT - 1, X32_BIT, X32_BIT + 41, u32::MAX]) {
             for argument in [0, 2, 16, 17, 40, 0x11, 0x80, 0x20000, 0x1000_0000, 0x4000_0000, 0x003d_0f00] {
@@ -275,9 +338,13 @@ mod tests {
 
     #[test]
     fn no_call_takes_many_instructions() {
-        let length = filter().len();
+        let length = filter(FilterKind::Default).len();
         assert!(length < 200, "{length} instructions");
-        assert!(segments().windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 != w[1].1), "{:?}", segments());
+        assert!(
+            segments(FilterKind::Default).windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 != w[1].1),
+            "{:?}",
+            segments(FilterKind::Default)
+        );
     }
 
     /// In a thread of its own, for a filter never goes away.
@@ -285,7 +352,7 @@ mod tests {
     fn calls_are_refused_and_programs_go_on() {
         std::thread::spawn(|| {
             rustix::thread::set_no_new_privs(true).unwrap();
-            kip_sys::caps::add_seccomp_filter(&filter()).unwrap();
+            kip_sys::caps::add_seccomp_filter(&filter(FilterKind::Default)).unwrap();
             let net = kip_sys::ns::Unshare { net: true, ..Default::default() };
             assert_eq!(kip_sys::ns::unshare(net).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
             use rustix::net::{AddressFamily, SocketType, socket};

@@ -144,6 +144,7 @@ impl<'a> ExecContext<'a> {
             command,
             env: &self.env,
             workdir: self.workdir.as_deref(),
+            filter: self.proc.spec().sandbox.filter(),
             allow_setuid: self.proc.spec().allow_setuid,
             capabilities: self.proc.spec().capabilities(),
             ids: self.user.as_ref().map(|user| &user.ids),

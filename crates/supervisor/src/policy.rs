@@ -16,6 +16,7 @@ use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::{base, launch, seccomp};
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Manifest, SnapshotError};
+use kip_types::spec::FilterKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -56,13 +57,18 @@ impl NoReturn {
 }
 
 fn allowed(proc: &Proc, body: &Body) -> Policy {
+    let filter = proc.spec().sandbox.filter();
     let own = |path: &str| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<i32>().ok());
     Policy {
         // Where it was archived it had another block, which a wake moves to its own.
         ids: (body.home.as_ref().map_or(proc.first_id(), |home| home.first_id), IDS_PER_BLOCK),
-        capabilities: proc.spec().capabilities() | launch::INIT_CAPABILITY_BITS,
+        capabilities: proc.spec().capabilities()
+            | match filter {
+                FilterKind::Default => launch::INIT_CAPABILITY_BITS,
+                FilterKind::Light => 0,
+            },
         no_new_privileges: !proc.spec().allow_setuid,
-        filters: seccomp::KNOWN.iter().map(|known| known.to_vec()).collect(),
+        filters: seccomp::known(filter).iter().map(|known| known.to_vec()).collect(),
         masks: launch::MASKED.iter().map(|path| (*path).to_owned()).collect(),
         volumes: volumes(proc, body),
         sockets: body.sockets.iter().map(|socket| socket.inode).collect(),

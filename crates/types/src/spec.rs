@@ -5,6 +5,7 @@ mod access;
 mod capability;
 mod egress;
 pub(crate) mod request;
+mod sandbox;
 mod signal;
 mod timing;
 mod tmpfs;
@@ -15,6 +16,7 @@ mod words;
 pub use access::TreeAccess;
 pub use capability::{BadCapability, Capability, CapabilityBits, capabilities};
 pub use egress::{BadEgress, Egress, MOST_EGRESS, Ports, bad_egress};
+pub use sandbox::{FilterKind, NetworkKind, RootKind, Sandbox};
 pub use signal::{BadSignal, parse_signal};
 pub use timing::{Clock, Fallback, Hibernate, Lazy, Timing};
 pub use tmpfs::{BadTmpfs, MOST_TMPFS, SHM, SHM_BYTES, Tmpfs};
@@ -349,6 +351,10 @@ pub struct Spec {
     /// user namespace).
     #[serde(default)]
     pub allow_setuid: bool,
+    /// How much of the kernel and of the machine its programs have: `light` is a program without
+    /// network, files of its own and capabilities, in which about 70 system calls can be made.
+    #[serde(default, skip_serializing_if = "Sandbox::is_full")]
+    pub sandbox: Sandbox,
     /// What its programs may do to the realm's name tree, over the runtime socket.
     #[serde(default, skip_serializing_if = "TreeAccess::is_none")]
     pub tree: TreeAccess,
@@ -497,7 +503,10 @@ impl Spec {
 
     /// Capabilities of its root, a bit for each.
     pub fn capabilities(&self) -> CapabilityBits {
-        capabilities(&self.cap_add, &self.cap_drop)
+        match self.sandbox {
+            Sandbox::Full => capabilities(&self.cap_add, &self.cap_drop),
+            Sandbox::Light => 0,
+        }
     }
 
     /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.

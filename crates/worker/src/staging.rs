@@ -133,7 +133,8 @@ impl Worker {
         spec.volumes.retain(|volume| volume.source != VolumeSource::Secrets);
         let sealed = secrets::seal(machine, &key, &mut spec, moment.secrets.clone());
         let sealed = sealed.map_err(|e| failed("its secrets", &e))?;
-        let prepared = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
+        let prepared = machine.prepared_networks.take(spec.sandbox.network());
+        let prepared = prepared.map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
         let slot = prepared.slot;
         // What it sleeps in is recorded when that is there.
         let record = Record::new(slot.number(), moment.base.clone());

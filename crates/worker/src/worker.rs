@@ -171,7 +171,7 @@ impl Worker {
             .map_err(|e| Refusal::new(Code::Failed, format!("{name} cannot start: {}", chain(&e))))?;
         let prepared = machine
             .prepared_networks
-            .take()
+            .take(spec.sandbox.network())
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
         let record = Record::new(prepared.slot.number(), machine.base_of(&spec));
         let made = machine.records.prepare(&key, &spec, &record, record::Durability::Fsync).and_then(|made| {

@@ -19,6 +19,7 @@ use kip_sandbox::launcher::{CopiedMounts, LaunchError};
 use kip_sandbox::quota::{OwnFiles, OwnFilesPlace};
 use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
 use kip_types::chain;
+use kip_types::spec::RootKind;
 use kip_types::{CurrentName, Image, ProcName, Spec};
 use parking_lot::{Mutex, RwLock};
 use rustix::thread::UnshareFlags;
@@ -171,7 +172,11 @@ impl Proc {
             layer: self.layer(),
             pins: with_pins.then(|| self.dir.join("pins")),
             image: layers_of(&self.spec()).map(|layers| self.shared.images.layer_dirs(&layers)),
-            dir: place.to_owned(),
+            kind: self.spec().sandbox.root(),
+            dir: match self.spec().sandbox.root() {
+                RootKind::Writable => place.to_owned(),
+                RootKind::Sealed => self.shared.base.sealed.clone(),
+            },
             uid_base: self.first_id(),
             hostname: self.spec().hostname().to_owned(),
             hosts: self.spec().extra_hosts.iter().map(|host| format!("{}\t{}\n", host.addr, host.name)).collect(),

@@ -263,6 +263,7 @@ pub(super) fn rebuild(
     steps.done("mounts");
     let started = proc.shared.launcher().restore(SandboxRestore {
         mounts,
+        root: proc.spec().sandbox.root(),
         user: user.as_fd(),
         net: net.as_fd(),
         uts: uts.as_fd(),

@@ -202,6 +202,18 @@ fn end_of_link(name: &str, addresses: &Addresses) -> LinkMessage {
     link
 }
 
+/// Moves the calling thread into a new namespace that has no link but its loopback, which CRIU
+/// needs to be up.
+pub(crate) fn unlinked() -> io::Result<OwnedFd> {
+    kip_sys::netns::unshare_net()?;
+    let mut lo = link_at(LO);
+    lo.header.flags = LinkFlags::Up;
+    lo.header.change_mask = LinkFlags::Up;
+    let up = Rtnl::open().and_then(|mut inside| inside.batch(vec![set_link("bring lo up", lo)]));
+    up.map_err(io::Error::other)?;
+    kip_sys::netns::current_net()
+}
+
 fn create_veth(ifname: &str, addresses: &Addresses, ns: BorrowedFd<'_>) -> Request {
     let mut peer = end_of_link("eth0", addresses);
     peer.attributes.push(LinkAttribute::NetNsFd(ns.as_raw_fd()));

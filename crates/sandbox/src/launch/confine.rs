@@ -2,7 +2,7 @@
 
 use crate::protocol::{Failure, Program, ProgramIds, Step};
 use kip_sys::caps::Instruction;
-use kip_types::spec::CapabilityBits;
+use kip_types::spec::{CapabilityBits, FilterKind};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{
@@ -20,7 +20,8 @@ pub const INIT_CAPABILITY_BITS: CapabilityBits = OF_INIT.bits();
 
 /// What the program can have, if pid 1 has to have more.
 pub(super) fn limited(program: &Program) -> Option<CapabilityBits> {
-    (program.capabilities & INIT_CAPABILITY_BITS != INIT_CAPABILITY_BITS).then_some(program.capabilities)
+    let has_all = program.capabilities & INIT_CAPABILITY_BITS == INIT_CAPABILITY_BITS;
+    (program.filter == FilterKind::Default && !has_all).then_some(program.capabilities)
 }
 
 /// The user namespace to enter.
@@ -66,6 +67,9 @@ pub(super) fn confine(program: &Program, filter: &[Instruction], next: Next) -> 
         kip_sys::process::set_limit(limit.resource, limit.soft, limit.hard).map_err(Failure::at(Step::Limits))?;
     }
     let given = CapabilitySet::from_bits_retain(program.capabilities);
+    if program.filter == FilterKind::Light {
+        return confine_light(program, filter, given);
+    }
     let own = given.union(OF_INIT);
     let bounding = if next == Next::Init { own } else { given };
     limit_bounding_set(bounding).map_err(Failure::at(Step::Capabilities))?;
@@ -77,6 +81,17 @@ pub(super) fn confine(program: &Program, filter: &[Instruction], next: Next) -> 
     kip_sys::caps::add_seccomp_filter(filter).map_err(Failure::at(Step::Seccomp))?;
     let sets = CapabilitySets { effective: own, permitted: own, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).map_err(Failure::at(Step::Capabilities))
+}
+
+/// The same where pid 1 has no more than the program: the calls by which ids and capabilities
+/// change are none that the filter allows, so that all of it is done before.
+fn confine_light(program: &Program, filter: &[Instruction], given: CapabilitySet) -> Result<(), Failure> {
+    limit_bounding_set(given).map_err(Failure::at(Step::Capabilities))?;
+    set_no_new_privs(true).map_err(Failure::at(Step::NoNewPrivs))?;
+    program.ids.as_ref().map_or(Ok(()), become_user)?;
+    let sets = CapabilitySets { effective: given, permitted: given, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).map_err(Failure::at(Step::Capabilities))?;
+    kip_sys::caps::add_seccomp_filter(filter).map_err(Failure::at(Step::Seccomp))
 }
 
 /// Takes the ids 0 of the user namespace, and no others.

@@ -6,7 +6,7 @@ use super::template::in_time;
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
-use kip_types::spec::DEFAULT_PATH;
+use kip_types::spec::{DEFAULT_PATH, FilterKind};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, move_into_link_name_space, move_into_thread_name_spaces};
@@ -50,7 +50,7 @@ fn exec_here(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Sp
         kip_sys::ns::close_on_exec_from(3).map_err(Failure::at(Step::Stdio))?;
         kip_sys::ns::unblock_signals().map_err(Failure::at(Step::Exec))?;
         rustix::process::chdir(workdir.as_c_str()).map_err(Failure::at(Step::WorkDir))?;
-        if let Some(ids) = &program.ids {
+        if let Some(ids) = program.ids.as_ref().filter(|_| program.filter == FilterKind::Default) {
             become_user(ids)?;
         }
         let mut best = Errno::NOENT.into();
@@ -112,7 +112,7 @@ fn join(prepared: &Prepared, parts: &Parts, program: &Program, next: Next) -> Re
     move_into_thread_name_spaces(parts.init.as_fd(), kinds).map_err(Failure::at(Step::Namespaces))?;
     place_stdio([parts.stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
     enter_user(UserNamespace::Of(parts.init.as_fd()))?;
-    confine(program, &prepared.filter, next)
+    confine(program, prepared.filter(program.filter), next)
 }
 
 /// The paths to try, as execvp(3) has them, to be resolved inside.
@@ -137,6 +137,7 @@ mod tests {
             workdir: None,
             allow_setuid: false,
             capabilities: 0,
+            filter: FilterKind::Default,
             ids: None,
             limits: Vec::new(),
             exec_only: false,

@@ -23,6 +23,7 @@ use crate::protocol::{Ended, Failure, Reply, Request, Step};
 use kip_sys::caps::Instruction;
 use kip_sys::fdpass;
 use kip_sys::ns::{Child, Clone, clone_child};
+use kip_types::spec::FilterKind;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, WaitOptions, set_dumpable_behavior, wait};
@@ -37,7 +38,18 @@ use template::Template;
 #[derive(Debug)]
 struct Prepared {
     template: Template,
-    filter: Vec<Instruction>,
+    /// By [`FilterKind`].
+    filters: [Vec<Instruction>; 2],
+}
+
+impl Prepared {
+    fn filter(&self, kind: FilterKind) -> &[Instruction] {
+        let [usual, light] = &self.filters;
+        match kind {
+            FilterKind::Default => usual,
+            FilterKind::Light => light,
+        }
+    }
 }
 
 /// A process that has exec'd.
@@ -92,7 +104,9 @@ pub fn serve(socket: OwnedFd) -> io::Result<()> {
     let signals = kip_sys::ns::child_signal_fd()?;
     let mut server = Server { socket, signals, events: None, execs: HashMap::new(), unsent: Vec::new() };
     let prepared = match Template::enter() {
-        Ok(template) => Prepared { template, filter: crate::seccomp::filter() },
+        Ok(template) => {
+            Prepared { template, filters: [FilterKind::Default, FilterKind::Light].map(crate::seccomp::filter) }
+        }
         Err(failure) => {
             // The process that started us waits for the answer to its first request.
             let _ = server.receive(&mut [0; 4096]);
@@ -177,14 +191,14 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start { program, has_stdin, volumes, directories, read_only } => {
+            Request::Start { program, has_stdin, volumes, directories, read_only, root: kind } => {
                 let ([root, usr, user, net, uts, ipc, stdout, stderr, status], mut rest) = first(fds)?;
                 if has_stdin && rest.is_empty() {
                     return Err(wrong_number());
                 }
                 let stdin = has_stdin.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, directories, may_make: true, read_only };
+                let mounts = start::Files { kind, root, usr, volumes, directories, may_make: true, read_only };
                 let parts = start::Parts { mounts, user, net, uts, ipc, stdin, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
@@ -201,7 +215,7 @@ impl Server {
                 let parts = exec::Parts { init, own_time, stdin, stdout, stderr, cgroups };
                 Ok((Reply::Session, vec![exec::session(prepared, &parts, &status, &program)?]))
             }
-            Request::Restore { new_ipc, own_time, volumes } => {
+            Request::Restore { new_ipc, own_time, volumes, root: kind } => {
                 let ([root, usr, user, net, uts, control, program], mut rest) = first(fds)?;
                 if rest.len() < usize::from(!new_ipc) + usize::from(own_time) {
                     return Err(wrong_number());
@@ -210,7 +224,7 @@ impl Server {
                 let time = own_time.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
                 let (directories, may_make, read_only) = (Vec::new(), false, false);
-                let mounts = start::Files { root, usr, volumes, directories, may_make, read_only };
+                let mounts = start::Files { kind, root, usr, volumes, directories, may_make, read_only };
                 let parts = restore::Parts { mounts, user, net, uts, ipc, time, control, program, cgroups };
                 let child = restore::restore(prepared, &parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
@@ -227,9 +241,9 @@ impl Server {
                 prepare::fill(&mount, contents, said, &cgroups, first_id)?;
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Mount(lower) => {
+            Request::Mount { lower, root } => {
                 let ([state], trees) = first(fds)?;
-                Ok((Reply::Ready, prepare::mount(&state, &trees, &lower)?.into()))
+                Ok((Reply::Ready, prepare::mount(&state, &trees, &lower, root)?.into()))
             }
         }
     }

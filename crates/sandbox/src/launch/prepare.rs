@@ -5,6 +5,7 @@ use super::start::enter_cgroups;
 use super::template::{LAYERS, MOST_LAYERS};
 use crate::protocol::{FILLED, Failure, Lower, Step};
 use kip_sys::ns::{Child, Clone, Unshare, clone_child, unshare};
+use kip_types::spec::RootKind;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
@@ -78,8 +79,13 @@ fn reap(child: &Child) -> rustix::io::Result<()> {
 }
 
 /// Mounts `/` and `/usr` from a tree with `upper/{root,usr}` and `work/{root,usr}` and from lower
-/// trees, top first.
-pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result<[OwnedFd; 2], Failure> {
+/// trees, top first; or a sealed root, with the trees `root` and `usr` of `state` on top.
+pub(super) fn mount(
+    state: &OwnedFd,
+    trees: &[OwnedFd],
+    lower: &Lower,
+    kind: RootKind,
+) -> Result<[OwnedFd; 2], Failure> {
     let place = |n: usize, below: &str| format!("{LAYERS}/{}{below}", n + 1);
     let (root, usr): (Vec<String>, Vec<String>) = match lower {
         Lower::Host { root_layers } => {
@@ -94,7 +100,7 @@ pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result
         return Err(Failure::new(Step::Request, Errno::TOOBIG));
     }
     let layers = Layers::attach(std::iter::once(state).chain(trees)).map_err(Failure::at(Step::Layers))?;
-    Ok([layers.overlay("root", &root)?, layers.overlay("usr", &usr)?])
+    Ok([layers.overlay("root", &root, kind)?, layers.overlay("usr", &usr, kind)?])
 }
 
 /// Other mounts of the `/` and `/usr` of a sandbox, detached. The same filesystems: they live on by
@@ -159,7 +165,10 @@ impl Layers {
         Ok(layers)
     }
 
-    fn overlay(&self, name: &str, lower: &[String]) -> Result<OwnedFd, Failure> {
+    fn overlay(&self, name: &str, lower: &[String], kind: RootKind) -> Result<OwnedFd, Failure> {
+        // An overlay without upper directory has two layers at least.
+        let top = (kind == RootKind::Sealed).then(|| format!("{LAYERS}/0/{name}"));
+        let lower: Vec<&str> = top.iter().chain(lower).map(String::as_str).collect();
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(Failure::at(Step::Overlay))?;
         let mounted = (|| {
             fsconfig_set_string(&context, "source", "kip")?;
@@ -168,17 +177,26 @@ impl Layers {
             if joined.len() < MOST_OPTION {
                 fsconfig_set_string(&context, "lowerdir", joined.as_str())?;
             } else {
-                lower.iter().try_for_each(|dir| fsconfig_set_string(&context, "lowerdir+", dir.as_str()))?;
+                lower.iter().try_for_each(|dir| fsconfig_set_string(&context, "lowerdir+", *dir))?;
             }
-            fsconfig_set_string(&context, "upperdir", format!("{LAYERS}/0/upper/{name}"))?;
-            fsconfig_set_string(&context, "workdir", format!("{LAYERS}/0/work/{name}"))?;
-            // Without them inotify watches and files open below cannot be checkpointed.
-            fsconfig_set_string(&context, "index", "on")?;
+            // With them inotify watches and files open below can be checkpointed.
             fsconfig_set_string(&context, "nfs_export", "on")?;
-            // Directories of the lower layers can be renamed.
-            fsconfig_set_string(&context, "redirect_dir", "on")?;
+            let attributes = match kind {
+                RootKind::Writable => {
+                    fsconfig_set_string(&context, "upperdir", format!("{LAYERS}/0/upper/{name}"))?;
+                    fsconfig_set_string(&context, "workdir", format!("{LAYERS}/0/work/{name}"))?;
+                    fsconfig_set_string(&context, "index", "on")?;
+                    // Directories of the lower layers can be renamed.
+                    fsconfig_set_string(&context, "redirect_dir", "on")?;
+                    MountAttrFlags::empty()
+                }
+                RootKind::Sealed => {
+                    fsconfig_set_string(&context, "redirect_dir", "nofollow")?;
+                    MountAttrFlags::MOUNT_ATTR_RDONLY.union(MountAttrFlags::MOUNT_ATTR_NOSUID)
+                }
+            };
             fsconfig_create(&context)?;
-            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
         })();
         mounted.map_err(|e| Failure { detail: kernel_says(context.as_fd()), ..Failure::new(Step::Overlay, e) })
     }

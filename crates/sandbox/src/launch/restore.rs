@@ -76,7 +76,7 @@ fn build(parts: &Parts) -> Result<(), Failure> {
     enter_cgroups(&parts.cgroups)?;
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
-    let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
+    let proc = mount_proc(parts.mounts.kind).map_err(Failure::at(Step::Proc))?;
     enter_mounts(&parts.mounts, &proc)?;
     become_root()?;
     kip_sys::ns::close_on_exec_from(0).map_err(Failure::at(Step::Stdio))?;

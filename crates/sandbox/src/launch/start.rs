@@ -7,6 +7,7 @@ use super::{Prepared, Spawned};
 use crate::init;
 use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
+use kip_types::spec::{FilterKind, RootKind};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -23,6 +24,7 @@ pub const MASKED: &[&str] =
 /// The sandbox's files, as detached mounts.
 #[derive(Debug)]
 pub(super) struct Files {
+    pub kind: RootKind,
     pub root: OwnedFd,
     pub usr: OwnedFd,
     pub volumes: Vec<Placed>,
@@ -76,7 +78,9 @@ impl Init {
         };
         let workdir = program.workdir.clone().unwrap_or_default();
         let name = if program.exec_only { init::EXEC_ONLY } else { init::RUN };
-        let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref(), limited(program))];
+        // Of a light sandbox pid 1 is the program's user already.
+        let ids = program.ids.as_ref().filter(|_| program.filter == FilterKind::Default);
+        let words = [name.to_owned(), workdir, init::ids_word(ids, limited(program))];
         Ok(Init {
             path: CString::new(init::PATH).expect("a constant without NUL"),
             arguments: strings(&mut words.into_iter().chain(program.argv.iter().cloned()))?,
@@ -100,13 +104,19 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     rustix::process::umask(Mode::from(0o022));
     enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), Some(parts.ipc.as_fd()))?;
     // It belongs to the pid namespace, and this one to the initial user namespace.
-    let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
+    let proc = mount_proc(parts.mounts.kind).map_err(Failure::at(Step::Proc))?;
     enter_user(UserNamespace::Itself(parts.user.as_fd()))?;
     enter_mounts(&parts.mounts, &proc)?;
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
     let stdin = parts.stdin.as_ref().unwrap_or(&null);
     place_stdio([stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
-    confine(program, &prepared.filter, Next::Init)
+    confine(program, prepared.filter(filter_of(program)), Next::Init)
+}
+
+/// Pid 1 traces a program that is only exec'd, so that this has the usual filter, whatever it is
+/// to have when it runs.
+fn filter_of(program: &Program) -> FilterKind {
+    if program.exec_only { FilterKind::Default } else { program.filter }
 }
 
 /// Each process moves itself, before it has a second thread.
@@ -147,7 +157,7 @@ pub(super) fn enter_mounts(files: &Files, proc: &OwnedFd) -> Result<(), Failure>
         }
     }
     attach(proc.as_fd(), root, "proc").map_err(Failure::at(Step::Proc))?;
-    for path in MASKED {
+    for path in MASKED.iter().filter(|_| files.kind == RootKind::Writable) {
         mask(proc, path).map_err(Failure::at(Step::Mask))?;
     }
     rustix::process::fchdir(root).and_then(|()| enter_root()).map_err(Failure::at(Step::Pivot))

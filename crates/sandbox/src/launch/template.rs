@@ -9,10 +9,11 @@
 //! changes its root.
 
 use crate::protocol::{Failure, Step};
+use kip_types::spec::RootKind;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsmount, fsopen, mount_change, move_mount, unmount,
+    fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, unmount,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,13 +53,13 @@ impl Template {
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
         kip_sys::ns::unshare(mount).map_err(Failure::at(Step::Template))?;
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).map_err(at)?;
-        let tmpfs = mount_new("tmpfs", MountAttrFlags::empty()).map_err(at)?;
+        let tmpfs = mount_new("tmpfs", &[], MountAttrFlags::empty()).map_err(at)?;
         fill(&tmpfs).map_err(at)?;
         // Any directory will do, for the namespace it is in is left at once.
         move_mount(&tmpfs, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at)?;
         rustix::process::fchdir(&tmpfs).map_err(at)?;
         enter_root().map_err(at)?;
-        let proc = mount_proc().map_err(at)?;
+        let proc = mount_proc(RootKind::Writable).map_err(at)?;
         move_mount(&proc, "", CWD, PROC, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at)?;
         Ok(Template { proc, pid_namespace, time_namespace })
     }
@@ -111,15 +112,18 @@ pub(super) fn enter_root() -> rustix::io::Result<()> {
     rustix::process::chdir("/")
 }
 
-/// A new detached mount of the /proc of the caller's pid namespace.
-pub(super) fn mount_proc() -> rustix::io::Result<OwnedFd> {
+/// A new detached mount of the /proc of the caller's pid namespace. Beside a sealed root it has
+/// only the processes: nothing of the machine, and nothing that would have to be masked.
+pub(super) fn mount_proc(kind: RootKind) -> rustix::io::Result<OwnedFd> {
     let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    mount_new("proc", safe)
+    let options: &[(&str, &str)] = if kind == RootKind::Sealed { &[("subset", "pid")] } else { &[] };
+    mount_new("proc", options, safe)
 }
 
 /// A new detached mount of a filesystem without a source.
-fn mount_new(kind: &str, attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
+fn mount_new(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    options.iter().try_for_each(|(key, value)| fsconfig_set_string(&context, *key, *value))?;
     fsconfig_create(&context)?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }

@@ -11,6 +11,7 @@ use kip_sandbox::launcher::{
 use kip_sandbox::rootfs::{Mounts, RootfsSpec};
 use kip_types::Limits;
 use kip_types::lifecycle::Exit;
+use kip_types::spec::{FilterKind, RootKind};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::fs::File;
@@ -49,6 +50,7 @@ impl Place {
         let base = Base::prepare(&dir.path().join("base")).unwrap();
         let namespaces = launcher.namespaces(UID_BASE, "boxed").unwrap();
         let spec = RootfsSpec {
+            kind: RootKind::default(),
             base: base.root,
             layer: None,
             pins: None,
@@ -92,6 +94,8 @@ impl Place {
         let (stdout, stdout_in) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (status, status_in) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let started = self.launcher.start(SandboxStart {
+            root: RootKind::default(),
+            filter: FilterKind::default(),
             command: &strings(command),
             env: &environment("boxed", &Default::default()),
             workdir,
@@ -123,6 +127,7 @@ impl Place {
         cgroup: &'a [OwnedFd],
     ) -> SandboxRestore<'a> {
         SandboxRestore {
+            root: RootKind::default(),
             mounts,
             user: self.namespaces.user.as_fd(),
             net: self.net.as_fd(),
@@ -150,6 +155,7 @@ impl Place {
         let (mut stdout, stdout_in) = pipe_with(PipeFlags::CLOEXEC).map(|(r, w)| (File::from(r), w)).unwrap();
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let executing = self.launcher.exec(SandboxExec {
+            filter: FilterKind::default(),
             init: running.started.pidfd.as_fd(),
             own_time: false,
             command: &strings(command),
