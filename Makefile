@@ -41,6 +41,7 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/archive
 	bench/sleepers
 	bench/clones
+	bench/light
 	bench/ycsb
 	bench/scaling
 	bench/first-minutes

@@ -15,6 +15,7 @@ pub use proc::Proc;
 use crate::descriptors::reopen;
 use crate::exec_ends::Ends;
 use crate::fd_store::key;
+use crate::namespaces::ReadyNamespaces;
 use crate::observe::WakeObserver;
 use kip_checkpoint::helper_pool::HelperPool;
 use kip_copy::fill::Fills;
@@ -94,6 +95,8 @@ pub struct Host {
     pub pool: Arc<NetPool>,
     /// Namespaces that are ready before they are needed.
     pub prepared_networks: PreparedNetworks,
+    /// Other namespaces that are ready before they are needed.
+    pub ready_namespaces: ReadyNamespaces,
     /// Rules that lead to published ports.
     pub nat: Nat,
     /// The machine's own files, as procs without an image see them.
@@ -223,6 +226,16 @@ impl Host {
             }
         };
         std::thread::Builder::new().name("launcher".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+
+    /// Makes namespaces ahead of starts, on a thread of its own.
+    pub fn prepare_namespaces(self: &Arc<Host>) {
+        let host = Arc::clone(self);
+        let make = move || {
+            let one = |slot| host.launcher().namespaces(host.first_id(slot), "");
+            host.ready_namespaces.serve(&host.prepared_networks, one);
+        };
+        std::thread::Builder::new().name("prepare-ns".to_owned()).spawn(make).expect("a thread can be started");
     }
 
     /// Returns when that launcher is gone.

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
 //! | [`renew`] | what was held of a proc and is lost, made anew |
-//! | [`host`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
+//! | [`host`], [`namespaces`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
 //! | [`fd_store`] | descriptors that must survive the daemon, in the keeper |
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
@@ -33,6 +33,7 @@ pub mod inotify;
 pub mod input;
 pub mod lifted;
 pub mod metering;
+pub mod namespaces;
 pub mod observe;
 pub mod owners;
 pub mod page_out;

@@ -81,8 +81,9 @@ pub fn build(
     let limits = &proc.spec().limits;
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
     let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits cannot be set", &e))?;
-    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.spec().hostname());
-    let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces cannot be made", &e))?;
+    let ready = proc.shared.ready_namespaces.take(proc.slot);
+    let ready = ready.map_or_else(|| proc.shared.launcher().namespaces(proc.first_id(), spec.hostname()), Ok);
+    let namespaces = ready.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces cannot be made", &e))?;
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
     let mounts = proc.mounts_of(namespaces.user.as_fd(), false);
@@ -124,6 +125,7 @@ pub fn build(
         resolver::make(proc, prepared.net.as_fd());
     }
     let request = SandboxStart {
+        hostname: spec.hostname(),
         command: &spec.command,
         env: &env,
         workdir: workdir.as_deref(),

@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Prepared namespaces that wait.
+/// Prepared namespaces of each kind that wait.
 const READY: usize = 2;
 
 /// A slot with its network namespace, made ahead of a start.
@@ -45,6 +45,8 @@ pub enum PrepareError {
 struct Slots {
     used: BTreeSet<Slot>,
     ready: VecDeque<PreparedNetwork>,
+    /// The same of procs without a network, once there has been one.
+    ready_without: Option<VecDeque<PreparedNetwork>>,
     closed: bool,
 }
 
@@ -83,11 +85,8 @@ impl PreparedNetworks {
 
     /// A namespace of that kind for a new proc; its slot is used from now on.
     pub fn take(&self, kind: NetworkKind) -> Result<PreparedNetwork, PrepareError> {
-        if kind == NetworkKind::None {
-            return self.inner.make_next(kind);
-        }
-        let network = self.inner.state.lock().ready.pop_front();
-        self.inner.changed.notify_one();
+        let network = self.inner.state.lock().ready_of(kind).pop_front();
+        self.inner.changed.notify_all();
         match network {
             Some(network) => Ok(network),
             None => self.inner.make_next(kind),
@@ -109,8 +108,42 @@ impl PreparedNetworks {
     pub fn close(&self) -> Vec<Slot> {
         let mut state = self.inner.state.lock();
         state.closed = true;
-        self.inner.changed.notify_one();
-        state.ready.drain(..).map(|k| k.slot).collect()
+        self.inner.changed.notify_all();
+        let without = state.ready_without.take().into_iter().flatten();
+        let all: Vec<PreparedNetwork> = without.chain(state.ready.drain(..)).collect();
+        all.into_iter().map(|k| k.slot).collect()
+    }
+
+    /// Waits for a slot that is ready for a new proc and for which the caller has not made what it
+    /// makes ahead; none when no more are made.
+    pub fn next_slot(&self, is_served: impl Fn(Slot) -> bool) -> Option<Slot> {
+        let mut state = self.inner.state.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            let all = state.ready_without.iter().flatten().chain(&state.ready);
+            if let Some(slot) = all.map(|network| network.slot).find(|slot| !is_served(*slot)) {
+                return Some(slot);
+            }
+            self.inner.changed.wait(&mut state);
+        }
+    }
+}
+
+impl Slots {
+    fn ready_of(&mut self, kind: NetworkKind) -> &mut VecDeque<PreparedNetwork> {
+        match kind {
+            NetworkKind::Private => &mut self.ready,
+            NetworkKind::None => self.ready_without.get_or_insert_default(),
+        }
+    }
+
+    /// A kind of which there are too few.
+    fn lacking(&self) -> Option<NetworkKind> {
+        let without = self.ready_without.as_ref().filter(|ready| ready.len() < READY);
+        let private = (self.ready.len() < READY).then_some(NetworkKind::Private);
+        private.or(without.map(|_| NetworkKind::None))
     }
 }
 
@@ -152,22 +185,26 @@ impl Inner {
 
     fn fill(&self) {
         loop {
-            {
+            let kind = {
                 let mut state = self.state.lock();
-                while !state.closed && state.ready.len() >= READY {
-                    self.changed.wait(&mut state);
+                loop {
+                    if state.closed {
+                        return;
+                    }
+                    match state.lacking() {
+                        Some(kind) => break kind,
+                        None => self.changed.wait(&mut state),
+                    }
                 }
-                if state.closed {
-                    return;
-                }
-            }
-            match self.make_next(NetworkKind::Private) {
+            };
+            match self.make_next(kind) {
                 Ok(network) => {
                     let mut state = self.state.lock();
                     if state.closed {
                         return;
                     }
-                    state.ready.push_back(network);
+                    state.ready_of(kind).push_back(network);
+                    self.changed.notify_all();
                 }
                 Err(e) => {
                     tracing::debug!(error = %e, "no network namespace can be prepared now");

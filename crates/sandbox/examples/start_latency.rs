@@ -60,6 +60,7 @@ impl Bench {
         let started = self
             .launcher
             .start(SandboxStart {
+                hostname: "boxed",
                 root: RootKind::default(),
                 filter: FilterKind::default(),
                 command: &self.command,
@@ -247,6 +248,7 @@ fn start_sleeper(bench: &Bench, mounts: Mounts) -> OwnedFd {
     let (status, status_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
     let null = File::options().write(true).open("/dev/null").expect("open");
     let request = SandboxStart {
+        hostname: "boxed",
         root: RootKind::default(),
         filter: FilterKind::default(),
         command: &bench.command,

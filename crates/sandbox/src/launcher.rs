@@ -79,6 +79,8 @@ pub struct SandboxStart<'a> {
     pub workdir: Option<&'a str>,
     /// Directories that are made if they are not there, absolute.
     pub directories: &'a [String],
+    /// The host name that its uts namespace gets.
+    pub hostname: &'a str,
     /// `/` and `/usr` cannot be written to.
     pub read_only: bool,
     /// What it has for a root.
@@ -288,6 +290,7 @@ impl Launcher {
             has_stdin: request.stdin.is_some(),
             volumes,
             directories,
+            hostname: request.hostname.to_owned(),
             read_only: request.read_only,
             root: request.root,
         };
@@ -354,7 +357,8 @@ impl Launcher {
         Ok(pidfd)
     }
 
-    /// Makes the namespaces of a slot: `uid_base` is the host id of the first of its 65,536 ids.
+    /// Makes the namespaces of a slot: `uid_base` is the host id of the first of its 65,536 ids. A
+    /// start gives them the host name again, for it may not be known before.
     ///
     /// # Errors
     /// See [`LaunchError`].

@@ -26,6 +26,9 @@ pub(crate) enum Request {
         volumes: Vec<String>,
         /// What is to be a directory, whether a volume lies on it or not.
         directories: Vec<String>,
+        /// The host name that the uts namespace gets.
+        #[serde(default)]
+        hostname: String,
         /// `/` and `/usr` cannot be written to.
         read_only: bool,
         /// What the sandbox has for a root.

@@ -14,6 +14,7 @@ use kip_engine::host::Claims;
 use kip_engine::host::Host;
 use kip_engine::host::egress::EgressControl;
 use kip_engine::host::resolver;
+use kip_engine::namespaces::ReadyNamespaces;
 use kip_engine::observe::WakeObserver;
 use kip_engine::upkeep::FORWARDING;
 use kip_engine::volumes;
@@ -190,6 +191,7 @@ impl Worker {
         let registry = Registry::new(Arc::clone(&machine));
         registry.serve_wake_plane();
         machine.serve_launcher();
+        machine.prepare_namespaces();
         // From now on it is known exactly since when a thread waits.
         kip_sys::ran::watch().expect("a thread can be started");
         let worker = Worker {
@@ -417,6 +419,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenWorkerError> {
         only_criu: config.only_criu.into(),
         pool,
         prepared_networks,
+        ready_namespaces: ReadyNamespaces::default(),
         nat,
         base,
         images,

@@ -191,7 +191,7 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start { program, has_stdin, volumes, directories, read_only, root: kind } => {
+            Request::Start { program, has_stdin, volumes, directories, hostname, read_only, root: kind } => {
                 let ([root, usr, user, net, uts, ipc, stdout, stderr, status], mut rest) = first(fds)?;
                 if has_stdin && rest.is_empty() {
                     return Err(wrong_number());
@@ -199,7 +199,8 @@ impl Server {
                 let stdin = has_stdin.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
                 let mounts = start::Files { kind, root, usr, volumes, directories, may_make: true, read_only };
-                let parts = start::Parts { mounts, user, net, uts, ipc, stdin, stdout, stderr, status, cgroups };
+                let parts =
+                    start::Parts { mounts, hostname, user, net, uts, ipc, stdin, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }

@@ -40,6 +40,7 @@ pub(super) struct Files {
 #[derive(Debug)]
 pub(super) struct Parts {
     pub mounts: Files,
+    pub hostname: String,
     pub user: OwnedFd,
     pub net: OwnedFd,
     pub uts: OwnedFd,
@@ -103,6 +104,7 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
     enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), Some(parts.ipc.as_fd()))?;
+    rustix::system::sethostname(parts.hostname.as_bytes()).map_err(Failure::at(Step::Namespaces))?;
     // It belongs to the pid namespace, and this one to the initial user namespace.
     let proc = mount_proc(parts.mounts.kind).map_err(Failure::at(Step::Proc))?;
     enter_user(UserNamespace::Itself(parts.user.as_fd()))?;

@@ -94,6 +94,7 @@ impl Place {
         let (stdout, stdout_in) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (status, status_in) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let started = self.launcher.start(SandboxStart {
+            hostname: "boxed",
             root: RootKind::default(),
             filter: FilterKind::default(),
             command: &strings(command),
