@@ -30,6 +30,8 @@ const PROCS: &str = "procs";
 const SPEC: &str = "spec.json";
 const STATE: &str = "state.json";
 const STATE_NEW: &str = ".state.json.new";
+/// While this file is there, the rest of the directory may not outlive the machine's power.
+const BEGUN: &str = "begun";
 const NEW_PREFIX: &str = ".new-";
 const TRASH_PREFIX: &str = ".trash-";
 
@@ -246,6 +248,55 @@ impl Records {
             return Err(e);
         }
         Ok(Unpublished { path, target: self.directory(name), name: name.clone(), durability })
+    }
+
+    /// As [`Records::prepare`], for a proc that is started at once: its record outlives the
+    /// daemon's death, and with [`Records::settle`], beside the start, the machine's power. Until
+    /// then it is marked: no program of it can be there after a power cut, and no client was told
+    /// of it.
+    ///
+    /// # Errors
+    /// [`RecordError`]; nothing remains.
+    pub fn begin(
+        &self,
+        name: &ProcName,
+        spec: &impl Serialize,
+        state: &impl Serialize,
+    ) -> Result<Unpublished, RecordError> {
+        let begun = self.prepare(name, spec, state, Durability::Rename)?;
+        begun.add(BEGUN, b"")?;
+        Ok(begun)
+    }
+
+    /// Whether the record of a proc is not yet known to outlive the machine's power.
+    pub fn is_begun(&self, name: &ProcName) -> bool {
+        self.directory(name).join(BEGUN).exists()
+    }
+
+    /// Syncs what [`Records::begin`] has made, and the files that are beside it. Nothing to do for
+    /// any other record.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`]; the record stays marked.
+    pub fn settle(&self, name: &ProcName) -> Result<(), RecordError> {
+        let directory = self.directory(name);
+        if !self.is_begun(name) {
+            return Ok(());
+        }
+        for entry in std::fs::read_dir(&directory).map_err(RecordError::io("read", &directory))?.flatten() {
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                match File::open(&path).and_then(|file| file.sync_all()) {
+                    // One state takes the place of another.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    synced => synced.map_err(RecordError::io("sync", &path))?,
+                }
+            }
+        }
+        sync_directory(&directory)?;
+        sync_directory(&self.procs)?;
+        let mark = directory.join(BEGUN);
+        std::fs::remove_file(&mark).map_err(RecordError::io("remove", &mark))
     }
 
     /// What was asked for.

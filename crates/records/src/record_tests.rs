@@ -63,6 +63,23 @@ fn in_own_mounts(test: &str, setup: &str) -> bool {
 }
 
 #[test]
+fn a_record_that_is_begun_is_marked_until_it_is_settled() {
+    let scratch = Scratch::new();
+    let records = scratch.records();
+    let begun = records.begin(&name("web"), &"a spec", &State::Starting).unwrap();
+    begun.add("secret", b"word").unwrap();
+    begun.publish().unwrap();
+    assert!(records.is_begun(&name("web")));
+    assert_eq!(records.read_spec::<String>(&name("web")).unwrap(), "a spec");
+    records.settle(&name("web")).unwrap();
+    records.settle(&name("web")).unwrap();
+    assert!(!records.is_begun(&name("web")));
+    assert_eq!(std::fs::read(records.directory(&name("web")).join("secret")).unwrap(), b"word");
+    records.create(&name("db"), &"another", &State::Starting).unwrap();
+    assert!(!records.is_begun(&name("db")));
+}
+
+#[test]
 fn a_record_is_created_read_replaced_and_removed() {
     let scratch = Scratch::new();
     let records = scratch.records();

@@ -68,12 +68,15 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
         let read = records.read_spec::<Spec>(&key).and_then(|spec| Ok((spec, records.read_state::<Stored>(&key)?)));
         match read {
             Ok((mut spec, Stored { record, meter, absolute_waits })) => {
+                if let Err(e) = records.settle(&key) {
+                    tracing::warn!(proc = %key, error = chain(&e), "its record may not outlive the machine");
+                }
                 spec.timing.resolve_archive_default();
                 all.push(Remembered { key, spec, record, meter, absolute_waits });
             }
             // Its first record was not synced when the machine stopped, and no process is left.
-            Err(_) if kip_copy::fill::is_unfinished(&records.directory(&key)) => {
-                tracing::info!(proc = %key, "a clone that was being made when the machine stopped is undone");
+            Err(_) if records.is_begun(&key) || kip_copy::fill::is_unfinished(&records.directory(&key)) => {
+                tracing::info!(proc = %key, "a proc that was being made when the machine stopped is undone");
                 if let Err(e) = records.remove(&key).and_then(record::Trash::delete) {
                     tracing::warn!(proc = %key, error = chain(&e), "it is left to the next daemon");
                 }
@@ -463,6 +466,28 @@ mod tests {
 
     fn is(key: &str, name: &str, trial: bool) -> (String, String, bool, Option<u16>) {
         (key.to_owned(), name.to_owned(), trial, (!trial).then_some(8080))
+    }
+
+    // promise recovery: a proc whose start a power cut has interrupted is there as it was asked
+    //   for, or not at all
+    #[test]
+    fn a_begun_record_that_a_power_cut_has_emptied_is_undone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (records, _) = Records::open(dir.path()).unwrap();
+        for name in ["whole", "emptied", "settled"] {
+            let Remembered { key, spec, record, .. } = one(name, name, 0);
+            records.begin(&key, &spec, &record).unwrap().publish().unwrap();
+        }
+        let key = |name: &str| name.parse::<ProcName>().unwrap();
+        records.settle(&key("settled")).unwrap();
+        for name in ["emptied", "settled"] {
+            std::fs::write(records.directory(&key(name)).join("spec.json"), "").unwrap();
+        }
+        let found: Vec<ProcName> = read_all(&records).unwrap().into_iter().map(|one| one.key).collect();
+        assert_eq!(found, [key("whole")]);
+        assert!(!records.is_begun(&key("whole")));
+        assert!(!records.directory(&key("emptied")).exists());
+        assert!(records.directory(&key("settled")).exists(), "what a client was told of is left alone");
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Worker {
             .take(spec.sandbox.network())
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
         let record = Record::new(prepared.slot.number(), machine.base_of(&spec));
-        let made = machine.records.prepare(&key, &spec, &record, record::Durability::Fsync).and_then(|made| {
+        let made = machine.records.begin(&key, &spec, &record).and_then(|made| {
             sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
             made.publish()
         });

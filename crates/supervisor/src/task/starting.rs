@@ -19,7 +19,13 @@ pub(super) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let earlier = task.record.ports.clone();
     let starting = Arc::clone(&proc);
     let placing = starting.placing.lock().await;
-    let started = blocking(move || build(&proc, prepared, &earlier, false)).await?;
+    let (records, key) = (proc.shared.records.clone(), proc.key.clone());
+    let (started, settled) = tokio::join!(
+        blocking(move || build(&proc, prepared, &earlier, false)),
+        blocking(move || records.settle(&key)),
+    );
+    let started = started?;
+    settled.map_err(|e| refuse(Code::Exhausted, &task.proc, "its record cannot be synced", &e))?;
     let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
     let input = Input::Execed { init: started.init, init_started };
     let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
