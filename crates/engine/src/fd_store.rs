@@ -125,6 +125,9 @@ impl FdStore {
 
     /// Holds them, in the keeper first: after this neither's death loses them.
     pub fn hold(&self, fds: Vec<(String, OwnedFd)>) -> Result<(), KeeperError> {
+        if fds.is_empty() {
+            return Ok(());
+        }
         let names: Vec<String> = fds.iter().map(|(k, _)| format!("{}{k}", self.prefix)).collect();
         let pairs = names.iter().zip(&fds).map(|(n, (_, fd))| (n.as_str(), fd.as_fd()));
         // A key that is bundled would be there twice. First, for it may fail.

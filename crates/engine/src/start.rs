@@ -24,7 +24,7 @@ use kip_sandbox::terminals;
 use kip_sandbox::users::{self, User, UserError};
 use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
-use kip_types::spec::{DEFAULT_PATH, RootKind, Ulimit};
+use kip_types::spec::{DEFAULT_PATH, NetworkKind, RootKind, Ulimit};
 use kip_types::{Image, Protocol, Spec};
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
@@ -151,7 +151,8 @@ pub fn build(
         // What a program may not call it may not call from its first instruction on.
         let first = proc.spec().alone || proc.egress.is_limited();
         let before = first.then(|| ports::publish(proc, &ports));
-        let beside = before.is_none().then(|| scope.spawn(|| ports::publish(proc, &ports)));
+        let has_link = spec.sandbox.network() == NetworkKind::Private;
+        let beside = (has_link && before.is_none()).then(|| scope.spawn(|| ports::publish(proc, &ports)));
         before.unwrap_or(Ok(()))?;
         let launched = proc.shared.launcher().start(request);
         beside.map_or(Ok(()), |publish| publish.join().expect("publishing does not panic"))?;
