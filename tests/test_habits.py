@@ -167,7 +167,7 @@ def test_did_you_mean(kip: Kip) -> None:
 
 # promise command-line: `ps -a -q --filter --format`; age and exit code in its table
 # held by: this, `kip_cli::ps::tests::filters_look_at_the_spec`,
-#   `kip_cli::format::tests::what_is_not_supported_is_told`
+#   `kip_text::format::tests::what_is_not_supported_is_told`
 def test_ps(kip: Kip) -> None:
     kip.run("front", ["sleep", "1000"], flags=["-l", "team=shop", "-l", "tier=1"], ports=())
     kip.run("back", ["sleep", "1000"], flags=["-l", "team=shop", "--network", "inside"]).sleep()

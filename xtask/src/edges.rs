@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 41] = [
+const ALLOWED: [(&str, &[&str]); 42] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -210,10 +210,12 @@ const ALLOWED: [(&str, &[&str]); 41] = [
     // Files that describe procs: text to requests and back. What a proc has of the machine without
     // being given it is said by its files.
     ("kip-describe", &[TYPES, "kip-files"]),
+    // What people read: numbers, times, tables. Asks nothing.
+    ("kip-text", &[TYPES]),
     // Looks at the machine as the daemon will: for CRIU, and for how much memory it would use.
     ("kip-doctor", &[TYPES, SYS, "kip-checkpoint", "kip-daemon"]),
     // The program: is depended on by nothing.
-    ("kip-cli", &[TYPES, SYS, "kip-files", "kip-daemon", "kip-client", "kip-describe", "kip-doctor"]),
+    ("kip-cli", &[TYPES, SYS, "kip-files", "kip-daemon", "kip-client", "kip-describe", "kip-doctor", "kip-text"]),
     ("xtask", &[]),
 ];
 

@@ -14,7 +14,6 @@ use crate::check::{TrialArgs, require};
 use crate::image::{RegistryArgs, When, ensure};
 use crate::names::{self, name};
 use crate::output::{print, print_json};
-use crate::text::one_line;
 use crate::wait::until_ready;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -22,6 +21,7 @@ use kip_client::Client;
 use kip_describe::{
     Described, Document, Fault, Faults, Pull, Reading, Weight, choose, overrides_beside, render, update_between,
 };
+use kip_text::one_line;
 use kip_types::StateName;
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;

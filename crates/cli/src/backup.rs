@@ -3,11 +3,11 @@
 
 use crate::key::FileArgs;
 use crate::output::{print, print_json};
-use crate::text;
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kip_client::Client;
+use kip_text as text;
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
 use serde::Serialize;
 use std::path::Path;

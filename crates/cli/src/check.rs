@@ -3,10 +3,11 @@
 use crate::image;
 use crate::output::show;
 use crate::run_args::RunArgs;
-use crate::text::{self, table};
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
+use kip_text as text;
+use kip_text::table;
 use kip_types::api::{CheckAnswer, CheckOperation, CheckRequest, CheckStep, CheckVerdict, CheckView, RunRequest};
 use kip_types::lifecycle::Tier;
 use std::process::ExitCode;

@@ -2,11 +2,11 @@
 
 use crate::names;
 use crate::output::show;
-use crate::text::{ago, bytes, micros, table};
 use crate::view;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use kip_client::Client;
+use kip_text::{ago, bytes, micros, table};
 use kip_types::api::checkpoint::{CheckpointRequest, CheckpointView, CheckpointsView, RollbackRequest};
 use kip_types::{CheckpointTag, ProcName};
 use serde::Serialize;
@@ -148,7 +148,7 @@ fn row(depth: usize, view: &CheckpointView) -> Vec<String> {
     let current = if view.is_current { " *" } else { "" };
     let _ = write!(name, "{}@{}{current}", view.name, view.tag);
     let memory = if view.has_memory { bytes(view.memory_bytes) } else { "-".to_owned() };
-    let command = crate::text::short(&view.command.join(" "), 40);
+    let command = kip_text::short(&view.command.join(" "), 40);
     vec![name, ago(view.taken_at_ms), memory, bytes(view.file_bytes), command]
 }
 

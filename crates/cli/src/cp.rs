@@ -2,7 +2,6 @@
 
 use crate::names::{self, name};
 use crate::output::{failed, show};
-use crate::text::bytes;
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::{Archive, CallError, Client, Pieces};
@@ -10,6 +9,7 @@ use kip_files::FilesError;
 use kip_files::pack::PackSource;
 use kip_files::tree::RootTree;
 use kip_files::unpack::{self, UnpackLimits};
+use kip_text::bytes;
 use kip_types::api::{Code, FilesWritten, ReadFilesRequest, WriteFilesRequest};
 use kip_types::name::ProcName;
 use std::collections::HashSet;

@@ -1,6 +1,6 @@
 //! What `kip inspect --files`, `--env`, `--sockets` and `--maps` show, as people read it.
 
-use crate::text::{bytes, one_line, table};
+use kip_text::{bytes, one_line, table};
 use kip_types::api::{
     Details, EnvView, FilesView, Inspected, MapView, MapsView, OpenFileView, OpenSocketView, OwnFileKind, OwnFilesView,
     ProcessEnv, ProcessMaps, SocketsView, WhereView,

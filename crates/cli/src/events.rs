@@ -72,8 +72,8 @@ pub async fn events(client: &Client, args: &EventsArgs, json: bool) -> anyhow::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::now_ms;
     use clap::Parser;
+    use kip_text::now_ms;
 
     #[derive(Parser)]
     struct Only {

@@ -2,10 +2,10 @@
 //! and the file of exported keys; what is done with keys is the daemon's.
 
 use crate::output::{print, print_json};
-use crate::text;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use kip_client::Client;
+use kip_text as text;
 use kip_types::keys::{Hex, Hidden, ImportedKeysView, KeyView, KeysWrap};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 use serde::Serialize;

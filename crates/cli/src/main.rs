@@ -20,7 +20,6 @@ mod events;
 mod exec;
 mod filter;
 mod follow;
-mod format;
 mod image;
 mod key;
 mod life;
@@ -40,7 +39,6 @@ mod snapshot;
 mod stats;
 mod template;
 mod terminal;
-mod text;
 mod token;
 mod top;
 mod tree;
@@ -68,7 +66,7 @@ fn main() -> ExitCode {
         Err(e) if e.is::<StdoutGone>() => ExitCode::SUCCESS,
         Err(e) => {
             // No reader is left when this fails.
-            let _ = writeln!(std::io::stderr(), "kip: {}", text::one_line(&format!("{e:#}")));
+            let _ = writeln!(std::io::stderr(), "kip: {}", kip_text::one_line(&format!("{e:#}")));
             ExitCode::FAILURE
         }
     }

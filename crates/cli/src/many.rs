@@ -3,7 +3,7 @@
 
 use crate::names::name;
 use crate::output::StdoutGone;
-use crate::text::one_line;
+use kip_text::one_line;
 use kip_types::name::ProcName;
 use std::io::Write;
 use std::process::ExitCode;

@@ -2,9 +2,10 @@
 
 use crate::names::{self, name};
 use crate::output::show;
-use crate::text::{self, table};
 use clap::Args;
 use kip_client::Client;
+use kip_text as text;
+use kip_text::table;
 use kip_types::api::{MeterRequest, MeterView, TierMeterView};
 use kip_types::spec::parse_duration_ms;
 

@@ -2,7 +2,7 @@
 //! stands. No daemon is asked.
 
 use crate::output::show;
-use crate::text::table;
+use kip_text::table;
 use kip_types::profile::{PROFILES, Profile, VERSION};
 use serde::Serialize;
 

@@ -1,12 +1,12 @@
 //! `kip ps`: which procs there are, as a table, as names, or in the form that a template says.
 
 use crate::filter::{self, KeyFilter};
-use crate::format::{self, Format, TemplatePart};
 use crate::output::{print, print_json};
-use crate::text::{ago, bytes, micros, millis, now_ms, one_line, short, table, utc};
 use crate::view::{self, dash, host_side, or_dash};
 use clap::Args;
 use kip_client::Client;
+use kip_text::format::{self, Format, TemplatePart};
+use kip_text::{ago, bytes, micros, millis, now_ms, one_line, short, table, utc};
 use kip_types::api::ProcView;
 use kip_types::spec::{Image, Spec};
 

@@ -3,10 +3,10 @@
 use crate::detach::{DETACH_KEYS, Keys, parse_keys};
 use crate::image::{RegistryArgs, When};
 use crate::life::LifeArgs;
-use crate::text::stem;
 use clap::Args;
 use kip_describe::env_file::parse_env;
 use kip_describe::runtime::{self, Runtime};
+use kip_text::stem;
 use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::name::{ProcName, Realm};

@@ -2,9 +2,9 @@
 
 use crate::names;
 use crate::output::show;
-use crate::text::table;
 use clap::Args;
 use kip_client::Client;
+use kip_text::table;
 use kip_types::ProcName;
 use kip_types::api::UpdateRequest;
 use kip_types::api::scale::{ReplicaView, ScaleView};

@@ -3,10 +3,10 @@
 
 use crate::names::{self, name};
 use crate::output::{print, print_json};
-use crate::text::{bytes, table};
 use crate::top::cpu_percent;
 use clap::Args;
 use kip_client::Client;
+use kip_text::{bytes, table};
 use kip_types::api::ProcView;
 use kip_types::lifecycle::{StateName, Tier};
 use kip_types::name::ProcName;

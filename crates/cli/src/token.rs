@@ -1,9 +1,9 @@
 //! `kip token`: which clients are let in by TCP.
 
 use crate::output::show;
-use crate::text::{now_ms, table, utc};
 use clap::Subcommand;
 use kip_client::Client;
+use kip_text::{now_ms, table, utc};
 use kip_types::ProcName;
 use kip_types::api::{NewToken, Scope, TokenRequest, TokenView};
 use kip_types::spec::parse_duration_ms;

@@ -2,10 +2,10 @@
 
 use crate::follow;
 use crate::output::{failed, print_json, show};
-use crate::text::{bytes, millis, table};
 use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
 use kip_client::{CallError, Client};
+use kip_text::{bytes, millis, table};
 use kip_types::api::Code;
 use kip_types::api::tree::{
     GrantTreeLeaseRequest, MakeTreeDirectoryRequest, RemoveTreeNodeRequest, RenameTreeNodeRequest, TreeChanges,

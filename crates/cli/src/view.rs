@@ -1,6 +1,6 @@
 //! The API's views as people read them.
 
-use crate::text::{ago, bytes, micros, millis, one_line, table, utc};
+use kip_text::{ago, bytes, micros, millis, one_line, table, utc};
 use kip_types::StateName;
 use kip_types::api::clone::{CloneAdvice, ClonesView};
 use kip_types::api::{
@@ -412,7 +412,7 @@ pub fn a_proc(json: serde_json::Value) -> ProcView {
 pub fn a_wake() -> serde_json::Value {
     let steps = [("helper", 400), ("restore processes", 6000), ("resume", 1)];
     let steps = steps.map(|(name, us)| serde_json::json!({ "name": name, "us": us }));
-    serde_json::json!({"trigger": "tcp 0.0.0.0:80 (connection)", "from": "parked", "total_us": 7500, "steps": steps, "at_ms": crate::text::now_ms() - 180_500})
+    serde_json::json!({"trigger": "tcp 0.0.0.0:80 (connection)", "from": "parked", "total_us": 7500, "steps": steps, "at_ms": kip_text::now_ms() - 180_500})
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `kip volume`: volumes that Kip keeps under a name.
 
 use crate::output::show;
-use crate::text::{bytes, table};
 use clap::Subcommand;
 use kip_client::Client;
+use kip_text::{bytes, table};
 use kip_types::ProcName;
 use kip_types::volume::{VolumeName, VolumeView};
 use serde::Serialize;

@@ -3,10 +3,10 @@
 use crate::many;
 use crate::names;
 use crate::output::show;
-use crate::text;
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
+use kip_text as text;
 use kip_types::api::{EventsRequest, ProcView};
 use kip_types::spec::parse_duration_ms;
 use kip_types::{ProcName, StateName};

@@ -1,6 +1,6 @@
 //! What `kip image` shows, as people read it.
 
-use crate::text::{ago, bytes, one_line, table};
+use kip_text::{ago, bytes, one_line, table};
 use kip_types::image::{ImageDetails, ImageView, ImagesRemoved};
 use kip_types::name::ProcName;
 use std::fmt::Write as _;

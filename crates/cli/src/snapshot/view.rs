@@ -1,6 +1,6 @@
 //! What `kip snapshot` shows, as people read it.
 
-use crate::text::{ago, bytes, millis, one_line, table, utc};
+use kip_text::{ago, bytes, millis, one_line, table, utc};
 use kip_types::api::{
     CarriedView, CollectView, RootView, SnapshotDetails, SnapshotTimer, SnapshotView, SnapshotsView, UnusedView,
     Verified,

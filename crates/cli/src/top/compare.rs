@@ -25,7 +25,7 @@ impl DaemonSample {
     /// Asks for it.
     pub async fn ask(client: &Client) -> anyhow::Result<DaemonSample> {
         let procs = client.list().await?;
-        let (at, at_ms) = (Instant::now(), crate::text::now_ms());
+        let (at, at_ms) = (Instant::now(), kip_text::now_ms());
         let info = client.info().await?;
         let (room, cache) = (info.room, info.cache);
         Ok(DaemonSample { at, at_ms, procs, wakes_last_minute: info.wakes_last_minute, room, cache })

@@ -2,7 +2,7 @@
 
 use super::compare::{TIERS, tier_word};
 use super::look::{Look, SORTS};
-use crate::text::{bytes, micros, millis, one_line, short, utc};
+use kip_text::{bytes, micros, millis, one_line, short, utc};
 use kip_types::api::{CacheView, RoomView, TopProc, TopView};
 
 const HEAD: [&str; 10] = ["NAME", "STATE", "TIER", "MEMORY", "SAVED", "IDLE", "CPU%", "WAKES", "LAST-WAKE", "TRIGGER"];

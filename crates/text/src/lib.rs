@@ -1,4 +1,11 @@
-//! Numbers, times and tables as people read them.
+//! Numbers, times, tables and lines as people read them. Never prints and never asks a daemon.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`format`](mod@format) | templates of fields, `--format` |
+#![forbid(unsafe_code)]
+
+pub mod format;
 
 use kip_types::name::{MAX_NAME, ProcName};
 pub use kip_types::spec::show_bytes as bytes;

@@ -3,7 +3,7 @@
 //! form; the fields are the caller's. Of Go's templates there are fields alone: no functions,
 //! conditions or loops.
 
-use crate::text;
+use crate::table;
 use kip_types::nearest;
 
 /// What `--format` says.
@@ -12,12 +12,18 @@ pub enum Format {
     /// One JSON object a line.
     Json,
     /// A line for each, of these parts; as a table with a head.
-    Lines { parts: Vec<TemplatePart>, is_table: bool },
+    Lines {
+        /// The parts of a line.
+        parts: Vec<TemplatePart>,
+        /// With a head and aligned columns.
+        is_table: bool,
+    },
 }
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplatePart {
+    /// Itself.
     Text(String),
     /// The field of that name.
     Field(String),
@@ -102,7 +108,7 @@ pub fn lines<T>(
         TemplatePart::Field(name) | TemplatePart::Label(name) | TemplatePart::Text(name) => name.to_uppercase(),
     });
     let cells = |line: String| line.split('\t').map(|cell| cell.trim().to_owned()).collect();
-    text::table(&std::iter::once(head).chain(each).map(cells).collect::<Vec<Vec<String>>>())
+    table(&std::iter::once(head).chain(each).map(cells).collect::<Vec<Vec<String>>>())
 }
 
 #[cfg(test)]
