@@ -3,9 +3,9 @@
 use crate::filter::{self, KeyFilter};
 use crate::follow;
 use crate::names;
-use crate::when;
 use clap::Args;
 use kip_client::Client;
+use kip_text::when;
 use kip_types::api::{Event, EventsRequest};
 
 /// Keys of `--filter`.

@@ -1,9 +1,10 @@
 //! `kip logs`.
 
+use crate::follow;
 use crate::names::{self, name};
-use crate::{follow, when};
 use clap::Args;
 use kip_client::{AnswerFeed, Client};
+use kip_text::when;
 use kip_text::{now_ms, utc};
 use kip_types::api::{LogLine, LogsRequest};
 use std::collections::VecDeque;

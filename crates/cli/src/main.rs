@@ -47,7 +47,6 @@ mod update;
 mod view;
 mod volume;
 mod wait;
-mod when;
 
 use args::{Cli, Command};
 use clap::CommandFactory;

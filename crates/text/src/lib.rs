@@ -3,9 +3,11 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`format`](mod@format) | templates of fields, `--format` |
+//! | [`when`] | moments on a command line |
 #![forbid(unsafe_code)]
 
 pub mod format;
+pub mod when;
 
 use kip_types::name::{MAX_NAME, ProcName};
 pub use kip_types::spec::show_bytes as bytes;

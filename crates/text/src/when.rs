@@ -1,7 +1,7 @@
 //! Moments on a command line: a duration back from now, `10m`, or a time, `2026-11-27T09:30:00Z`
 //! (RFC 3339).
 
-use kip_text::now_ms;
+use crate::now_ms;
 use kip_types::spec::parse_duration_ms;
 
 /// Milliseconds of a day.
@@ -83,7 +83,7 @@ fn numbers<const N: usize>(text: &str, between: char) -> Option<[i64; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_text::utc;
+    use crate::utc;
 
     #[test]
     fn times_are_read_as_they_are_written() {
