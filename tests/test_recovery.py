@@ -41,8 +41,8 @@ def steps() -> list[str]:
     # test_checkpoints.py, of falling back in test_fallback.py, of replacing residents in
     # test_upgrade.py, of an update in test_update.py, of a replacement in test_rolling.py, of a new
     # name in test_rename.py, of templates in test_templates.py, of the runtime socket in
-    # test_runtime.py.
-    elsewhere = ("adopt-", "backup-", "checkpoint-", "clone-", "copy-", "older-", "rename-", "replace-", "rollback-", "runtime-", "supersede-",
+    # test_runtime.py, of spawned procs in test_spawn.py.
+    elsewhere = ("adopt-", "backup-", "checkpoint-", "clone-", "copy-", "older-", "rename-", "replace-", "rollback-", "runtime-", "spawn-", "supersede-",
                  "template-", "update-")
     here = [step for step in done.stdout.split() if not step.startswith(elsewhere)]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]

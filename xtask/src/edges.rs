@@ -10,7 +10,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 42] = [
+const ALLOWED: [(&str, &[&str]); 43] = [
     (TYPES, &[]),
     (SYS, &[]),
     // What the API asks of a worker, and what flows between the two.
@@ -42,6 +42,8 @@ const ALLOWED: [(&str, &[&str]); 42] = [
     ("kip-store", &[]),
     // Keys with revisions, in a file or in etcd; what they mean is for those above.
     ("kip-meta", &[]),
+    // Procs by spawn: asks for procs by a trait of its own, keeps what is known of them as keys.
+    ("kip-spawn", &[TYPES, SYS, "kip-service", "kip-meta"]),
     // Files and directories of realms, kept as such keys.
     ("kip-tree", &[TYPES, "kip-meta"]),
     // Archives what a snapshot is: its page map and working sets. Moves no object, which is the
@@ -147,6 +149,9 @@ const ALLOWED: [(&str, &[&str]); 42] = [
             "kip-offload",
             "kip-records",
             "kip-runtime",
+            // Spawned procs are made by the service, and followed by their tasks.
+            "kip-service",
+            "kip-spawn",
             "kip-pager",
             "kip-archive",
         ],
@@ -205,7 +210,7 @@ const ALLOWED: [(&str, &[&str]); 42] = [
     // The edge: knows a worker only by that interface.
     ("kip-api", &[TYPES, "kip-service"]),
     // What `kip up` is: wires API and worker together, and the tree, over the store in its file.
-    ("kip-daemon", &[TYPES, SYS, "kip-service", "kip-api", "kip-worker", "kip-meta", "kip-tree"]),
+    ("kip-daemon", &[TYPES, SYS, "kip-service", "kip-api", "kip-worker", "kip-meta", "kip-tree", "kip-spawn"]),
     ("kip-client", &[TYPES]),
     // Files that describe procs: text to requests and back. What a proc has of the machine without
     // being given it is said by its files.

@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 pub const INDEX: &str = "docs/promises.md";
 
 /// Sections of the index and their titles, in their order.
-const SECTIONS: [(&str, &str); 33] = [
+const SECTIONS: [(&str, &str); 34] = [
     ("workspace", "Workspace"),
     ("commands", "Two commands"),
     ("sandbox", "Sandbox"),
@@ -43,6 +43,7 @@ const SECTIONS: [(&str, &str); 33] = [
     ("meta", "Metadata: keys with revisions, embedded and in etcd"),
     ("tree", "Name tree of a realm"),
     ("runtime", "Runtime socket (`/run/kip/runtime`) and SDKs"),
+    ("spawn", "Procs by spawn (`kip spawn`, `kip procs`, `kip evict`)"),
     ("format", "The format of archived generations"),
     ("api", "API (`kip up --listen`, `kip token`, `kip --host`) and dashboard"),
     ("meters", "Meters, metrics and traces"),

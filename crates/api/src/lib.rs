@@ -29,5 +29,5 @@ pub use remote::{ListenError, RemoteListener, Tls};
 pub use routes::openapi;
 pub use server::{Ending, ServeError};
 pub use socket::{ApiSocket, BindError, SOCKET};
-pub use state::Api;
+pub use state::{Api, ApiServices};
 pub use tokens::{Tokens, TokensError};

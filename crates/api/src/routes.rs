@@ -9,6 +9,7 @@ mod keys;
 mod meters;
 mod scale;
 mod snapshots;
+mod spawned;
 mod templates;
 mod tokens;
 mod tree;
@@ -100,6 +101,7 @@ fn all() -> Routes {
     let routes = dashboard::routes(routes);
     let routes = tokens::routes(routes);
     let routes = tree::routes(routes);
+    let routes = spawned::routes(routes);
     images::routes(routes)
 }
 

@@ -2,18 +2,29 @@
 
 use crate::answer::RefusalAnswer;
 use crate::tokens::Tokens;
-use kip_service::{TreeService, WorkerService};
+use kip_service::{SpawnService, TreeService, WorkerService};
 use kip_types::api::{Code, Refusal};
 use kip_types::spec::Timing;
 use std::future::Future;
 use std::sync::Arc;
 use tokio::sync::watch;
 
+/// What an API asks.
+pub struct ApiServices {
+    /// Everything about procs.
+    pub service: Arc<dyn WorkerService>,
+    /// The name tree.
+    pub tree: Arc<dyn TreeService>,
+    /// Procs by spawn.
+    pub spawner: Arc<dyn SpawnService>,
+}
+
 /// The API of one data directory. Clones share it.
 #[derive(Clone)]
 pub struct Api {
     pub(crate) service: Arc<dyn WorkerService>,
     pub(crate) tree: Arc<dyn TreeService>,
+    pub(crate) spawner: Arc<dyn SpawnService>,
     pub(crate) defaults: Timing,
     pub(crate) tokens: Arc<Tokens>,
     /// True once `down` was carried out.
@@ -41,12 +52,14 @@ impl Drop for UnderWay {
 }
 
 impl Api {
-    /// An API before `service` and `tree`. `defaults` is what procs get whose owner does not say
-    /// when they sink, `tokens` decides which clients are let in by TCP.
-    pub fn new(service: Arc<dyn WorkerService>, tree: Arc<dyn TreeService>, defaults: Timing, tokens: Tokens) -> Api {
+    /// An API before `services`. `defaults` is what procs get whose owner does not say when they
+    /// sink, `tokens` decides which clients are let in by TCP.
+    pub fn new(services: ApiServices, defaults: Timing, tokens: Tokens) -> Api {
+        let ApiServices { service, tree, spawner } = services;
         Api {
             service,
             tree,
+            spawner,
             defaults,
             tokens: Arc::new(tokens),
             down: watch::Sender::new(false),

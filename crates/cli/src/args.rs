@@ -19,6 +19,7 @@ use crate::remote::RemoteArgs;
 use crate::run_args::{CHECK_USAGE, RUN_USAGE, RunArgs};
 use crate::scale::ScaleArgs;
 use crate::snapshot::SnapshotArgs;
+use crate::spawn::{EvictArgs, ProcsArgs, SpawnArgs};
 use crate::stats::StatsArgs;
 use crate::template::TemplateCommand;
 use crate::token::TokenCommand;
@@ -190,6 +191,13 @@ pub enum Command {
     /// Show and remove volumes that are kept under a name
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Spawn a proc that runs once and never starts again: prints its name, by which its end is
+    /// waited for
+    Spawn(Box<SpawnArgs>),
+    /// List procs by spawn, children below their parents
+    Procs(ProcsArgs),
+    /// Have procs by spawn end
+    Evict(EvictArgs),
     /// Small files under names: read, write, move and watch them
     #[command(subcommand)]
     Tree(TreeCommand),

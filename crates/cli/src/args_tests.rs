@@ -4,7 +4,7 @@
 use super::*;
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::name::MAX_NAME;
-use kip_types::spec::{Image, Limits, Spec, Timing, TreeAccess};
+use kip_types::spec::{Image, Limits, ProcClass, Spec, Timing, TreeAccess};
 
 fn run_request(words: &[&str]) -> RunRequest {
     match Cli::read(["kip", "run"].iter().chain(words)).unwrap().command {
@@ -143,7 +143,8 @@ fn run_takes_every_flag() {
             pids: 7,
             disk_bytes: Some(1 << 30),
             log_bytes: 1 << 20,
-            log_files: 5
+            log_files: 5,
+            class: ProcClass::Lc,
         }
     );
     assert_eq!(spec.image, Image::Tar("/x.tar".into()));

@@ -9,7 +9,7 @@ use crate::run_args::RunArgs;
 use crate::snapshot::SnapshotCommand;
 use crate::{
     apply, attach, backup, check, checkpoint, cp, details, events, exec, image, key, logs, meter, port, ps, scale,
-    snapshot, stats, template, token, top, tree, update, view, volume, wait,
+    snapshot, spawn, stats, template, token, top, tree, update, view, volume, wait,
 };
 use anyhow::{Context, bail};
 use kip_client::Client;
@@ -136,6 +136,9 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Metrics => print(&client.metrics().await?)?,
         Command::Logs(args) => logs::logs(client, &args, json).await?,
         Command::Events(args) => events::events(client, &args, json).await?,
+        Command::Spawn(args) => return spawn::spawn(client, *args, json).await,
+        Command::Procs(args) => spawn::procs(client, &args, json).await?,
+        Command::Evict(args) => return spawn::evict(client, &args, json).await,
         Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
         Command::Image(command) => image::call(client, command, json).await?,
         Command::Key(command) => key::call(client, command, json).await?,

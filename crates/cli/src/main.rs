@@ -36,6 +36,7 @@ mod remote;
 mod run_args;
 mod scale;
 mod snapshot;
+mod spawn;
 mod stats;
 mod template;
 mod terminal;

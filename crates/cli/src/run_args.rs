@@ -362,6 +362,7 @@ impl RunArgs {
             disk_bytes: self.disk,
             log_bytes: self.log_size,
             log_files: self.log_files,
+            ..Limits::default()
         };
         let image = match (self.tar, &self.image) {
             // The daemon's working directory is another.

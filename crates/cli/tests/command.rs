@@ -314,6 +314,24 @@ async fn snapshots_are_shown_and_damage_is_a_failure() {
     assert!(import.contains("/web.kip") && !import.contains("\"web.kip"), "its path is absolute: {import}");
 }
 
+// promise spawn: what `kip spawn`, `kip procs` and `kip evict` print, for a person and as JSON, and
+//   exit with
+// held by: this, `tests/test_spawn.py::test_ends`
+#[tokio::test]
+async fn procs_by_spawn() {
+    let (dir, _served) = start().await;
+    let data = dir.path();
+    assert_eq!(said(data, &["spawn", "--class", "be", "--env", "A=b", "/bin/x", "--y"]).await, "job-2\n");
+    assert_eq!(json(&said(data, &["--json", "spawn", "--queue", "x", "y"]).await)["command"][1], "y");
+    assert_eq!(said(data, &["procs"]).await, "there are no procs by spawn\n");
+    assert!(said(data, &["procs", "--all"]).await.lines().nth(1).unwrap().contains("exit code 3"));
+    assert_eq!(json(&said(data, &["--json", "procs", "-a"]).await)[0]["end"]["why"], "exited");
+    assert_eq!(said(data, &["evict", "job-2", "--reason", "r"]).await, "job-2 is to end\n");
+    assert_eq!(said(data, &["evict", "job-1"]).await, "job-1 has ended: exit code 3\n");
+    assert!(refused(data, &["evict", "job-9"]).await.contains("job-9"));
+    assert_eq!(kip(data, &["spawn", "--detached", "x"]).await.status.code(), Some(2));
+}
+
 // promise tree: what `kip tree` prints, for a person and as JSON
 #[tokio::test]
 async fn a_tree() {

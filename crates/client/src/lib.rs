@@ -18,6 +18,7 @@ mod keys;
 mod meters;
 mod remote;
 mod snapshots;
+mod spawned;
 mod templates;
 mod tokens;
 mod tree;

@@ -1,8 +1,8 @@
 //! The API before a service, from its socket to its end.
 
 use crate::notify;
-use kip_api::{Api, ApiSocket, BindError, DataLock, Ending, RemoteListener, Tokens};
-use kip_service::{TreeService, WorkerService};
+use kip_api::{Api, ApiServices, ApiSocket, BindError, DataLock, Ending, RemoteListener, Tokens};
+use kip_service::{SpawnService, TreeService, WorkerService};
 use kip_types::spec::Timing;
 use std::fmt::Display;
 use std::future::Future;
@@ -46,6 +46,8 @@ pub(crate) struct Services {
     pub(crate) worker: Arc<dyn WorkerService>,
     /// The name tree.
     pub(crate) tree: Arc<dyn TreeService>,
+    /// Procs by spawn.
+    pub(crate) spawner: Arc<dyn SpawnService>,
 }
 
 /// Serves `services` until `end` or `kip down`; `ready` tells when clients can connect, and where.
@@ -59,7 +61,8 @@ pub(crate) async fn serve<E: Display>(
 ) -> Result<Ending, OfferError> {
     let Doors { group, tokens, remote, timing } = doors;
     let mut socket = ApiSocket::bind(lock, group)?;
-    let api = Api::new(services.worker, services.tree, timing, tokens);
+    let Services { worker, tree, spawner } = services;
+    let api = Api::new(ApiServices { service: worker, tree, spawner }, timing, tokens);
     let url = remote.as_ref().map(RemoteListener::url);
     let addresses = ApiAddresses { socket: format!("unix:{}", socket.path().display()), url };
     // The socket listens already: a program that reads this can connect. A reader that is gone is
@@ -87,7 +90,8 @@ mod tests {
         let lock = DataLock::take(dir.path(), None).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let worker = Arc::new(fake::Fake::default());
-        let services = Services { worker, tree: Arc::new(fake::FakeTree::default()) };
+        let (tree, spawner) = (Arc::new(fake::FakeTree::default()), Arc::new(fake::FakeSpawner));
+        let services = Services { worker, tree, spawner };
         let client = kip_client::Client::new(dir.path());
         let end = async { drop(stopped.await) };
         let tokens = Tokens::open(&lock).unwrap();

@@ -10,6 +10,7 @@ use crate::traces::{Traces, TracesError};
 use crate::tree::KeptTree;
 use crate::{heap, notify};
 use kip_api::{DataLock, Ending, ListenError, LockError, RemoteListener, Tokens, TokensError};
+use kip_spawn::{SpawnParts, Spawner};
 use kip_worker::{Config, OpenWorkerError, Worker};
 use std::fmt::Display;
 use std::io;
@@ -171,7 +172,14 @@ async fn up<E: Display>(
     let end = signals.end(remote.as_ref().and_then(RemoteListener::tls));
     let doors = Doors { group, tokens, remote, timing: options.timing };
     tokio::spawn(heap::give_back());
-    let services = Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree) };
+    let timing = options.timing;
+    let spawning = SpawnParts {
+        host: worker.spawn_host(),
+        meta: tree.meta(),
+        complete: Arc::new(move |request| kip_api::admit::complete(request, &timing)),
+    };
+    let spawner = Arc::new(Spawner::open(spawning).await);
+    let services = Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree), spawner };
     worker.serve_runtime(Arc::clone(&services.tree)).map_err(DaemonError::Runtime)?;
     let ending = serve(lock, services, doors, ready, end).await?;
     // After `kip down` there is nothing left to let go of.

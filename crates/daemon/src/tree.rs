@@ -60,6 +60,11 @@ impl KeptTree {
         OwnFile { name: FILE, copy: Arc::new(copy) }
     }
 
+    /// The store that it is in; none if that could not be opened.
+    pub(crate) fn meta(&self) -> Option<Arc<dyn Meta>> {
+        self.0.open.lock().as_ref().map(|open| Arc::clone(&open.meta) as Arc<dyn Meta>)
+    }
+
     async fn tree(&self) -> Result<NameTree, Refusal> {
         // Another request may be opening it, which takes as long as the disk needs.
         let open = self.0.open.try_lock().and_then(|open| open.clone());
@@ -79,7 +84,10 @@ impl TreeOf {
         let opened = match &*open {
             Some(open) => open.clone(),
             None => {
-                let kept = KeptHistory { has_values_of: kip_tree::has_past, ..KeptHistory::default() };
+                let kept = KeptHistory {
+                    has_values_of: |key| kip_tree::has_past(key) && !kip_spawn::is_spawn_key(key),
+                    ..KeptHistory::default()
+                };
                 let meta = Arc::new(EmbeddedMeta::open(&self.path, kept)?);
                 OpenTree { tree: NameTree::new(Arc::clone(&meta) as Arc<dyn Meta>), meta }
             }

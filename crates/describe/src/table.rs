@@ -331,6 +331,7 @@ impl ProcTable {
                 disk_bytes: self.disk.map(|size| size.0),
                 log_bytes: self.log_size.map_or(LOG_BYTES, |size| size.0),
                 log_files: self.log_files.unwrap_or(LOG_FILES),
+                ..Limits::default()
             },
             ulimits: self.ulimit,
             read_only: self.read_only,

@@ -8,6 +8,7 @@
 //! Processes enter by writing `0` into [`Cgroup::task_files`] themselves: moving another process
 //! costs 6 ms on an idle machine, moving oneself 10 microseconds per hierarchy.
 
+mod class;
 mod views;
 
 use kip_sys::kernel_file;
@@ -350,6 +351,7 @@ impl Cgroup {
             let quota = quota_us.map_or(-1, |q| q as i64);
             self.write_if_there("cpu", "cpu.cfs_quota_us", quota)?;
         }
+        self.set_class(limits.class)?;
         self.write("pids", "pids.max", limits.pids).and(memory)
     }
 

@@ -6,6 +6,7 @@ use harness::{Place, wait_for};
 use kip_sandbox::cgroup::{CgroupError, Cgroups};
 use kip_types::Limits;
 use kip_types::lifecycle::Exit;
+use kip_types::spec::ProcClass;
 use rustix::process::{Pid, Signal, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -41,6 +42,35 @@ fn cpu_time_is_limited_and_counted() {
     assert!(share > 0.02 && share < 0.2, "{share}");
     assert!(before.memory_bytes > 0);
     running.kill();
+}
+
+// promise spawn: a proc of the class `be` has what the others leave of the CPUs
+// held by: this, `tests/test_spawn.py::test_classes`
+#[test]
+fn best_effort_has_what_others_leave() {
+    // More of each than there are CPUs.
+    let count = std::thread::available_parallelism().unwrap().get() + 1;
+    let script = format!("for i in $(seq {count}); do (while :; do :; done) & done; echo up; wait");
+    // Procs of one data directory are beside each other.
+    let (mut least, usual) = (Place::new(), Place::new());
+    let beside = usual.cgroup.name().replace("/web", "/least");
+    let limits = Limits { class: ProcClass::Be, ..Limits::default() };
+    least.cgroup = Cgroups::detect().unwrap().create(&beside, &limits).unwrap();
+    let mut running = [&least, &usual].map(|place| place.start(&["/bin/sh", "-c", &script]));
+    running.iter_mut().for_each(|one| one.wait_for_line("up"));
+    let used = || [&usual, &least].map(|place| place.cgroup.usage().unwrap().cpu_ns);
+    let before = used();
+    let [of_usual, of_least] = wait_for("both have run", || {
+        let now = used();
+        let seconds = [now[0] - before[0], now[1] - before[1]].map(|ns| ns as f64 / 1e9);
+        (seconds[0] > 0.2).then_some(seconds)
+    });
+    assert!(of_least < of_usual / 5.0, "{of_least} s beside {of_usual} s");
+    // It is none any more.
+    least.cgroup.set_limits(&Limits::default()).unwrap();
+    let at = used()[1];
+    wait_for("it has its share", || (used()[1] - at > 100_000_000).then_some(()));
+    running.into_iter().for_each(|one| one.kill());
 }
 
 /// The statistics of both groups are read all the time while memory comes, which is when the kernel

@@ -13,8 +13,9 @@
 //! | [`NodeService`] | the daemon itself, and all procs at once |
 //!
 //! [`WorkerService`] is all of them. The API holds one as `dyn WorkerService`, so that it does not
-//! depend on what is behind it, and beside it a [`TreeService`], the name tree. Never acts and
-//! never decides: it has no code but the types of what flows between the two.
+//! depend on what is behind it, and beside it a [`TreeService`], the name tree, and a
+//! [`SpawnService`], procs by spawn. Never acts and never decides: it has no code but the types of
+//! what flows between the two.
 //!
 //! The API calls what changes something from a task of its own and lets it run to its end even when
 //! no client waits for the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its
@@ -29,6 +30,7 @@ mod node;
 mod procs;
 mod scale;
 mod snapshots;
+mod spawn;
 mod templates;
 mod tree;
 mod trials;
@@ -42,6 +44,7 @@ pub use node::NodeService;
 pub use procs::ProcService;
 pub use scale::ScaleService;
 pub use snapshots::SnapshotService;
+pub use spawn::SpawnService;
 pub use templates::TemplateService;
 pub use tree::{TreeFile, TreeService};
 pub use trials::TrialService;

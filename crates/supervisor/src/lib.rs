@@ -10,6 +10,7 @@
 //! | [`outdated`] | residents of another version, replaced |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`runtime`] | procs as the runtime socket knows them |
+//! | [`spawned`] | procs as those are asked that are spawned |
 //! | [`probe`] | ports on which Kip answers how a proc is |
 //!
 //! Touches a process only through `kip_engine`; never speaks to clients, but for the one line that
@@ -25,4 +26,5 @@ pub mod recover;
 pub mod registry;
 pub mod relief;
 pub mod runtime;
+pub mod spawned;
 pub mod task;

@@ -98,6 +98,13 @@ pub const STEPS: &[&str] = &[
     "runtime-begun",
     "runtime-done",
     "runtime-answered",
+    // Of a spawned proc.
+    "spawn-recorded",
+    "spawn-begun",
+    "spawn-started",
+    "spawn-evicted",
+    "spawn-ended",
+    "spawn-end-kept",
     "gc-marked",
     "gc-candidates",
     "gc-deleted",

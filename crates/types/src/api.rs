@@ -13,6 +13,7 @@ mod meter;
 mod refusal;
 pub mod scale;
 mod snapshot;
+pub mod spawn;
 pub mod template;
 mod token;
 mod top;

@@ -3,6 +3,7 @@
 
 mod access;
 mod capability;
+mod class;
 mod egress;
 pub(crate) mod request;
 mod sandbox;
@@ -15,6 +16,7 @@ mod words;
 
 pub use access::TreeAccess;
 pub use capability::{BadCapability, Capability, CapabilityBits, capabilities};
+pub use class::ProcClass;
 pub use egress::{BadEgress, Egress, MOST_EGRESS, Ports, bad_egress};
 pub use sandbox::{FilterKind, NetworkKind, RootKind, Sandbox};
 pub use signal::{BadSignal, parse_signal};
@@ -249,6 +251,9 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// CPUs, 1.0 is one core.
     pub cpus: Option<f64>,
+    /// How it shares the CPUs with other procs.
+    #[serde(skip_serializing_if = "ProcClass::is_usual")]
+    pub class: ProcClass,
     /// Processes and threads.
     pub pids: u32,
     /// Disk space of its own files, bytes: what it changes of its root file system. Not volumes,
@@ -265,6 +270,7 @@ impl Default for Limits {
         Limits {
             memory_bytes: None,
             cpus: None,
+            class: ProcClass::Lc,
             pids: 4096,
             disk_bytes: None,
             log_bytes: LOG_BYTES,

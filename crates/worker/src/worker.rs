@@ -21,6 +21,7 @@ use kip_supervisor::probe::Listeners;
 use kip_supervisor::recover::numbered;
 use kip_supervisor::registry::Registry;
 use kip_supervisor::runtime::RuntimeProcs;
+use kip_supervisor::spawned::{SpawnHost, SpawnProcs};
 use kip_supervisor::task::{Handle, Task};
 use kip_types::api::{Code, EventKind, Refusal};
 use kip_types::chain;
@@ -208,6 +209,11 @@ impl Worker {
         let homes = Arc::new(RuntimeProcs::of(&self.registry));
         let listener = self.machine.runtime.try_clone()?;
         kip_runtime::serve(RuntimeParts { listener, homes, tree, realm: Realm::default() })
+    }
+
+    /// The procs as spawned procs ask for them.
+    pub fn spawn_host(&self) -> Arc<dyn SpawnHost> {
+        Arc::new(SpawnProcs::of(&self.registry, Arc::new(self.clone())))
     }
 
     /// Lets go of the machine's parts; procs run on, to be taken up by the next daemon.

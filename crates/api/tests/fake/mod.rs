@@ -8,10 +8,11 @@
 
 mod files;
 mod kept;
+mod spawner;
 mod tree;
 
 use async_trait::async_trait;
-use kip_api::{Api, ApiSocket, DataLock, Ending, Tokens};
+use kip_api::{Api, ApiServices, ApiSocket, DataLock, Ending, Tokens};
 use kip_service::{ExecInput, ExecOutput, ExecSession, Feed, NodeService, ProcService, TrialService};
 use kip_types::api::clone::{CloneAdvice, CloneMethod, CloneRequest, ClonesView};
 use kip_types::api::*;
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+pub use spawner::FakeSpawner;
 pub use tree::FakeTree;
 
 /// The worker.
@@ -60,7 +62,9 @@ pub async fn serve(data: &std::path::Path) -> Served {
     let mut socket = ApiSocket::bind(&lock, None).unwrap();
     let fake = Arc::new(Fake::default());
     let defaults = Timing { idle_ms: 111, park_after_ms: 222, ..Timing::default() };
-    let api = Api::new(fake.clone(), Arc::new(FakeTree::default()), defaults, Tokens::open(&lock).unwrap());
+    let (tree, spawner) = (Arc::new(FakeTree::default()), Arc::new(FakeSpawner));
+    let services = ApiServices { service: fake.clone(), tree, spawner };
+    let api = Api::new(services, defaults, Tokens::open(&lock).unwrap());
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(async move {
         let ending = api.serve(&mut socket, None, async { drop(stopped.await) }).await.unwrap();
