@@ -567,7 +567,7 @@ def test_asyncio(kip: Kip) -> None:
 # promise runtime: changes of one revision that are longer than an answer come in parts, which the
 #   clients join; the watch goes on, also past a daemon's end
 # held by: this,
-#   `kip_runtime::connection::tests::changes_that_are_too_long_for_an_answer_come_in_parts`
+#   `kip_runtime::connection::tests::watches::changes_that_are_too_long_for_an_answer_come_in_parts`
 def test_more_changes_at_once_than_an_answer_holds(kip: Kip) -> None:
     proc = start(kip)
     # Paths of 8 KB, for as few files as possible.

@@ -18,15 +18,16 @@ SDK = SOURCES.parents[1] / "sdk" / "python" / "kip"
 PYTHON = ["-v", f"{SOURCES / 'runtime_calls.py'}:/srv/calls.py:ro", "-v", f"{SDK}:/srv/kip:ro"]
 FAILED, TOO_LARGE, INVALID, NOT_FOUND, EXISTS, CONDITION = 0, 2, 5, 6, 7, 8
 CREATED, WRITTEN, REMOVED, MOVED = range(4)
+EXITED, KILLED, EVICTED = range(3)
 
 
 def python(kip: Kip, client: str) -> Proc:
-    return kip.run("calls", ["/usr/bin/python3", "/srv/calls.py", "8080", client], ports=["8080"], flags=[*PYTHON, "--never-sleep", "--tree", "write"])
+    return kip.run("calls", ["/usr/bin/python3", "/srv/calls.py", "8080", client], ports=["8080"], flags=[*PYTHON, "--never-sleep", "--tree", "write", "--spawn", "4"])
 
 
 def rust(kip: Kip) -> Proc:
     program = ["-v", f"{example('conform')}:/srv/conform:ro"]
-    return kip.run("calls", ["/srv/conform", "8080"], ports=["8080"], flags=[*program, "--never-sleep", "--tree", "write"])
+    return kip.run("calls", ["/srv/conform", "8080"], ports=["8080"], flags=[*program, "--never-sleep", "--tree", "write", "--spawn", "4"])
 
 
 SDKS: dict[str, Callable[[Kip], Proc]] = {
@@ -102,6 +103,14 @@ def table(call: Calls, name: str) -> None:
     assert call("keep", lease=lease["id"]) == lease
     assert call("revoke", lease=lease["id"]) is None and call("stat", "/a/leased") == fails(NOT_FOUND)
     assert call("keep", lease=lease["id"]) == fails(NOT_FOUND) and call("grant", ttl_ms=0) == fails(INVALID)
+    child = call("spawn", command=["/bin/sh", "-c", "exit $#", "sh", "", "x"])
+    assert call("wait_exit", name=child) == {"why": EXITED, "exit_code": 2, "signal": None, "status": None, "message": ""}
+    assert call("wait_start", name=child) == {"name": child, "started": True, "evicted": None}
+    child = call("spawn", command=["sleep", "1000"])
+    assert call("wait_start", name=child)["started"] and call("evict", name=child, reason="enough")["evicted"] == "enough"
+    assert call("wait_exit", name=child) == {"why": EVICTED, "exit_code": None, "signal": 15, "status": None, "message": "enough"}
+    assert call("wait_exit", name="none-0000000000") == fails(NOT_FOUND) and call("spawn", command=[]) == fails(INVALID)
+    assert call("started") == call("exited", status=1) == call("wait_evict") == fails(NOT_FOUND)
     assert call("watch", "/a") is None
     call("put", "/a/1", text="")
     call("put", "/a/1", text="1")

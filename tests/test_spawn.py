@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 
 from harness import logged
+from harness.clients import listens
 from harness.kip import Kip, Proc
+from harness.programs import SOURCES, tarball
 from harness.wait import wait_for
 from test_recovery import RECOVERING
+from test_runtime import SDK, ask
 
 SPAWN_STEPS = ["spawn-recorded", "spawn-begun", "spawn-started", "spawn-evicted", "spawn-ended", "spawn-end-kept"]
 
@@ -241,6 +244,78 @@ def test_reboot(fresh_kip: Callable[..., Kip]) -> None:
     kip.cli("evict", slept)
     assert end(kip, slept)["why"] == "evicted"
     gone(kip, ran, slept, child)
+
+
+CHILD = (
+    "import sys; sys.path.insert(0, '/srv'); import kip; c = kip.Client(); c.started(); "
+    "why = c.wait_evict(); c.exited(5, f'{why}, and tidied up'); sys.exit(4)"
+)
+PARENT = "import kip, asyncio, threading; c = kip.Client(); ends = {}"
+# Waits beside the thread that answers.
+WAIT = "begin = lambda name: threading.Thread(target=lambda: ends.__setitem__(name, c.wait_exit(name)), daemon=True).start()"
+
+
+def parent(kip: Kip, tmp_path: Path, *flags: str) -> Proc:
+    """A program that carries out lines; its children have the SDK because it is in its image."""
+    files = {"srv/lines.py": SOURCES / "lines.py", **{f"srv/kip/{file.name}": file for file in SDK.glob("*.py")}}
+    tar = tarball(tmp_path / "parent.tar", files)
+    proc = kip.run("parent", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=["8080"], tar=tar, flags=["--never-sleep", *flags])
+    wait_for("it listens", lambda: listens(proc.port()), 20)
+    assert ask(proc, PARENT) == "None" and ask(proc, WAIT) == "None"
+    return proc
+
+
+# promise spawn: a program spawns children over the runtime socket, as many as its owner allows, and
+#   none without that; a child says that it has started and with what status it ends, and is told to
+#   end in place of a signal
+def test_from_a_program(kip: Kip, tmp_path: Path) -> None:
+    proc = parent(kip, tmp_path, "--spawn", "3")
+    child = f"['/usr/bin/python3', '-c', {CHILD!r}]"
+    assert ask(proc, f"n = c.spawn({child}, says_started=True, env={{'A': 'b'}})") == "None"
+    assert ask(proc, "c.wait_start(n).started") == "True"
+    name = ask(proc, "n").strip("'")
+    assert view(kip, name)["parent"] == "parent" and kip.cli("exec", name, "--", "true").returncode == 0
+    assert ask(proc, "a, b = c.spawn(['sleep', '1000']), c.spawn(['sleep', '1000'], detached=True)") == "None"
+    refused = ask(proc, "c.spawn(['true'])")
+    assert refused.startswith("Unavailable: 3 procs that parent and its children have spawned have not ended"), refused
+    assert ask(proc, "c.evict(n, 'enough').evicted") == "'enough'"
+    assert ask(proc, "c.wait_exit(n)") == "SpawnEnd(why=2, exit_code=4, signal=None, status=5, message='enough, and tidied up')"
+    # Waits of tasks go over one connection.
+    many = "async def many():\n async with kip.AsyncClient() as a:\n  async def one(i): return (await a.wait_exit(await a.spawn(['sh', '-c', f'exit {i}']))).exit_code\n  return [await asyncio.gather(*(one(i) for i in (7,))) for _ in range(3)]"
+    assert ask(proc, f"exec({many!r}, globals())") == "None"
+    assert ask(proc, "asyncio.run(globals()['many']())") == "[[7], [7], [7]]"
+    first, apart = ask(proc, "a").strip("'"), ask(proc, "b").strip("'")
+    kip.cli("stop", "parent")
+    assert end(kip, first)["message"] == "its parent parent has ended" and view(kip, apart)["state"] == "live"
+    kip.cli("evict", apart)
+    kip.cli("rm", "parent")
+    denied = parent(kip, tmp_path)
+    for call in ("c.spawn(['true'])", "c.evict('x')", "c.wait_exit('x')"):
+        assert "allows it by `kip run --spawn N`" in ask(denied, call)
+    assert ask(denied, "c.started()").startswith("NotFound: this proc was not spawned")
+
+
+# promise spawn: a parent that waits sleeps, and the end of its child wakes it; a wait goes on over
+#   a daemon that is killed
+def test_waits_of_a_sleeper(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    kip = fresh_kip()
+    proc = parent(kip, tmp_path, "--spawn", "3")
+    names = []
+    for _ in range(2):
+        assert ask(proc, "n = c.spawn(['sleep', '1000']); begin(n)") == "None"
+        names.append(ask(proc, "n").strip("'"))
+    wait_for("both live", lambda: all(view(kip, name)["state"] == "live" for name in names))
+    proc.sleep()
+    kip.cli("evict", names[0], "--reason", "one")
+    proc.wait_state("running")
+    wait_for("it is told", lambda: names[0] in ask(proc, "list(ends)"))
+    proc.sleep()
+    kip.expected += RECOVERING
+    kip.cli("evict", names[1], "--reason", "two")
+    kip.kill()
+    kip.up()
+    wait_for("it is told", lambda: names[1] in ask(proc, "list(ends)"), 30)
+    assert ask(proc, "[ends[n].message for n in ends]") == "['one', 'two']"
 
 
 def test_waiters_over_a_kill(fresh_kip: Callable[..., Kip]) -> None:

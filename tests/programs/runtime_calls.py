@@ -17,8 +17,10 @@ def lease(of):
 def plain(value):
     """An answer as the table has it."""
     match value:
-        case kip.Node():
+        case kip.Node() | kip.SpawnEnd():
             return asdict(value)
+        case kip.Spawned():
+            return {"name": value.name, "started": value.started, "evicted": value.evicted}
         case kip.LeaseInfo():
             return lease(value)
         case kip.Identity():
@@ -69,7 +71,8 @@ class Asyncio(Sync):
         return self.loop.run_until_complete(self.ask(name, *words, **named))
 
 
-WORDS = {"mv": ("path", "to"), "grant": ("ttl_ms",), "keep": ("lease",), "revoke": ("lease",), "whoami": (), "leases": ()}
+WORDS = {"mv": ("path", "to"), "grant": ("ttl_ms",), "keep": ("lease",), "revoke": ("lease",), "whoami": (), "leases": (), "spawn": ("command",), "wait_start": ("name",),
+         "wait_exit": ("name",), "started": (), "exited": ("status",), "evict": ("name", "reason"), "wait_evict": ()}
 
 
 def answer(clients, asked):

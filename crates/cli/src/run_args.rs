@@ -195,6 +195,9 @@ pub struct RunArgs {
     /// What the program may do to the name tree, over the runtime socket: none, read or write
     #[arg(long, value_name = "ACCESS", default_value = "none")]
     pub tree: TreeAccess,
+    /// Let its programs spawn procs over the runtime socket: at most N that have not ended
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub spawn: u32,
     /// Keep the program's standard input open, and stay attached: the program reads this command's
     /// input
     #[arg(short, long)]
@@ -401,6 +404,7 @@ impl RunArgs {
             allow_setuid: self.allow_setuid,
             sandbox: self.sandbox,
             tree: self.tree,
+            spawn: self.spawn,
             user: self.user,
             stop_signal: self.life.stop_signal.clone(),
             stop_grace_ms: self.life.stop_grace,

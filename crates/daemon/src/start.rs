@@ -179,8 +179,8 @@ async fn up<E: Display>(
         complete: Arc::new(move |request| kip_api::admit::complete(request, &timing)),
     };
     let spawner = Arc::new(Spawner::open(spawning).await);
-    let services = Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree), spawner };
-    worker.serve_runtime(Arc::clone(&services.tree)).map_err(DaemonError::Runtime)?;
+    let services = Services { worker: Arc::new(worker.clone()), tree: Arc::new(tree), spawner: spawner.clone() };
+    worker.serve_runtime(Arc::clone(&services.tree), spawner).map_err(DaemonError::Runtime)?;
     let ending = serve(lock, services, doors, ready, end).await?;
     // After `kip down` there is nothing left to let go of.
     if ending == Ending::Asked {

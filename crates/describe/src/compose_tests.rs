@@ -334,6 +334,7 @@ fn each_key_of_kip_is_taken_as_people_write_it() {
         ("idle-dry-run", "true"),
         ("allow-setuid", "true"),
         ("tree", "write"),
+        ("spawn", "8"),
         ("egress", "[none]"),
     ];
     for key in service::own::KIPS_OWN {

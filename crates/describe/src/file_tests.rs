@@ -72,6 +72,7 @@ fallback = "previous"
 never-sleep = true
 allow-setuid = true
 tree = "write"
+spawn = 8
 wait-ready = true
 depends-on = ["db"]
 env = { A = "a", N = 5, B = true }
@@ -113,7 +114,7 @@ fn every_key_is_read() {
     assert_eq!((spec.timing.prefetch, spec.timing.lazy, spec.timing.never), (false, Lazy::On, true));
     assert_eq!((spec.timing.fallback, spec.timing.clock), (Fallback::Previous, Clock::Suspend));
     assert_eq!((spec.env["N"].as_str(), spec.env["B"].as_str()), ("5", "true"));
-    assert_eq!(spec.tree, TreeAccess::Write);
+    assert_eq!((spec.tree, spec.spawn), (TreeAccess::Write, 8));
     assert!(web.wait_ready && !web.left_open.idle);
     let Image::Oci(image) = &document.procs[0].request.spec.image else { panic!("an image") };
     assert_eq!(image.reference, "oci:/srv/images/redis");

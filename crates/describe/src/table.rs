@@ -234,6 +234,9 @@ pub struct ProcTable {
     /// What the program may do to the name tree, over the runtime socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree: Option<TreeAccess>,
+    /// How many procs its programs may have spawned that have not ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spawn: Option<u32>,
     /// The program's standard input and output are a terminal: `kip attach`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub terminal: bool,
@@ -343,6 +346,7 @@ impl ProcTable {
             allow_setuid: self.allow_setuid,
             sandbox: self.sandbox.unwrap_or_default(),
             tree: self.tree.unwrap_or_default(),
+            spawn: self.spawn.unwrap_or_default(),
             user: self.user,
             stop_signal: self.stop_signal.map(|signal| signal.0),
             stop_grace_ms: self.stop_grace.map(|time| time.0),
@@ -422,6 +426,7 @@ impl ProcTable {
             allow_setuid,
             sandbox,
             tree,
+            spawn,
             user,
             stop_signal,
             stop_grace_ms,
@@ -527,6 +532,7 @@ impl ProcTable {
             allow_setuid,
             sandbox: (!sandbox.is_full()).then_some(sandbox),
             tree: (!tree.is_none()).then_some(tree),
+            spawn: (spawn > 0).then_some(spawn),
             terminal,
             stdin_open,
             wait_ready: *wait_ready,

@@ -135,7 +135,12 @@ pub(crate) async fn ask(
         | CallKind::Watch(_)
         | CallKind::Unwatch(_)
         | CallKind::Grant(_)
-        | CallKind::Revoke(_) => unreachable!("the connection answers these"),
+        | CallKind::Revoke(_)
+        | CallKind::Spawn(_)
+        | CallKind::Await(_)
+        | CallKind::Started(_)
+        | CallKind::Exited(_)
+        | CallKind::Evict(_) => unreachable!("the connection answers these"),
     }
 }
 

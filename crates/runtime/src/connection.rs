@@ -5,23 +5,27 @@
 //! ```
 //!
 //! Calls of a connection are answered one after the other, in their order; only changes of watches
-//! come between. So the client's frames wait in its own socket, and a client that reads nothing
-//! costs no memory but that. A daemon that is killed leaves the connection with the keeper: the
-//! next one finds the call that waits first, and if that was begun, and changes something, it
-//! answers that it does not know what became of it.
+//! and answers to waits come between. So the client's frames wait in its own socket, and a client
+//! that reads nothing costs no memory but that. A daemon that is killed leaves the connection with
+//! the keeper: the next one finds the call that waits first, and if that was begun, and changes
+//! something, it answers that it does not know what became of it.
 
+mod waits;
+
+use self::waits::CallWait;
 use crate::access;
 use crate::calls::{self, changes, failure, invalid, path_of};
 use crate::frames::{SHORT_ANSWER_BYTES, SentFile, Stream, Waiting, WaitingFrame};
 use crate::home::{HomeLife, MEMORY, RuntimeHome, SOCKET};
 use crate::leases::{self, Leases};
-use crate::memory::{ConnectionMemory, KeptWatch};
+use crate::memory::{ConnectionMemory, KeptCalls, KeptWatch};
 use crate::share::{ConnectionPlace, MOST_WATCHES, ProcShare};
+use crate::spawns;
 use crate::wire::{
     AnswerKind, BESIDE_CHANGES, CallKind, FailureCode, HEAD, HelloCall, MOST_ANSWER_BYTES, MOST_CALL_BYTES, PutCall,
     RuntimeAnswer, RuntimeCall, RuntimeFailure, RuntimeWelcome, VERSION, WatchCall, WireChanges, WireDone, framed,
 };
-use kip_service::{Feed, TreeService};
+use kip_service::{Feed, SpawnPrograms, TreeService};
 use kip_sys::fault;
 use kip_types::api::tree::{TreeChanges, WatchTreeRequest};
 use kip_types::name::Realm;
@@ -38,6 +42,7 @@ use tokio::task::JoinHandle;
 /// What all connections have.
 pub(crate) struct Service {
     pub(crate) tree: Arc<dyn TreeService>,
+    pub(crate) spawns: Arc<dyn SpawnPrograms>,
     pub(crate) realm: Realm,
     pub(crate) leases: Arc<Leases>,
 }
@@ -60,7 +65,9 @@ pub(crate) struct Connection {
     /// One answer at a time.
     writing: tokio::sync::Mutex<()>,
     watches: Mutex<BTreeMap<u64, Watching>>,
-    /// One note of all watches at a time, so that the last one that is written is the newest.
+    waits: Mutex<BTreeMap<u64, CallWait>>,
+    /// One note of all watches and waits at a time, so that the last one that is written is the
+    /// newest.
     noting: Mutex<()>,
 }
 
@@ -190,17 +197,19 @@ impl Connection {
             memory: ConnectionMemory::of(memory),
             writing: tokio::sync::Mutex::default(),
             watches: Mutex::default(),
+            waits: Mutex::default(),
             noting: Mutex::default(),
         }))
     }
 
     /// Goes on with one that the last daemon has left.
     pub(crate) async fn resume(self: Arc<Connection>) {
-        match self.memory.watches().filter(|_| !self.memory.is_in_part()) {
-            Some(watches) => {
+        match self.memory.calls().filter(|_| !self.memory.is_in_part()) {
+            Some(KeptCalls { watches, waits }) => {
                 for kept in watches {
                     self.watch_again(kept).await;
                 }
+                waits.into_iter().for_each(|kept| self.wait_again(kept));
                 self.serve().await;
             }
             None => {
@@ -240,6 +249,7 @@ impl Connection {
         for task in watches.into_values().filter_map(|watching| watching.task) {
             task.abort();
         }
+        self.end_waits();
         self.stream.end().await;
         let (home, number) = (Arc::clone(&self.home), self.number);
         let _ = tokio::task::spawn_blocking(move || home.let_go(number)).await;
@@ -272,6 +282,20 @@ impl Connection {
                 fault::reach("runtime-held");
             }
             let is_unknown = std::mem::take(&mut unknown) == id;
+            let kind = match kind {
+                Some(CallKind::Await(call)) => {
+                    let refused = self.wait(id, call).await;
+                    if let Err(failure) = refused {
+                        self.send(&refusal(id, failure)).await?;
+                    }
+                    if self.stream.consume(&waiting).await? {
+                        self.memory.note_in_part(false)?;
+                    }
+                    self.begin_waits();
+                    continue;
+                }
+                kind => kind,
+            };
             let frame = match kind {
                 Some(kind) if is_unknown && kind.changes() => {
                     let message = "the daemon was ended while it did this: it may be done, or not";
@@ -314,7 +338,7 @@ impl Connection {
         call: CallKind,
         waiting: &WaitingFrame,
     ) -> Result<AnswerKind, RuntimeFailure> {
-        access::check(self.home.tree(), &call)?;
+        access::check(&*self.home, &call)?;
         let (tree, realm) = (&self.service.tree, self.service.realm.clone());
         match call {
             // The last daemon was ended before it could answer it.
@@ -327,6 +351,7 @@ impl Connection {
             }
             CallKind::Watch(call) => self.watch(id, call).await,
             CallKind::Unwatch(call) => {
+                self.unwait(call.watch).await;
                 self.unwatch(call.watch).await;
                 Ok(AnswerKind::Done(WireDone {}))
             }
@@ -337,6 +362,9 @@ impl Connection {
             CallKind::Revoke(call) => {
                 leases::revoke(&self.service.leases, TreeLeaseId(call.lease)).await?;
                 Ok(AnswerKind::Done(WireDone {}))
+            }
+            CallKind::Spawn(_) | CallKind::Started(_) | CallKind::Exited(_) | CallKind::Evict(_) => {
+                spawns::ask(&*self.service.spawns, &*self.home, call).await
             }
             CallKind::List(_) => {
                 let _turn = self.share.listings.acquire().await;
@@ -366,7 +394,7 @@ impl Connection {
         let (feed, first) = self.feed(&call.path, call.only, call.from).await?;
         let kept = KeptWatch { id, path: call.path, only: call.only, seen: first.revision };
         self.watches.lock().insert(id, Watching { kept, feed: Some(feed), task: None, _room: room });
-        self.note_watches();
+        self.note_calls();
         Ok(AnswerKind::Changes(changes(first)))
     }
 
@@ -428,7 +456,7 @@ impl Connection {
             // Nothing of it comes after the answer.
             let _ = task.await;
         }
-        self.note_watches();
+        self.note_calls();
     }
 
     /// Sends changes until there are no more. Without an error the daemon ends, and the next one
@@ -444,11 +472,11 @@ impl Connection {
                     if let Some(watching) = self.watches.lock().get_mut(&id) {
                         watching.kept.seen = revision;
                     }
-                    self.note_watches();
+                    self.note_calls();
                 }
                 Ok(None) => {
                     self.watches.lock().remove(&id);
-                    return self.note_watches();
+                    return self.note_calls();
                 }
                 Err(_) => return,
             }
@@ -464,11 +492,12 @@ impl Connection {
         Ok(revision)
     }
 
-    fn note_watches(&self) {
+    fn note_calls(&self) {
         let _alone = self.noting.lock();
-        let kept = self.watches.lock().values().map(|watching| watching.kept.clone()).collect();
-        if let Err(error) = self.memory.note_watches(kept) {
-            tracing::warn!(%error, "watches of a runtime connection are not noted");
+        let watches = self.watches.lock().values().map(|watching| watching.kept.clone()).collect();
+        let waits = self.waits.lock().values().map(|wait| wait.kept.clone()).collect();
+        if let Err(error) = self.memory.note_calls(&KeptCalls { watches, waits }) {
+            tracing::warn!(%error, "watches and waits of a runtime connection are not noted");
         }
     }
 }

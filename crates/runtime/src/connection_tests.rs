@@ -1,10 +1,15 @@
 //! Tests of connections: a tree that counts, a proc that holds, and a client. Never asks a machine.
 
+#[path = "connection_watches_tests.rs"]
+mod watches;
+
+use self::watches::Jobs;
 use super::*;
 use crate::home::{HomeLife, RuntimeHome};
 use crate::wire::{GetCall, RuntimeIdentity, WhoamiCall};
 use async_trait::async_trait;
 use kip_service::TreeFile;
+use kip_types::ProcName;
 use kip_types::api::tree::{
     GrantTreeLeaseRequest, MakeTreeDirectoryRequest, RemoveTreeNodeRequest, RenameTreeNodeRequest, WriteTreeFileRequest,
 };
@@ -106,6 +111,18 @@ impl RuntimeHome for Holder {
         RuntimeIdentity { name: "holder".to_owned(), ..RuntimeIdentity::default() }
     }
 
+    fn key(&self) -> ProcName {
+        "holder".parse().unwrap()
+    }
+
+    fn name(&self) -> ProcName {
+        self.key()
+    }
+
+    fn may_spawn(&self) -> bool {
+        true
+    }
+
     fn tree(&self) -> TreeAccess {
         TreeAccess::Write
     }
@@ -143,6 +160,7 @@ impl RuntimeHome for Holder {
 /// A daemon's parts, and a client of it.
 struct Both {
     tree: Arc<CountingTree>,
+    jobs: Arc<Jobs>,
     service: Arc<Service>,
     home: Arc<Holder>,
     share: Arc<ProcShare>,
@@ -157,9 +175,10 @@ impl Both {
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let tree = Arc::new(CountingTree::default());
         let leases = Arc::new(Leases::new(tree.clone(), Realm::default()));
-        let service = Service { tree: tree.clone(), realm: Realm::default(), leases };
+        let jobs = Arc::new(Jobs::default());
+        let service = Service { tree: tree.clone(), spawns: jobs.clone(), realm: Realm::default(), leases };
         let (service, share) = (Arc::new(service), Arc::new(ProcShare::new()));
-        Both { tree, service, home: Arc::default(), share, number: 1, client, server: Some(server.into()) }
+        Both { tree, jobs, service, home: Arc::default(), share, number: 1, client, server: Some(server.into()) }
     }
 
     fn client_of(&self) -> Client {
@@ -258,88 +277,6 @@ fn what_was_begun_is_not_begun_again() {
             assert!(matches!(both.hear().await, (3, AnswerKind::Node(_))));
         });
     }
-}
-
-// promise runtime: a watch goes on with the next daemon, after the revision that was told last
-#[test]
-fn watches_go_on() {
-    let mut both = Both::new();
-    let change = |revision| {
-        let path: TreePath = "/a".parse().unwrap();
-        let change = TreeChange { revision, kind: TreeChangeKind::Removed, path, from: None, node: None };
-        Ok(TreeChanges { revision, changes: vec![change] })
-    };
-    daemon().block_on(async {
-        both.greet().await;
-        both.say(5, CallKind::Watch(WatchCall { path: "/a".to_owned(), only: false, from: None }));
-        assert!(matches!(both.hear().await, (5, AnswerKind::Changes(first)) if first.revision == 10));
-        let sender = both.tree.watches.lock()[0].clone();
-        sender.send(change(12)).await.unwrap();
-        assert!(matches!(both.hear().await, (5, AnswerKind::Changes(changes)) if changes.revision == 12));
-        let memory = ConnectionMemory::of(both.home.held(1, MEMORY).unwrap());
-        // What is being written is not whole.
-        while memory.watches().is_none_or(|watches| watches[0].seen != 12) {
-            tokio::task::yield_now().await;
-        }
-    });
-    let memory = ConnectionMemory::of(both.home.held(1, MEMORY).unwrap());
-    daemon().block_on(async {
-        both.resume();
-        both.say(6, put());
-        assert!(matches!(both.hear().await, (6, AnswerKind::Node(_))));
-        assert_eq!(*both.tree.from.lock(), [None, Some(12)]);
-        let sender = both.tree.watches.lock()[1].clone();
-        sender.send(change(13)).await.unwrap();
-        assert!(matches!(both.hear().await, (5, AnswerKind::Changes(changes)) if changes.revision == 13));
-        // The last answer to a watch is its failure.
-        sender.send(Err(Refusal::new(Code::State, "not kept any more"))).await.unwrap();
-        assert_eq!(code(&both.hear().await.1), Some(FailureCode::Condition));
-        both.say(7, CallKind::Unwatch(crate::wire::UnwatchCall { watch: 5 }));
-        assert!(matches!(both.hear().await, (7, AnswerKind::Done(_))));
-        assert_eq!(memory.watches(), Some(Vec::new()));
-    });
-}
-
-#[test]
-fn changes_that_are_too_long_for_an_answer_come_in_parts() {
-    let mut both = Both::new();
-    let name = "n".repeat(200);
-    let path = |at: usize| format!("/{name}/{name}/{name}/{name}/{at}").parse::<TreePath>().unwrap();
-    let change = |path| TreeChange { revision: 12, kind: TreeChangeKind::Removed, path, from: None, node: None };
-    let changes: Vec<TreeChange> = (0..6_000).map(path).map(change).collect();
-    daemon().block_on(async {
-        both.greet().await;
-        both.say(5, CallKind::Watch(WatchCall { path: "/".to_owned(), only: false, from: None }));
-        assert!(matches!(both.hear().await, (5, AnswerKind::Changes(first)) if !first.more));
-        let sender = both.tree.watches.lock()[0].clone();
-        sender.send(Ok(TreeChanges { revision: 12, changes })).await.unwrap();
-        let (mut gathered, mut parts) = (None, Vec::new());
-        let all = loop {
-            let (5, AnswerKind::Changes(next)) = both.hear().await else { panic!("no changes") };
-            parts.push((next.part, next.revision));
-            // A daemon that is ended in between sends them from the first part on.
-            if parts.len() == 2 {
-                let again = WireChanges { part: 0, more: true, ..next.clone() };
-                assert_eq!(WireChanges::joined(&mut gathered.clone(), again), None);
-            }
-            if let Some(all) = WireChanges::joined(&mut gathered, next) {
-                break all;
-            }
-        };
-        assert_eq!(parts, [(0, 12), (1, 12), (2, 12)]);
-        assert!(
-            all.changes
-                .iter()
-                .map(|change| &change.path)
-                .eq((0..6_000).map(|at| path(at).into()).collect::<Vec<String>>().iter())
-        );
-        let memory = ConnectionMemory::of(both.home.held(1, MEMORY).unwrap());
-        while memory.watches().is_none_or(|watches| watches[0].seen != 12) {
-            tokio::task::yield_now().await;
-        }
-        let anew = WireChanges { changes: all.changes[..1].to_vec(), part: 0, more: false, revision: 12 };
-        assert_eq!(WireChanges::joined(&mut Some(all), anew.clone()), Some(anew), "part 0 begins anew");
-    });
 }
 
 // promise runtime: a client that reads nothing is answered no more until it reads

@@ -1,6 +1,7 @@
 //! What the runtime socket asks of procs.
 
 use crate::wire::RuntimeIdentity;
+use kip_types::ProcName;
 use kip_types::spec::TreeAccess;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,6 +27,15 @@ pub enum HomeLife {
 pub trait RuntimeHome: Send + Sync + 'static {
     /// Its identity, the answer to `whoami`.
     fn identity(&self) -> RuntimeIdentity;
+
+    /// Its key, which stays when it is renamed.
+    fn key(&self) -> ProcName;
+
+    /// Its name of now.
+    fn name(&self) -> ProcName;
+
+    /// Whether its programs may spawn procs, wait for spawned ones and evict them.
+    fn may_spawn(&self) -> bool;
 
     /// What its programs may do to the name tree.
     fn tree(&self) -> TreeAccess;

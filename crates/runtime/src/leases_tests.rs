@@ -4,6 +4,7 @@ use super::*;
 use crate::wire::RuntimeIdentity;
 use async_trait::async_trait;
 use kip_service::{Feed, TreeFile};
+use kip_types::ProcName;
 use kip_types::api::tree::{
     MakeTreeDirectoryRequest, RemoveTreeNodeRequest, RenameTreeNodeRequest, TreeChanges, WatchTreeRequest,
     WriteTreeFileRequest,
@@ -110,6 +111,18 @@ struct Program {
 impl RuntimeHome for Program {
     fn identity(&self) -> RuntimeIdentity {
         RuntimeIdentity::default()
+    }
+
+    fn key(&self) -> ProcName {
+        "program".parse().unwrap()
+    }
+
+    fn name(&self) -> ProcName {
+        self.key()
+    }
+
+    fn may_spawn(&self) -> bool {
+        false
     }
 
     fn tree(&self) -> TreeAccess {

@@ -13,6 +13,7 @@
 //! | `memory` | what the next daemon has to know of it |
 //! | `calls` | calls about the name tree |
 //! | `leases` | leases that belong to procs |
+//! | `spawns` | calls about procs by spawn |
 //!
 //! Which proc a client is in is known by the socket: the kernel tells which user has connected, and
 //! each proc has user ids of its own. Nothing that is said over it is believed about that. Both
@@ -31,6 +32,7 @@ mod memory;
 mod server;
 mod share;
 mod socket;
+mod spawns;
 pub mod wire;
 
 pub use home::{HomeLife, RuntimeHome, RuntimeHomes};

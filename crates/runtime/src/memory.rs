@@ -1,10 +1,11 @@
 //! What the next daemon has to know of a connection: the change that was begun, whether a frame was
-//! taken out in part, whether the client was greeted, and the watches.
+//! taken out in part, whether the client was greeted, the watches and the waits.
 //!
 //! It is in a memory file that is held with the connection. The number of the change is written by
 //! itself; the watches have a checksum, by which a daemon that was killed while it wrote them is
 //! found out. Source: memfd_create(2), pwrite(2).
 
+use crate::wire::AwaitCall;
 use prost::Message;
 use rustix::fs::MemfdFlags;
 use std::io;
@@ -35,11 +36,23 @@ pub(crate) struct KeptWatch {
     pub(crate) seen: u64,
 }
 
-/// The watches of a connection.
+/// A call that is not answered yet, while others are.
 #[derive(Clone, PartialEq, Message)]
-struct KeptWatches {
+pub(crate) struct KeptWait {
+    /// Its number.
+    #[prost(uint64, tag = "1")]
+    pub(crate) id: u64,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) call: Option<AwaitCall>,
+}
+
+/// What a connection waits for: its watches and its waits.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct KeptCalls {
     #[prost(message, repeated, tag = "1")]
-    watches: Vec<KeptWatch>,
+    pub(crate) watches: Vec<KeptWatch>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) waits: Vec<KeptWait>,
 }
 
 /// The memory of a connection.
@@ -89,9 +102,9 @@ impl ConnectionMemory {
         self.read(&mut byte, NEW_AT).is_err() || byte == [0]
     }
 
-    /// These are its watches.
-    pub(crate) fn note_watches(&self, watches: Vec<KeptWatch>) -> io::Result<()> {
-        let bytes = KeptWatches { watches }.encode_to_vec();
+    /// These are its watches and its waits.
+    pub(crate) fn note_calls(&self, calls: &KeptCalls) -> io::Result<()> {
+        let bytes = calls.encode_to_vec();
         let mut text = Vec::with_capacity(8 + bytes.len());
         text.extend((bytes.len() as u32).to_le_bytes());
         text.extend(crc32fast::hash(&bytes).to_le_bytes());
@@ -99,17 +112,17 @@ impl ConnectionMemory {
         self.write(&text, WATCHES_AT)
     }
 
-    /// Its watches; none if they cannot be read.
-    pub(crate) fn watches(&self) -> Option<Vec<KeptWatch>> {
+    /// Its watches and its waits; none if they cannot be read.
+    pub(crate) fn calls(&self) -> Option<KeptCalls> {
         let mut head = [0; 8];
         if rustix::fs::fstat(self.0.as_fd()).ok()?.st_size as u64 <= WATCHES_AT {
-            return Some(Vec::new());
+            return Some(KeptCalls::default());
         }
         self.read(&mut head, WATCHES_AT).ok()?;
         let [length, sum] = [0, 4].map(|at| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes")));
         let mut bytes = vec![0; Some(length as usize).filter(|length| *length <= MOST_BYTES)?];
         self.read(&mut bytes, WATCHES_AT + 8).ok()?;
-        (crc32fast::hash(&bytes) == sum).then(|| Some(KeptWatches::decode(&bytes[..]).ok()?.watches))?
+        (crc32fast::hash(&bytes) == sum).then(|| KeptCalls::decode(&bytes[..]).ok())?
     }
 
     fn write(&self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
@@ -141,13 +154,15 @@ mod tests {
     fn what_is_noted_is_read_by_the_next_and_damage_is_found() {
         let fd = Arc::new(ConnectionMemory::make().unwrap());
         let memory = ConnectionMemory::of(Arc::clone(&fd));
-        assert_eq!((memory.begun(), memory.watches()), (0, Some(Vec::new())));
+        assert_eq!((memory.begun(), memory.calls()), (0, Some(KeptCalls::default())));
         let watch = KeptWatch { id: 7, path: "/a".to_owned(), only: true, seen: 9 };
         memory.note_begun(5).unwrap();
-        memory.note_watches(vec![watch.clone(), watch.clone()]).unwrap();
-        memory.note_watches(vec![watch.clone()]).unwrap();
+        let wait = KeptWait { id: 8, call: Some(AwaitCall { name: "job".to_owned(), moment: 1 }) };
+        let calls = KeptCalls { watches: vec![watch.clone()], waits: vec![wait] };
+        memory.note_calls(&KeptCalls { watches: vec![watch.clone(), watch], ..calls.clone() }).unwrap();
+        memory.note_calls(&calls).unwrap();
         let next = ConnectionMemory::of(Arc::clone(&fd));
-        assert_eq!((next.begun(), next.watches(), next.is_in_part()), (5, Some(vec![watch]), false));
+        assert_eq!((next.begun(), next.calls(), next.is_in_part()), (5, Some(calls), false));
         memory.note_in_part(true).unwrap();
         assert!(next.is_in_part() && next.begun() == 5 && next.is_greeted());
         memory.note_greeted(false).unwrap();
@@ -155,6 +170,6 @@ mod tests {
         memory.note_greeted(true).unwrap();
         assert!(next.is_greeted());
         rustix::io::pwrite(&fd, b"x", WATCHES_AT + 9).unwrap();
-        assert_eq!(next.watches(), None);
+        assert_eq!(next.calls(), None);
     }
 }

@@ -6,7 +6,7 @@ use crate::home::RuntimeHomes;
 use crate::leases::{self, Leases};
 use crate::share::{MOST_CONNECTIONS, ProcShares};
 use crate::wire::{FailureCode, RuntimeFailure};
-use kip_service::TreeService;
+use kip_service::{SpawnPrograms, TreeService};
 use kip_types::name::Realm;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
@@ -28,6 +28,8 @@ pub struct RuntimeParts {
     pub homes: Arc<dyn RuntimeHomes>,
     /// The name tree.
     pub tree: Arc<dyn TreeService>,
+    /// Procs by spawn.
+    pub spawns: Arc<dyn SpawnPrograms>,
     /// The realm of all procs.
     pub realm: Realm,
 }
@@ -38,14 +40,14 @@ pub struct RuntimeParts {
 /// # Errors
 /// The socket cannot be polled.
 pub fn serve(parts: RuntimeParts) -> io::Result<()> {
-    let RuntimeParts { listener, homes, tree, realm } = parts;
+    let RuntimeParts { listener, homes, tree, spawns, realm } = parts;
     // As that of a connection.
     #[allow(deprecated)]
     let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
     let leases = Arc::new(Leases::new(Arc::clone(&tree), realm.clone()));
     leases.take_up(&*homes);
     tokio::spawn(leases::follow(Arc::clone(&leases)));
-    let service = Arc::new(Service { tree, realm, leases });
+    let service = Arc::new(Service { tree, spawns, realm, leases });
     let shares = Arc::new(ProcShares::default());
     let mut last = 0;
     for home in homes.all() {

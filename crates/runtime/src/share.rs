@@ -11,6 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) const MOST_CONNECTIONS: usize = 64;
 /// Most watches of a proc: each knows where all directories of the realm are.
 pub(crate) const MOST_WATCHES: usize = 64;
+/// Most waits of a proc that are not answered yet.
+pub(crate) const MOST_WAITS: usize = 1024;
 /// Listings of a proc at a time: each reads its directory whole.
 const LISTINGS: usize = 2;
 /// Long answers of a proc that its clients have not read.
@@ -21,6 +23,7 @@ const LONG_ANSWERS: usize = 8;
 pub(crate) struct ProcShare {
     connections: Arc<Semaphore>,
     pub(crate) watches: Arc<Semaphore>,
+    pub(crate) waits: Arc<Semaphore>,
     pub(crate) listings: Semaphore,
     pub(crate) long_answers: Arc<Semaphore>,
 }
@@ -57,6 +60,7 @@ impl ProcShare {
         ProcShare {
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             watches: Arc::new(Semaphore::new(MOST_WATCHES)),
+            waits: Arc::new(Semaphore::new(MOST_WAITS)),
             listings: Semaphore::new(LISTINGS),
             long_answers: Arc::new(Semaphore::new(LONG_ANSWERS)),
         }

@@ -5,6 +5,15 @@
 
 use prost::{Enumeration, Message, Oneof};
 
+// So that the SDK, which has this file by its path, finds it, too.
+#[path = "wire/spawn.rs"]
+mod spawn;
+
+pub use spawn::{
+    AwaitCall, EvictCall, ExitedCall, SpawnCall, StartedCall, WireEndKind, WireMoment, WireSpawnEnd, WireSpawned,
+    WireVariable,
+};
+
 /// The version of the protocol.
 pub const VERSION: u32 = 1;
 /// Bytes before each message: its length, little-endian.
@@ -26,7 +35,7 @@ pub struct RuntimeCall {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// The call; none for one that this version does not know.
-    #[prost(oneof = "CallKind", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
+    #[prost(oneof = "CallKind", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21")]
     pub kind: Option<CallKind>,
 }
 
@@ -64,6 +73,16 @@ pub enum CallKind {
     Revoke(RevokeCall),
     #[prost(message, tag = "16")]
     Leases(LeasesCall),
+    #[prost(message, tag = "17")]
+    Spawn(SpawnCall),
+    #[prost(message, tag = "18")]
+    Await(AwaitCall),
+    #[prost(message, tag = "19")]
+    Started(StartedCall),
+    #[prost(message, tag = "20")]
+    Exited(ExitedCall),
+    #[prost(message, tag = "21")]
+    Evict(EvictCall),
 }
 
 /// The first call of a connection. Answered with [`RuntimeWelcome`].
@@ -247,7 +266,7 @@ pub struct RuntimeAnswer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// The answer.
-    #[prost(oneof = "AnswerKind", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "AnswerKind", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub kind: Option<AnswerKind>,
 }
 
@@ -275,6 +294,8 @@ pub enum AnswerKind {
     Lease(WireLease),
     #[prost(message, tag = "11")]
     Leases(WireLeases),
+    #[prost(message, tag = "12")]
+    Spawned(WireSpawned),
 }
 
 /// What is wrong.
@@ -293,7 +314,7 @@ pub enum FailureCode {
     UnknownCall = 4,
     /// A path, a name or a number is not valid.
     Invalid = 5,
-    /// There is no such node or lease.
+    /// There is no such node, lease or spawned proc.
     NotFound = 6,
     /// Something is at the path.
     Exists = 7,
@@ -305,7 +326,7 @@ pub enum FailureCode {
     OutcomeUnknown = 10,
     /// Too many connections of a proc, or watches of a connection.
     TooMany = 11,
-    /// The owner of the proc has not given it access to the name tree.
+    /// The owner of the proc has not given it that access.
     Denied = 12,
 }
 
@@ -518,7 +539,8 @@ impl CallKind {
             | CallKind::Rm(_)
             | CallKind::Mv(_)
             | CallKind::Grant(_)
-            | CallKind::Revoke(_) => true,
+            | CallKind::Revoke(_)
+            | CallKind::Spawn(_) => true,
             CallKind::Hello(_)
             | CallKind::Whoami(_)
             | CallKind::Stat(_)
@@ -527,7 +549,11 @@ impl CallKind {
             | CallKind::Watch(_)
             | CallKind::Unwatch(_)
             | CallKind::Keep(_)
-            | CallKind::Leases(_) => false,
+            | CallKind::Leases(_)
+            | CallKind::Await(_)
+            | CallKind::Started(_)
+            | CallKind::Exited(_)
+            | CallKind::Evict(_) => false,
         }
     }
 }

@@ -44,7 +44,7 @@ pub use node::NodeService;
 pub use procs::ProcService;
 pub use scale::ScaleService;
 pub use snapshots::SnapshotService;
-pub use spawn::SpawnService;
+pub use spawn::{SpawnPrograms, SpawnService};
 pub use templates::TemplateService;
 pub use tree::{TreeFile, TreeService};
 pub use trials::TrialService;

@@ -26,3 +26,20 @@ pub trait SpawnService: Send + Sync + 'static {
     /// as it is.
     async fn evict(&self, name: ProcName, request: EvictRequest) -> Result<SpawnedView, Refusal>;
 }
+
+/// What programs in procs ask about spawned procs, in addition. A proc is named by its key, the
+/// name that it had when it was made.
+#[async_trait]
+pub trait SpawnPrograms: SpawnService {
+    /// Spawns a child of a proc. As many as its owner allows is `Code::Exhausted`.
+    async fn spawn_child(&self, parent: ProcName, request: SpawnRequest) -> Result<SpawnedView, Refusal>;
+
+    /// A program says that it has started. A proc that was not spawned is `Code::Unknown`.
+    async fn say_started(&self, key: ProcName) -> Result<(), Refusal>;
+
+    /// A program says the status with which it is about to end, and a line about it.
+    async fn say_exited(&self, key: ProcName, status: i32, message: Option<String>) -> Result<(), Refusal>;
+
+    /// A program waits for the word to end, from now on in place of a signal; until that has come.
+    async fn wait_own_evict(&self, key: ProcName) -> Result<SpawnedView, Refusal>;
+}

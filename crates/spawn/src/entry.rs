@@ -70,6 +70,9 @@ pub(crate) struct SpawnEntry {
     /// Its program has said that it has started; or was executed, if that is its start.
     pub(crate) started: bool,
     pub(crate) said: Option<SaidExit>,
+    /// Its program waits for the word to end, and gets no signal for that.
+    #[serde(default)]
+    pub(crate) takes_word: bool,
     pub(crate) evicted: Option<Eviction>,
 }
 

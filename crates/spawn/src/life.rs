@@ -183,7 +183,13 @@ impl Spawner {
                 Ok(now) => now.entry.evicted.as_ref().map_or(GRACE_MS, |eviction| eviction.grace_ms),
                 Err(_) => GRACE_MS,
             };
-            self.until_stopped(&*there, grace_ms).await;
+            if proc.now.borrow().entry.takes_word {
+                // The word has gone out.
+                tokio::time::sleep(Duration::from_millis(grace_ms)).await;
+                self.until_stopped(&*there, 0).await;
+            } else {
+                self.until_stopped(&*there, grace_ms).await;
+            }
             std::future::pending().await
         };
         let ended = tokio::select! {

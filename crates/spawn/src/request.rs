@@ -70,6 +70,7 @@ pub(crate) fn run_request(
             timing: parent.timing,
             allow_setuid: parent.allow_setuid,
             tree: parent.tree,
+            spawn: parent.spawn,
             user: parent.user.clone(),
             ..spec
         };

@@ -1,13 +1,13 @@
 //! The service: spawn, look, wait, evict.
 
-use crate::entry::{EntryNow, Eviction, ParentProgram, Reserved, SpawnEntry, Stage};
+use crate::entry::{EntryNow, Eviction, ParentProgram, Reserved, SaidExit, SpawnEntry, Stage};
 use crate::host::{HostedProc, SpawnHost};
 use crate::kept::{KeptEntries, NotKept};
 use crate::request::{new_name, run_request};
 use crate::room::RoomBooks;
 use async_trait::async_trait;
 use kip_meta::Meta;
-use kip_service::SpawnService;
+use kip_service::{SpawnPrograms, SpawnService};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::spawn::{EvictRequest, SpawnMoment, SpawnRequest, SpawnedView};
@@ -31,7 +31,7 @@ const FORGOTTEN_AT_ONCE: usize = 64;
 const LONGEST: usize = 64 << 10;
 /// From the word to end to SIGKILL, milliseconds.
 pub(crate) const GRACE_MS: u64 = 10_000;
-/// Longest reason of an eviction, bytes.
+/// Longest reason of an eviction, or line about an end, bytes.
 const LONGEST_REASON: usize = 1024;
 
 /// Completes the request of a proc and refuses one that makes no sense, as the API does.
@@ -89,6 +89,23 @@ fn unknown(name: &ProcName) -> Refusal {
     Refusal::new(Code::Unknown, message)
 }
 
+fn check_line(text: &str) -> Result<(), Refusal> {
+    if text.len() <= LONGEST_REASON && !text.contains(char::is_control) {
+        return Ok(());
+    }
+    Err(Refusal::new(Code::Invalid, format!("write one line of at most {LONGEST_REASON} bytes")))
+}
+
+fn not_spawned(refusal: Refusal) -> Refusal {
+    match refusal.code {
+        Code::Unknown => Refusal::new(
+            Code::Unknown,
+            "this proc was not spawned: only a spawned one has a start and an end that are waited for",
+        ),
+        _ => refusal,
+    }
+}
+
 fn not_kept(error: &NotKept) -> Refusal {
     Refusal::new(Code::Exhausted, format!("the proc is not recorded: {}", chain(error)))
 }
@@ -99,14 +116,14 @@ impl Spawner {
         let SpawnParts { host, meta, complete } = parts;
         let mut kept = meta.map(KeptEntries::new);
         let found = match &kept {
-            Some(entries) => entries.read().await.map_err(|error| chain(&error)),
-            None => Err("the metadata store is not open".to_owned()),
+            Some(entries) => entries.read().await.unwrap_or_else(|error| {
+                tracing::error!(error = chain(&error), "procs cannot be spawned, and spawned procs are not known");
+                kept = None;
+                Vec::new()
+            }),
+            // That it cannot be opened is logged already.
+            None => Vec::new(),
         };
-        let found = found.unwrap_or_else(|error| {
-            tracing::error!(error, "procs cannot be spawned, and spawned procs are not known");
-            kept = None;
-            Vec::new()
-        });
         let starts = std::thread::available_parallelism().map_or(2, |count| count.get() * 2);
         let spawner = Spawner(Arc::new(SpawnerParts {
             host,
@@ -234,6 +251,7 @@ impl Spawner {
             stage: if leave.is_some() { Stage::Begun { run } } else { Stage::Queued { run } },
             started: false,
             said: None,
+            takes_word: false,
             evicted: None,
         };
         Ok((entry, leave))
@@ -294,10 +312,7 @@ impl SpawnService for Spawner {
     async fn evict(&self, name: ProcName, request: EvictRequest) -> Result<SpawnedView, Refusal> {
         let proc = self.one(&name)?;
         let reason = request.reason.unwrap_or_else(|| "it was evicted".to_owned());
-        if reason.len() > LONGEST_REASON || reason.contains(char::is_control) {
-            let message = format!("a reason is one line of at most {LONGEST_REASON} bytes");
-            return Err(Refusal::new(Code::Invalid, message));
-        }
+        check_line(&reason)?;
         let eviction = Eviction { reason, grace_ms: request.grace_ms.unwrap_or(GRACE_MS) };
         self.evict_for(&proc, eviction).await.map_err(|error| not_kept(&error))?;
         Ok(self.view(&proc))
@@ -314,5 +329,49 @@ impl Spawner {
         self.change(proc, how, &[]).await?;
         fault::reach("spawn-evicted");
         Ok(())
+    }
+}
+
+#[async_trait]
+impl SpawnPrograms for Spawner {
+    async fn spawn_child(&self, parent: ProcName, request: SpawnRequest) -> Result<SpawnedView, Refusal> {
+        let (program, proc) = self.parent(&parent)?;
+        let most = proc.spec().spawn;
+        let is_one = |child: &Arc<SpawnedProc>| {
+            let entry = &child.now.borrow().entry;
+            entry.end().is_none() && entry.parent.as_ref().is_some_and(|above| above.root == program.root)
+        };
+        let live = self.all().iter().filter(|child| is_one(child)).count();
+        if live >= most as usize {
+            let message = format!(
+                "{live} procs that {parent} and its children have spawned have not ended, and its owner allows {most}: wait for some"
+            );
+            return Err(Refusal::new(Code::Exhausted, message));
+        }
+        self.spawn(SpawnRequest { parent: Some(parent), ..request }).await
+    }
+
+    async fn say_started(&self, key: ProcName) -> Result<(), Refusal> {
+        let proc = self.one(&key).map_err(not_spawned)?;
+        let how = |entry: &SpawnEntry| (!entry.started).then(|| SpawnEntry { started: true, ..entry.clone() });
+        self.change(&proc, how, &[]).await.map_err(|error| not_kept(&error))
+    }
+
+    async fn say_exited(&self, key: ProcName, status: i32, message: Option<String>) -> Result<(), Refusal> {
+        let proc = self.one(&key).map_err(not_spawned)?;
+        message.as_deref().map_or(Ok(()), check_line)?;
+        let said = Some(SaidExit { status, message });
+        let how = |entry: &SpawnEntry| {
+            let is_new = entry.end().is_none() && entry.said != said;
+            is_new.then(|| SpawnEntry { said, ..entry.clone() })
+        };
+        self.change(&proc, how, &[]).await.map_err(|error| not_kept(&error))
+    }
+
+    async fn wait_own_evict(&self, key: ProcName) -> Result<SpawnedView, Refusal> {
+        let proc = self.one(&key).map_err(not_spawned)?;
+        let how = |entry: &SpawnEntry| (!entry.takes_word).then(|| SpawnEntry { takes_word: true, ..entry.clone() });
+        self.change(&proc, how, &[]).await.map_err(|error| not_kept(&error))?;
+        self.wait_spawned(key, SpawnMoment::Evict).await
     }
 }

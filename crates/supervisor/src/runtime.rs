@@ -14,7 +14,7 @@ use kip_sys::within;
 use kip_types::name::Realm;
 use kip_types::runtime::PLACE;
 use kip_types::spec::TreeAccess;
-use kip_types::{State, chain, generation_id};
+use kip_types::{ProcName, State, chain, generation_id};
 use rustix::fs::{OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -132,6 +132,18 @@ impl RuntimeHome for Home {
             generation: generation.0,
             clone_count: self.clone_count().unwrap_or(0),
         }
+    }
+
+    fn key(&self) -> ProcName {
+        self.0.proc.key.clone()
+    }
+
+    fn name(&self) -> ProcName {
+        ProcName::clone(&self.0.proc.name)
+    }
+
+    fn may_spawn(&self) -> bool {
+        self.0.proc.spec().spawn > 0
     }
 
     fn tree(&self) -> TreeAccess {

@@ -364,6 +364,10 @@ pub struct Spec {
     /// What its programs may do to the realm's name tree, over the runtime socket.
     #[serde(default, skip_serializing_if = "TreeAccess::is_none")]
     pub tree: TreeAccess,
+    /// How many procs its programs may have spawned that have not ended, over the runtime socket;
+    /// those of its children count as its own. 0 for none.
+    #[serde(default, skip_serializing_if = "spawns_none")]
+    pub spawn: u32,
     /// The user that the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and
     /// /etc/group) or numbers; none is root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -455,6 +459,10 @@ pub struct Lineage {
     pub checkpoint: Option<CheckpointTag>,
     /// Since when, milliseconds since the epoch.
     pub since_ms: u64,
+}
+
+fn spawns_none(number: &u32) -> bool {
+    *number == 0
 }
 
 fn is_none_yet(number: &u64) -> bool {

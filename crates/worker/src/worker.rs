@@ -15,7 +15,7 @@ use kip_net::prepared::PreparedNetwork;
 use kip_records::record;
 use kip_records::state::Record;
 use kip_runtime::RuntimeParts;
-use kip_service::TreeService;
+use kip_service::{SpawnPrograms, TreeService};
 use kip_supervisor::probe;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::recover::numbered;
@@ -201,14 +201,14 @@ impl Worker {
         }
     }
 
-    /// Serves the runtime socket, by which programs in procs reach this tree, from now on.
+    /// Serves the runtime socket, by which programs in procs reach these, from now on.
     ///
     /// # Errors
     /// The socket cannot be polled.
-    pub fn serve_runtime(&self, tree: Arc<dyn TreeService>) -> io::Result<()> {
+    pub fn serve_runtime(&self, tree: Arc<dyn TreeService>, spawns: Arc<dyn SpawnPrograms>) -> io::Result<()> {
         let homes = Arc::new(RuntimeProcs::of(&self.registry));
         let listener = self.machine.runtime.try_clone()?;
-        kip_runtime::serve(RuntimeParts { listener, homes, tree, realm: Realm::default() })
+        kip_runtime::serve(RuntimeParts { listener, homes, tree, spawns, realm: Realm::default() })
     }
 
     /// The procs as spawned procs ask for them.

@@ -1,4 +1,4 @@
-"""What a program inside a Kip proc says to Kip: who it is, and the name tree.
+"""What a program inside a Kip proc says to Kip: who it is, the name tree, and procs that it spawns.
 
     import kip
 
@@ -26,11 +26,35 @@ from .errors import (
     UnknownCall,
     UnsupportedVersion,
 )
-from .wire import CREATED, MOVED, REMOVED, WRITTEN, Change, Changes, Fence, File, Identity, LeaseInfo, Node
+from .wire import (
+    CREATED,
+    EVICTED,
+    EXITED,
+    KILLED,
+    LOST,
+    MOVED,
+    NEVER_STARTED,
+    REMOVED,
+    WRITTEN,
+    Change,
+    Changes,
+    Fence,
+    File,
+    Identity,
+    LeaseInfo,
+    Node,
+    Spawned,
+    SpawnEnd,
+)
 
 __all__ = [
     "CREATED",
+    "EVICTED",
+    "EXITED",
+    "KILLED",
+    "LOST",
     "MOVED",
+    "NEVER_STARTED",
     "REMOVED",
     "WRITTEN",
     "AsyncClient",
@@ -51,6 +75,8 @@ __all__ = [
     "Node",
     "NotFound",
     "OutcomeUnknown",
+    "SpawnEnd",
+    "Spawned",
     "TooLarge",
     "TooMany",
     "Unavailable",

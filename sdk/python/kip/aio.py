@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import wire
-from .calls import AGAIN_AFTER, GONE, PATH, TRIES, closed, lost, put_call, value_of
+from .calls import AGAIN_AFTER, GONE, PATH, TRIES, closed, lost, put_call, spawn_call, value_of
 
 READ_BYTES = 64 << 10
 
@@ -284,3 +285,48 @@ class AsyncClient:
     async def leases(self) -> list[wire.LeaseInfo]:
         """The leases of the realm."""
         return (await self._ask(wire.Call(leases=wire.Leases()))).leases
+
+    async def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        workdir: str = "",
+        best_effort: bool = False,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        domain: str = "",
+        detached: bool = False,
+        says_started: bool = False,
+    ) -> str:
+        """Spawns a child of this proc, and returns its name when it is recorded. It ends with this proc unless `detached`; with
+        `says_started` it has started when it calls `started`. Not latency-critical but `best_effort`, it has the CPUs that others leave."""
+        call = spawn_call(command, env, workdir, best_effort, cpus, memory_bytes, domain, detached, says_started)
+        return (await self._ask(call)).name
+
+    async def wait_start(self, name: str) -> wire.Spawned:
+        """Waits until a spawned proc has started, or has ended before that."""
+        return await self._ask(wire.Call(wait=wire.Await(name, wire.START)))
+
+    async def wait_exit(self, name: str) -> wire.SpawnEnd:
+        """Waits until a spawned proc has ended: how, or why there is no exit status. One whose end is kept no more raises `NotFound`."""
+        spawned: wire.Spawned = await self._ask(wire.Call(wait=wire.Await(name, wire.EXIT)))
+        return spawned.end or wire.SpawnEnd(wire.LOST, message="the daemon says no end")
+
+    async def started(self) -> None:
+        """Says that this proc, a spawned one, has started."""
+        await self._ask(wire.Call(started=wire.Started()))
+
+    async def exited(self, status: int, message: str = "") -> None:
+        """Says with which status this proc, a spawned one, is about to end, and a line about it. Its program then ends by itself."""
+        await self._ask(wire.Call(exited=wire.Exited(status, message)))
+
+    async def evict(self, name: str, reason: str = "", *, grace_ms: int | None = None) -> wire.Spawned:
+        """Has a spawned proc end."""
+        return await self._ask(wire.Call(evict=wire.Evict(name, reason, grace_ms)))
+
+    async def wait_evict(self) -> str:
+        """Waits until this proc, a spawned one, is to end, and returns why. From now on it gets no signal for that: what is left of the
+        grace is its program's to end in."""
+        spawned: wire.Spawned = await self._ask(wire.Call(wait=wire.Await("", wire.EVICT)))
+        return spawned.evicted or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import wire
@@ -33,6 +34,22 @@ def put_call(path: str, contents: bytes, new: bool, version: int | None, lease: 
         raise
     put.in_descriptor = True
     return wire.Call(put=put), descriptor
+
+
+def spawn_call(
+    command: Sequence[str],
+    env: Mapping[str, str] | None,
+    workdir: str,
+    best_effort: bool,
+    cpus: float | None,
+    memory_bytes: int | None,
+    domain: str,
+    detached: bool,
+    says_started: bool,
+) -> wire.Call:
+    variables = [wire.Variable(name, value) for name, value in (env or {}).items()]
+    milli = None if cpus is None else round(cpus * 1000)
+    return wire.Call(spawn=wire.Spawn(list(command), variables, workdir, best_effort, milli, memory_bytes, domain, detached, says_started))
 
 
 def value_of(answer: wire.Answer) -> Any:

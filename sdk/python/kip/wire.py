@@ -63,8 +63,11 @@ def encode(message: Message) -> bytes:
     out = bytearray()
     for tag, name, _ in plan(type(message)):
         value = getattr(message, name)
-        for one in value if isinstance(value, list) else [value]:
-            out += encode_field(tag, one)
+        if isinstance(value, list):
+            # Each of them is there, also an empty text.
+            out += b"".join(encode_field(tag, one) or varint(tag << 3 | BYTES) + b"\0" for one in value)
+        else:
+            out += encode_field(tag, value)
     return bytes(out)
 
 
@@ -222,6 +225,52 @@ class Leases(Message):
 
 
 @dataclass
+class Variable(Message):
+    name: str = number(1, "")
+    value: str = number(2, "")
+
+
+@dataclass
+class Spawn(Message):
+    command: list[str] = number(1, factory=list)
+    env: list[Variable] = number(2, factory=list)
+    workdir: str = number(3, "")
+    best_effort: bool = number(4, False)
+    cpus_milli: int | None = number(5)
+    memory_bytes: int | None = number(6)
+    domain: str = number(7, "")
+    detached: bool = number(8, False)
+    says_started: bool = number(9, False)
+
+
+START, EXIT, EVICT = range(3)
+
+
+@dataclass
+class Await(Message):
+    name: str = number(1, "")
+    moment: int = number(2, 0)
+
+
+@dataclass
+class Started(Message):
+    pass
+
+
+@dataclass
+class Exited(Message):
+    status: int = number(1, 0)
+    message: str = number(2, "")
+
+
+@dataclass
+class Evict(Message):
+    name: str = number(1, "")
+    reason: str = number(2, "")
+    grace_ms: int | None = number(3)
+
+
+@dataclass
 class Call(Message):
     """What a client says: a number of its own, and one call."""
 
@@ -241,8 +290,13 @@ class Call(Message):
     keep: Keep | None = number(14)
     revoke: Revoke | None = number(15)
     leases: Leases | None = number(16)
+    spawn: Spawn | None = number(17)
+    wait: Await | None = number(18)
+    started: Started | None = number(19)
+    exited: Exited | None = number(20)
+    evict: Evict | None = number(21)
     # Calls that change nothing, or the same each time, may be asked again.
-    REPEATABLE: ClassVar[frozenset[str]] = frozenset({"hello", "whoami", "stat", "list", "get", "watch", "unwatch", "keep", "leases"})
+    REPEATABLE: ClassVar[frozenset[str]] = frozenset({"hello", "whoami", "stat", "list", "get", "watch", "unwatch", "keep", "leases", "wait", "started", "exited", "evict"})
 
     def name(self) -> str:
         return next(name for _, name, _ in plan(Call)[1:] if getattr(self, name) is not None)
@@ -346,6 +400,31 @@ class LeaseList(Message):
     leases: list[LeaseInfo] = number(1, factory=list)
 
 
+EXITED, KILLED, EVICTED, NEVER_STARTED, LOST = range(5)
+
+
+@dataclass
+class SpawnEnd(Message):
+    """Why a spawned proc is no more: EXITED with `exit_code`, KILLED by `signal`, EVICTED, NEVER_STARTED or LOST; the `status` and the
+    `message` that its program has said, or more about the end."""
+
+    why: int = number(1, 0)
+    exit_code: int | None = number(2)
+    signal: int | None = number(3)
+    status: int | None = number(4)
+    message: str = number(5, "")
+
+
+@dataclass
+class Spawned(Message):
+    """A spawned proc: whether it has started, why it is to end if it is, and its end."""
+
+    name: str = number(1, "")
+    started: bool = number(2, False)
+    evicted: str | None = number(3)
+    end: SpawnEnd | None = number(4)
+
+
 @dataclass
 class Answer(Message):
     """What the daemon says: the number of the call, and one answer."""
@@ -361,6 +440,7 @@ class Answer(Message):
     changes: Changes | None = number(9)
     lease: LeaseInfo | None = number(10)
     leases: LeaseList | None = number(11)
+    spawned: Spawned | None = number(12)
 
     def value(self) -> Any:
         return next((value for _, name, _ in plan(Answer)[1:] if (value := getattr(self, name)) is not None), None)

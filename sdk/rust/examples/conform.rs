@@ -1,7 +1,7 @@
 //! Carries out calls for the conformance tests of the SDKs: a line is a call and its arguments
 //! in JSON, answered with its value or the number of its error.
 
-use kip_sdk::{Client, Error, Fence, Lease, Node, Put, Watch};
+use kip_sdk::{Client, Error, Fence, Lease, Node, Put, Spawn, SpawnEnd, Spawned, Watch};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -33,6 +33,14 @@ fn lease(lease: &Lease) -> Value {
     json!({"id": lease.id, "ttl_ms": lease.ttl_ms})
 }
 
+fn spawned(spawned: &Spawned) -> Value {
+    json!({"name": spawned.name, "started": spawned.started, "evicted": spawned.evicted})
+}
+
+fn end(end: &SpawnEnd) -> Value {
+    json!({"why": end.why, "exit_code": end.exit_code, "signal": end.signal, "status": end.status, "message": end.message})
+}
+
 fn call(session: &mut Session, asked: &Value) -> Result<Value, Error> {
     let (client, path) = (&session.client, text(asked, "path"));
     let version = asked["version"].as_u64();
@@ -62,6 +70,18 @@ fn call(session: &mut Session, asked: &Value) -> Result<Value, Error> {
         "keep" => lease(&client.keep(asked["lease"].as_u64().unwrap_or(0))?),
         "revoke" => client.revoke(asked["lease"].as_u64().unwrap_or(0)).map(|()| Value::Null)?,
         "leases" => client.leases()?.iter().map(lease).collect(),
+        "spawn" => {
+            let words = asked["command"].as_array().into_iter().flatten();
+            let command = words.map(|word| word.as_str().unwrap_or_default().to_owned()).collect();
+            let says_started = asked["says_started"].as_bool().unwrap_or(false);
+            json!(client.spawn(Spawn { command, says_started, ..Spawn::default() })?)
+        }
+        "wait_start" => spawned(&client.wait_start(&text(asked, "name"))?),
+        "wait_exit" => end(&client.wait_exit(&text(asked, "name"))?),
+        "started" => client.started().map(|()| Value::Null)?,
+        "exited" => client.exited(1, "").map(|()| Value::Null)?,
+        "evict" => spawned(&client.evict(&text(asked, "name"), &text(asked, "reason"), None)?),
+        "wait_evict" => json!(client.wait_evict()?),
         "watch" => {
             let watch = client.watch(&path, asked["only"].as_bool().unwrap_or(false), asked["after"].as_u64())?;
             session.watches.insert(path, watch);

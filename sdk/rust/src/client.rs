@@ -5,8 +5,9 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::watch::Watch;
 use crate::wire::{
-    AnswerKind, CallKind, GetCall, GrantCall, KeepCall, LeasesCall, ListCall, MkdirCall, MvCall, PutCall, RevokeCall,
-    RmCall, RuntimeIdentity, StatCall, WatchCall, WhoamiCall, WireFence, WireFile, WireLease, WireNode,
+    AnswerKind, AwaitCall, CallKind, EvictCall, ExitedCall, GetCall, GrantCall, KeepCall, LeasesCall, ListCall,
+    MkdirCall, MvCall, PutCall, RevokeCall, RmCall, RuntimeIdentity, SpawnCall, StartedCall, StatCall, WatchCall,
+    WhoamiCall, WireFence, WireFile, WireLease, WireMoment, WireNode, WireSpawnEnd, WireSpawned,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -231,5 +232,79 @@ impl Client {
     /// [`Error`].
     pub fn leases(&self) -> Result<Vec<WireLease>, Error> {
         Ok(expect!(self.ask(CallKind::Leases(LeasesCall {}), None), Leases)?.leases)
+    }
+
+    /// Spawns a child of this proc: its name, when it is recorded.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn spawn(&self, spawn: SpawnCall) -> Result<String, Error> {
+        Ok(expect!(self.ask(CallKind::Spawn(spawn), None), Spawned)?.name)
+    }
+
+    /// Waits over a connection of its own, so that other calls do not wait, too.
+    fn wait(&self, name: &str, moment: WireMoment) -> Result<WireSpawned, Error> {
+        let call = CallKind::Await(AwaitCall { name: name.to_owned(), moment: moment.into() });
+        loop {
+            let mut connection = Connection::open(&self.path)?;
+            match connection.send(call.clone(), None).and_then(|id| connection.answer(id)) {
+                Err(error) if error.is_end() => {}
+                answer => return expect!(answer, Spawned),
+            }
+        }
+    }
+
+    /// Waits until a spawned proc has started, or has ended before that.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn wait_start(&self, name: &str) -> Result<WireSpawned, Error> {
+        self.wait(name, WireMoment::Start)
+    }
+
+    /// Waits until a spawned proc has ended: how, or why there is no exit status.
+    ///
+    /// # Errors
+    /// [`Error`]; `NotFound` for one whose end is kept no more.
+    pub fn wait_exit(&self, name: &str) -> Result<WireSpawnEnd, Error> {
+        self.wait(name, WireMoment::Exit)?.end.ok_or(Error::Answer)
+    }
+
+    /// Says that this proc, a spawned one, has started.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn started(&self) -> Result<(), Error> {
+        expect!(self.ask(CallKind::Started(StartedCall {}), None), Done).map(drop)
+    }
+
+    /// Says with which status this proc, a spawned one, is about to end, and a line about it. Its
+    /// program then ends by itself.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn exited(&self, status: u32, message: &str) -> Result<(), Error> {
+        let call = ExitedCall { status, message: message.to_owned() };
+        expect!(self.ask(CallKind::Exited(call), None), Done).map(drop)
+    }
+
+    /// Has a spawned proc end: by its word or its stop signal, and by SIGKILL after a grace of 10 s
+    /// or as long as is said.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn evict(&self, name: &str, reason: &str, grace: Option<Duration>) -> Result<WireSpawned, Error> {
+        let grace_ms = grace.map(|grace| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+        let call = EvictCall { name: name.to_owned(), reason: reason.to_owned(), grace_ms };
+        expect!(self.ask(CallKind::Evict(call), None), Spawned)
+    }
+
+    /// Waits until this proc, a spawned one, is to end: why. From now on it gets no signal for
+    /// that: what is left of the grace is its program's to end in.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn wait_evict(&self) -> Result<String, Error> {
+        Ok(self.wait("", WireMoment::Evict)?.evicted.unwrap_or_default())
     }
 }

@@ -1,4 +1,5 @@
-//! What a program inside a Kip proc says to Kip: which proc it is in, and the name tree.
+//! What a program inside a Kip proc says to Kip: which proc it is in, the name tree, and procs that
+//! it spawns.
 //!
 //! ```ignore
 //! use kip_sdk::{Client, Put};
@@ -32,8 +33,9 @@ pub use client::{Client, Put};
 pub use error::Error;
 pub use watch::Watch;
 pub use wire::{
-    FailureCode, RuntimeIdentity as Identity, WireChange as Change, WireChangeKind as ChangeKind,
-    WireChanges as Changes, WireFence as Fence, WireFile as File, WireLease as Lease, WireNode as Node,
+    FailureCode, RuntimeIdentity as Identity, SpawnCall as Spawn, WireChange as Change, WireChangeKind as ChangeKind,
+    WireChanges as Changes, WireEndKind as EndKind, WireFence as Fence, WireFile as File, WireLease as Lease,
+    WireNode as Node, WireSpawnEnd as SpawnEnd, WireSpawned as Spawned, WireVariable as Variable,
 };
 
 /// Where the socket is in each proc.

@@ -8,7 +8,7 @@ use crate::yaml::{Value, YamlNode};
 use serde::Deserialize as _;
 
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-pub(in crate::compose) const KIPS_OWN: [&str; 31] = [
+pub(in crate::compose) const KIPS_OWN: [&str; 32] = [
     "before-checkpoint",
     "scale-max",
     "scale-min",
@@ -39,6 +39,7 @@ pub(in crate::compose) const KIPS_OWN: [&str; 31] = [
     "idle-dry-run",
     "allow-setuid",
     "tree",
+    "spawn",
     "egress",
 ];
 
