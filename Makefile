@@ -44,6 +44,7 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/light
 	bench/ycsb
 	bench/scaling
+	bench/spawn
 	bench/first-minutes
 
 PREFIX ?= /usr/local
