@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::difference::differences;
-use crate::table::render;
+use crate::render;
 use kip_types::spec::{Clock, Fallback, Image, Lazy, Protocol, TreeAccess, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {

@@ -18,6 +18,7 @@ mod file;
 mod in_place;
 mod order;
 mod place;
+mod render;
 pub mod runtime;
 mod table;
 mod values;
@@ -31,7 +32,8 @@ pub use file::schema;
 pub use in_place::update_between;
 pub use order::in_order;
 pub use place::{Fault, Faults, Note, SourcePosition, Weight};
-pub use table::{ProcTable, render};
+pub use render::render;
+pub use table::ProcTable;
 pub use values::Pull;
 
 use kip_types::api::InFile;

@@ -12,13 +12,11 @@ use kip_types::life::{
 };
 use kip_types::name::{ProcName, Realm};
 use kip_types::scale::{CALM_MS, CloneMethod, Scaling};
-use kip_types::spec::{Capability, Tmpfs, Ulimit};
 use kip_types::spec::{
-    Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Sandbox,
-    Spec, Timing, TreeAccess, bad_secret,
+    Capability, Clock, Egress, Fallback, Hibernate, HostEntry, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy,
+    Limits, Sandbox, Spec, Timing, Tmpfs, TreeAccess, Ulimit, bad_secret,
 };
-use kip_types::volume::ClonedVolumes;
-use kip_types::volume::{BadVolume, VolumeSpec};
+use kip_types::volume::{BadVolume, ClonedVolumes, VolumeSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -578,29 +576,4 @@ pub fn read_secrets(
         all.insert(name.clone(), Hex(contents));
     }
     Ok(all)
-}
-
-#[derive(Serialize)]
-struct Rendered {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    project: Option<String>,
-    proc: BTreeMap<ProcName, ProcTable>,
-}
-
-/// A `kip.toml` with these procs: what they depend on is named as far as it is among them,
-/// and the project if all are of the same.
-///
-/// # Errors
-/// What TOML cannot say: there is nothing of the kind in a spec.
-pub fn render(procs: impl IntoIterator<Item = (ProcName, RunRequest)>) -> Result<String, toml::ser::Error> {
-    let requests: BTreeMap<ProcName, RunRequest> = procs.into_iter().collect();
-    let mut projects = requests.values().map(|request| &request.in_file.project);
-    let first = projects.next().cloned().flatten();
-    let project = first.filter(|first| projects.all(|other| other.as_ref() == Some(first)));
-    let table = |(name, request): (&ProcName, &RunRequest)| {
-        let mut table = ProcTable::of(request);
-        table.depends_on.retain(|needed| requests.contains_key(needed));
-        (name.clone(), table)
-    };
-    toml::to_string(&Rendered { project, proc: requests.iter().map(table).collect() })
 }

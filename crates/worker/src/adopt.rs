@@ -87,10 +87,8 @@ impl Worker {
         let claimed_name = self.claim_name(&name)?;
         let key = self.key_for(&name)?;
         let recorded = blocking(move || {
-            let PreparedNetwork { slot, net } = machine
-                .prepared_networks
-                .take(spec.sandbox.network())
-                .map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
+            let prepared = machine.prepared_networks.take(spec.sandbox.network());
+            let PreparedNetwork { slot, net } = prepared.map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
             // It gets another when it is known to be ours, as after a reboot.
             drop(net);
             let new = Record::new(slot.number(), machine.base_of(&spec));

@@ -69,11 +69,11 @@ pub struct AwaitCall {
     pub moment: i32,
 }
 
-/// The client's own proc, a spawned one, has started. Answered with [`WireDone`].
+/// The client's own proc, a spawned one, has started. Answered with `WireDone`.
 #[derive(Clone, PartialEq, Message)]
 pub struct StartedCall {}
 
-/// The client's own proc, a spawned one, is about to end. Answered with [`WireDone`].
+/// The client's own proc, a spawned one, is about to end. Answered with `WireDone`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExitedCall {
     /// Its status.
