@@ -209,3 +209,11 @@ def test_clones(kip: Kip, tar: Path, method: str) -> None:
         sealed(copy)
         ask(source, 2)
         copy.remove()
+
+
+# promise sandbox: `--sandbox light`: an update gives a proc nothing that its sandbox has not
+def test_an_update_stays_within_the_sandbox(kip: Kip, tar: Path) -> None:
+    with served(kip, "updated", tar) as proc:
+        line = kip.refused("update", "updated", "--port", "8080")
+        assert line == "kip: updated stays as it is: a light sandbox has no network, and ports cannot be had in it: leave out one of the two", line
+        assert proc.inspect()["ports"] == []

@@ -25,7 +25,8 @@ impl ReadyNamespaces {
     pub fn serve(&self, slots: &PreparedNetworks, make: impl Fn(Slot) -> Result<Namespaces, LaunchError>) {
         while let Some(slot) = slots.next_slot(|slot| self.0.lock().contains_key(&slot)) {
             match make(slot) {
-                Ok(made) => drop(self.0.lock().insert(slot, made)),
+                // A start that was faster has made its own.
+                Ok(made) => slots.if_ready(slot, || drop(self.0.lock().insert(slot, made))),
                 Err(error) => {
                     tracing::debug!(%error, "no namespaces can be prepared now");
                     std::thread::sleep(Duration::from_secs(1));

@@ -76,6 +76,8 @@ pub fn renew_in(
     let machine = &proc.shared;
     proc.meter.without_network();
     proc.meter.engine_at_work();
+    // Those that were made ahead have no host name, which a start alone sets.
+    drop(machine.ready_namespaces.take(proc.slot));
     let made = machine.launcher().namespaces(proc.first_id(), proc.spec().hostname())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec().limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);

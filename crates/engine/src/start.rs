@@ -178,7 +178,8 @@ pub fn user_in(proc: &Proc, root: BorrowedFd<'_>) -> Result<Option<User>, UserEr
 /// What its image wants to be there.
 fn directories_of(spec: &Spec) -> &[String] {
     match &spec.image {
-        Image::Oci(image) => &image.volumes,
+        // In a sealed root nothing can be made.
+        Image::Oci(image) if spec.sandbox.is_full() => &image.volumes,
         _ => &[],
     }
 }

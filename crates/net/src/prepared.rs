@@ -114,6 +114,14 @@ impl PreparedNetworks {
         all.into_iter().map(|k| k.slot).collect()
     }
 
+    /// Acts if that slot is still ready for a new proc: none takes it meanwhile.
+    pub fn if_ready(&self, slot: Slot, act: impl FnOnce()) {
+        let state = self.inner.state.lock();
+        if state.ready_without.iter().flatten().chain(&state.ready).any(|network| network.slot == slot) {
+            act();
+        }
+    }
+
     /// Waits for a slot that is ready for a new proc and for which the caller has not made what it
     /// makes ahead; none when no more are made.
     pub fn next_slot(&self, is_served: impl Fn(Slot) -> bool) -> Option<Slot> {

@@ -14,6 +14,7 @@
 //! | [`write_spec`] | the old spec or the new one, and maybe `spec.new`, which the next write replaces |
 //! | [`Records::remove`] | the proc, or `.trash-*` |
 
+use kip_clocks::Boot;
 use kip_types::ProcName;
 use rustix::fs::{AtFlags, CWD, RenameFlags};
 use serde::Serialize;
@@ -32,6 +33,8 @@ const STATE: &str = "state.json";
 const STATE_NEW: &str = ".state.json.new";
 /// While this file is there, the rest of the directory may not outlive the machine's power.
 const BEGUN: &str = "begun";
+/// Where the kernel says which boot this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NEW_PREFIX: &str = ".new-";
 const TRASH_PREFIX: &str = ".trash-";
 
@@ -264,13 +267,21 @@ impl Records {
         state: &impl Serialize,
     ) -> Result<Unpublished, RecordError> {
         let begun = self.prepare(name, spec, state, Durability::Rename)?;
-        begun.add(BEGUN, b"")?;
+        let boot = Boot::read().map_err(RecordError::io("read", Path::new(BOOT_ID)))?;
+        begun.add(BEGUN, boot.id.as_bytes())?;
         Ok(begun)
     }
 
     /// Whether the record of a proc is not yet known to outlive the machine's power.
-    pub fn is_begun(&self, name: &ProcName) -> bool {
+    fn is_begun(&self, name: &ProcName) -> bool {
         self.directory(name).join(BEGUN).exists()
+    }
+
+    /// The same of a proc that was begun before the machine was started, so that no program of it
+    /// can be there. The mark may have been lost with what it marks.
+    pub fn was_cut_off(&self, name: &ProcName) -> bool {
+        let mark = std::fs::read_to_string(self.directory(name).join(BEGUN));
+        mark.is_ok_and(|boot| Boot::read().is_ok_and(|now| now.id != boot))
     }
 
     /// Syncs what [`Records::begin`] has made, and the files that are beside it. Nothing to do for

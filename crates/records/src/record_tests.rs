@@ -69,8 +69,13 @@ fn a_record_that_is_begun_is_marked_until_it_is_settled() {
     let begun = records.begin(&name("web"), &"a spec", &State::Starting).unwrap();
     begun.add("secret", b"word").unwrap();
     begun.publish().unwrap();
-    assert!(records.is_begun(&name("web")));
+    assert!(records.is_begun(&name("web")) && !records.was_cut_off(&name("web")));
     assert_eq!(records.read_spec::<String>(&name("web")).unwrap(), "a spec");
+    // That of another boot, and one that was lost.
+    for boot in ["00000000-0000-0000-0000-000000000000", ""] {
+        std::fs::write(records.directory(&name("web")).join(BEGUN), boot).unwrap();
+        assert!(records.was_cut_off(&name("web")), "{boot:?}");
+    }
     records.settle(&name("web")).unwrap();
     records.settle(&name("web")).unwrap();
     assert!(!records.is_begun(&name("web")));

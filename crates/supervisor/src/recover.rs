@@ -75,7 +75,7 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
                 all.push(Remembered { key, spec, record, meter, absolute_waits });
             }
             // Its first record was not synced when the machine stopped, and no process is left.
-            Err(_) if records.is_begun(&key) || kip_copy::fill::is_unfinished(&records.directory(&key)) => {
+            Err(_) if records.was_cut_off(&key) || kip_copy::fill::is_unfinished(&records.directory(&key)) => {
                 tracing::info!(proc = %key, "a proc that was being made when the machine stopped is undone");
                 if let Err(e) = records.remove(&key).and_then(record::Trash::delete) {
                     tracing::warn!(proc = %key, error = chain(&e), "it is left to the next daemon");
@@ -474,20 +474,23 @@ mod tests {
     fn a_begun_record_that_a_power_cut_has_emptied_is_undone() {
         let dir = tempfile::tempdir().unwrap();
         let (records, _) = Records::open(dir.path()).unwrap();
-        for name in ["whole", "emptied", "settled"] {
+        for name in ["whole", "emptied", "settled", "of-now"] {
             let Remembered { key, spec, record, .. } = one(name, name, 0);
             records.begin(&key, &spec, &record).unwrap().publish().unwrap();
         }
         let key = |name: &str| name.parse::<ProcName>().unwrap();
         records.settle(&key("settled")).unwrap();
-        for name in ["emptied", "settled"] {
-            std::fs::write(records.directory(&key(name)).join("spec.json"), "").unwrap();
+        let file = |name: &str, file: &str| records.directory(&key(name)).join(file);
+        for name in ["emptied", "settled", "of-now"] {
+            std::fs::write(file(name, "spec.json"), "").unwrap();
         }
+        std::fs::write(file("emptied", "begun"), "").unwrap();
         let found: Vec<ProcName> = read_all(&records).unwrap().into_iter().map(|one| one.key).collect();
         assert_eq!(found, [key("whole")]);
-        assert!(!records.is_begun(&key("whole")));
+        assert!(!file("whole", "begun").exists());
         assert!(!records.directory(&key("emptied")).exists());
         assert!(records.directory(&key("settled")).exists(), "what a client was told of is left alone");
+        assert!(records.directory(&key("of-now")).exists(), "a program of it may run");
     }
 
     #[test]

@@ -21,6 +21,9 @@ impl Task {
         if becomes == *is {
             return Ok(());
         }
+        if let Some(message) = becomes.outside_sandbox() {
+            return Err(Refusal::new(Code::Invalid, format!("{} stays as it is: {message}", self.proc.name)));
+        }
         if becomes.ports != is.ports && matches!(self.record.state, State::Restarting { .. }) {
             let name = &self.proc.name;
             let message = format!("{name} is about to be started again, on the ports that it has");
