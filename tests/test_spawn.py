@@ -330,3 +330,14 @@ def test_waiters_over_a_kill(fresh_kip: Callable[..., Kip]) -> None:
     for each in waiting:
         out, error = each.communicate(timeout=60)
         assert each.returncode == 4 and out.count("exit code 4") == 1, (out, error)
+
+
+# promise spawn: a child of a light proc is light, and any child may be
+def test_light_children(kip: Kip) -> None:
+    kip.run("light", ["sleep", "1000"], flags=["--sandbox", "light", "--never-sleep"])
+    kip.run("full", ["sleep", "1000"], flags=["--never-sleep"])
+    for words, sandbox in ((["--parent", "light"], "light"), (["--parent", "full", "--sandbox", "light"], "light"), (["--parent", "full"], "full")):
+        name = kip.cli("spawn", *words, "sleep", "1000").stdout.strip()
+        assert kip.json("inspect", name)["spec"].get("sandbox", "full") == sandbox
+    line = kip.refused("spawn", "--parent", "light", "--sandbox", "full", "sleep", "1000")
+    assert line == "kip: light is light, and so are its children: leave out the sandbox", line

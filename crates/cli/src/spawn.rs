@@ -14,7 +14,7 @@ use kip_types::api::spawn::{
 };
 use kip_types::image::OciImage;
 use kip_types::name::ProcName;
-use kip_types::spec::{Image, ProcClass, TreeAccess, parse_duration_ms, parse_size};
+use kip_types::spec::{Image, ProcClass, Sandbox, TreeAccess, parse_duration_ms, parse_size};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,6 +48,9 @@ pub struct SpawnArgs {
     /// Files of an image instead of the parent's, or the host's
     #[arg(long, value_name = "REF")]
     image: Option<String>,
+    /// Its sandbox, full or light; without this that of its parent
+    #[arg(long, value_name = "KIND")]
+    sandbox: Option<Sandbox>,
     /// The network that it is in
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
@@ -119,6 +122,7 @@ impl SpawnArgs {
             detached: self.detached,
             says_started: self.says_started,
             image,
+            sandbox: self.sandbox,
             network: self.network,
             tree: self.tree,
         }

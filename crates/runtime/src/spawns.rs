@@ -10,7 +10,7 @@ use kip_service::SpawnPrograms;
 use kip_types::ProcName;
 use kip_types::api::Refusal;
 use kip_types::api::spawn::{EvictRequest, SpawnEnd, SpawnEndKind, SpawnMoment, SpawnRequest, SpawnedView};
-use kip_types::spec::ProcClass;
+use kip_types::spec::{ProcClass, Sandbox};
 
 fn name_of(text: &str) -> Result<ProcName, RuntimeFailure> {
     text.parse().map_err(invalid)
@@ -55,6 +55,7 @@ fn request(call: SpawnCall) -> SpawnRequest {
         domain: said(call.domain),
         detached: call.detached,
         says_started: call.says_started,
+        sandbox: call.light.then_some(Sandbox::Light),
         ..SpawnRequest::default()
     }
 }

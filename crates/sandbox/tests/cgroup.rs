@@ -63,7 +63,8 @@ fn best_effort_has_what_others_leave() {
     let [of_usual, of_least] = wait_for("both have run", || {
         let now = used();
         let seconds = [now[0] - before[0], now[1] - before[1]].map(|ns| ns as f64 / 1e9);
-        (seconds[0] > 0.2).then_some(seconds)
+        // What the first turns of all gave hardly counts then.
+        (seconds[0] > 1.0).then_some(seconds)
     });
     assert!(of_least < of_usual / 5.0, "{of_least} s beside {of_usual} s");
     // It is none any more.

@@ -2,6 +2,7 @@
 
 use kip_types::api::spawn::SpawnRequest;
 use kip_types::api::{Code, InFile, LeftOpen, Refusal, RunRequest};
+use kip_types::spec::Sandbox;
 use kip_types::{Limits, ProcName, Spec};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
@@ -38,6 +39,14 @@ fn least<T: PartialOrd>(one: Option<T>, other: Option<T>) -> Option<T> {
     }
 }
 
+/// Leaves out what a full parent has and a light child has not.
+fn within_light(spec: &mut Spec) {
+    (spec.network, spec.shm_bytes, spec.limits.disk_bytes) = (None, None, None);
+    spec.extra_hosts.clear();
+    spec.egress.clear();
+    spec.allow_setuid = false;
+}
+
 /// The request that makes the proc. From its parent it has the file system, the network, the user,
 /// the rules of what it may reach and when it sleeps; and of limits at most the parent's. Volumes,
 /// secrets, ports and capabilities are the parent's alone.
@@ -69,6 +78,7 @@ pub(crate) fn run_request(
             cap_drop: parent.cap_drop.clone(),
             timing: parent.timing,
             allow_setuid: parent.allow_setuid,
+            sandbox: parent.sandbox,
             tree: parent.tree,
             spawn: parent.spawn,
             user: parent.user.clone(),
@@ -79,6 +89,10 @@ pub(crate) fn run_request(
                 "{} may do no more to the name tree than its parent {}: {}",
                 spec.name, parent.name, parent.tree
             );
+            return Err(Refusal::new(Code::Invalid, message));
+        }
+        if request.sandbox == Some(Sandbox::Full) && !parent.sandbox.is_full() {
+            let message = format!("{} is light, and so are its children: leave out the sandbox", parent.name);
             return Err(Refusal::new(Code::Invalid, message));
         }
     }
@@ -94,9 +108,13 @@ pub(crate) fn run_request(
         image: request.image.clone().unwrap_or(spec.image),
         network: request.network.clone().or(spec.network),
         tree: request.tree.unwrap_or(spec.tree),
+        sandbox: request.sandbox.unwrap_or(spec.sandbox),
         limits,
         ..spec
     };
+    if !spec.sandbox.is_full() {
+        within_light(&mut spec);
+    }
     Ok(RunRequest { spec, wait_ready: false, secrets: BTreeMap::new(), left_open, in_file: InFile::default() })
 }
 
@@ -143,5 +161,14 @@ mod tests {
         let more = SpawnRequest { tree: Some(TreeAccess::Write), ..asked(&["x"]) };
         assert!(run_request(&more, "c".parse().unwrap(), Some(&parent)).unwrap_err().message.contains("no more"));
         assert!(run_request(&asked(&[""]), "c".parse().unwrap(), None).is_err());
+        let light = SpawnRequest { sandbox: Some(Sandbox::Light), ..asked(&["x"]) };
+        let spec = run_request(&light, "c".parse().unwrap(), Some(&parent)).unwrap().spec;
+        assert_eq!((spec.sandbox, spec.outside_sandbox()), (Sandbox::Light, None));
+        let full = SpawnRequest { sandbox: Some(Sandbox::Full), ..asked(&["x"]) };
+        assert!(run_request(&full, "d".parse().unwrap(), Some(&spec)).unwrap_err().message.contains("is light"));
+        assert_eq!(
+            run_request(&asked(&["x"]), "d".parse().unwrap(), Some(&spec)).unwrap().spec.sandbox,
+            Sandbox::Light
+        );
     }
 }

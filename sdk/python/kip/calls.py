@@ -46,10 +46,11 @@ def spawn_call(
     domain: str,
     detached: bool,
     says_started: bool,
+    light: bool,
 ) -> wire.Call:
     variables = [wire.Variable(name, value) for name, value in (env or {}).items()]
     milli = None if cpus is None else round(cpus * 1000)
-    return wire.Call(spawn=wire.Spawn(list(command), variables, workdir, best_effort, milli, memory_bytes, domain, detached, says_started))
+    return wire.Call(spawn=wire.Spawn(list(command), variables, workdir, best_effort, milli, memory_bytes, domain, detached, says_started, light))
 
 
 def value_of(answer: wire.Answer) -> Any:

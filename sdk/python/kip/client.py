@@ -283,10 +283,12 @@ class Client:
         domain: str = "",
         detached: bool = False,
         says_started: bool = False,
+        light: bool = False,
     ) -> str:
         """Spawns a child of this proc, and returns its name when it is recorded. It ends with this proc unless `detached`; with
-        `says_started` it has started when it calls `started`. Not latency-critical but `best_effort`, it has the CPUs that others leave."""
-        call = spawn_call(command, env, workdir, best_effort, cpus, memory_bytes, domain, detached, says_started)
+        `says_started` it has started when it calls `started`. Not latency-critical but `best_effort`, it has the CPUs that others leave.
+        With `light` it has the light sandbox, else that of this proc."""
+        call = spawn_call(command, env, workdir, best_effort, cpus, memory_bytes, domain, detached, says_started, light)
         return (self._ask(call)).name
 
     def wait_start(self, name: str) -> wire.Spawned:

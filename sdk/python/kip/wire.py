@@ -241,6 +241,7 @@ class Spawn(Message):
     domain: str = number(7, "")
     detached: bool = number(8, False)
     says_started: bool = number(9, False)
+    light: bool = number(10, False)
 
 
 START, EXIT, EVICT = range(3)

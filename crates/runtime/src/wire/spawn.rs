@@ -43,6 +43,9 @@ pub struct SpawnCall {
     /// It has started when it says so.
     #[prost(bool, tag = "9")]
     pub says_started: bool,
+    /// Its sandbox is light; else that of the proc.
+    #[prost(bool, tag = "10")]
+    pub light: bool,
 }
 
 /// Which moment is waited for.

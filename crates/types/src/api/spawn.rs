@@ -2,7 +2,7 @@
 
 use crate::lifecycle::Tier;
 use crate::name::ProcName;
-use crate::spec::{Image, ProcClass, TreeAccess};
+use crate::spec::{Image, ProcClass, Sandbox, TreeAccess};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -42,6 +42,9 @@ pub struct SpawnRequest {
     /// File system; null is that of the parent, or the host's files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
+    /// Its sandbox; null is that of the parent, and a light parent has light children alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Sandbox>,
     /// The network that it is in; null is that of the parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
