@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.clients import Lines
 from harness.kip import Kip, Proc
 from test_clone import clone, lines
+from test_runtime import ask
 
 SERVES = (
     "os.makedirs('/run/x', exist_ok=True); l = socket.socket(socket.AF_UNIX); l.bind('/run/x/s'); l.listen(7); "
@@ -51,14 +51,6 @@ TAKE = [
     ("z.close(), u.connect('/run/x/s'), l.accept()[0].send(b'o'), u.recv(9)", "(None, None, 1, b'o')"),
     ("o.sendto(b'line', '/run/x/log'), d.recv(9)", "(4, b'line')"),
 ]
-
-
-def ask(proc: Proc, line: str) -> str:
-    client = Lines(proc.port())
-    try:
-        return client.ask(line)
-    finally:
-        client.close()
 
 
 def make(proc: Proc) -> None:

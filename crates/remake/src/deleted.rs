@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt as _;
 /// A longer image is CRIU's to read.
 const MOST_BYTES: u64 = 64 << 20;
 /// Flags of open(2) that an open file keeps.
-const KEPT: OFlags = OFlags::ACCMODE
+pub const KEPT_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::APPEND)
     .union(OFlags::NONBLOCK)
     .union(OFlags::SYNC)
@@ -100,7 +100,7 @@ fn open_of(images: &Images, id: u64, entry: &Message) -> Result<Open, RemakeErro
     if !is_in_root(images, path, entry.varint(reg_file_entry::MNT_ID))? {
         return Err(RemakeError::Unsupported("a deleted file that was not in /"));
     }
-    let flags = OFlags::from_bits_retain(entry.number(reg_file_entry::FLAGS) as u32) & KEPT;
+    let flags = OFlags::from_bits_retain(entry.number(reg_file_entry::FLAGS) as u32) & KEPT_FLAGS;
     Ok(Open { id, flags, position: entry.number(reg_file_entry::POS) })
 }
 

@@ -13,6 +13,7 @@ mod note;
 mod place;
 mod unix;
 
+pub use deleted::KEPT_FLAGS;
 pub use failure::RemakeError;
 pub use note::{MadeAlready, ObjectNote};
 

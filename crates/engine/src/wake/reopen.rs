@@ -5,6 +5,7 @@
 //! reader has been told that the last writer is gone. Only the lock of flock(2) does not: the
 //! restorer takes it.
 
+use kip_remake::KEPT_FLAGS;
 use kip_sandbox::rootfs::Mounts;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, FlockOperation, OFlags, SeekFrom};
@@ -12,18 +13,9 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Flags of open(2) that an open file keeps.
-const KEPT: OFlags = OFlags::ACCMODE
-    .union(OFlags::APPEND)
-    .union(OFlags::NONBLOCK)
-    .union(OFlags::SYNC)
-    .union(OFlags::DSYNC)
-    .union(OFlags::DIRECT)
-    .union(OFlags::NOATIME);
-
 /// Opens it on that mount of `mounts` which is of its file system.
 pub(super) fn open_again(held: BorrowedFd<'_>, mounts: &Mounts) -> io::Result<OwnedFd> {
-    let flags = rustix::fs::fcntl_getfl(held)? & KEPT;
+    let flags = rustix::fs::fcntl_getfl(held)? & KEPT_FLAGS;
     let status = rustix::fs::fstat(held)?;
     for mount in [&mounts.root, &mounts.usr] {
         if rustix::fs::fstat(mount)?.st_dev != status.st_dev {
