@@ -265,6 +265,7 @@ def parent(kip: Kip, tmp_path: Path, *flags: str) -> Proc:
     return proc
 
 
+# promise spawn: a program evicts no proc but its children and theirs
 # promise spawn: a program spawns children over the runtime socket, as many as its owner allows, and
 #   none without that; a child says that it has started and with what status it ends, and is told to
 #   end in place of a signal
@@ -278,12 +279,19 @@ def test_from_a_program(kip: Kip, tmp_path: Path) -> None:
     assert ask(proc, "a, b = c.spawn(['sleep', '1000']), c.spawn(['sleep', '1000'], detached=True)") == "None"
     refused = ask(proc, "c.spawn(['true'])")
     assert refused.startswith("Unavailable: 3 procs that parent and its children have spawned have not ended"), refused
+    other = spawn(kip, "sleep", "1000")
+    assert ask(proc, f"c.evict({other!r})").startswith("NotFound: there is no spawned proc") and view(kip, other)["state"] == "live"
+    kip.cli("evict", other)
     assert ask(proc, "c.evict(n, 'enough').evicted") == "'enough'"
     assert ask(proc, "c.wait_exit(n)") == "SpawnEnd(why=2, exit_code=4, signal=None, status=5, message='enough, and tidied up')"
     # Waits of tasks go over one connection.
     many = "async def many():\n async with kip.AsyncClient() as a:\n  async def one(i): return (await a.wait_exit(await a.spawn(['sh', '-c', f'exit {i}']))).exit_code\n  return [await asyncio.gather(*(one(i) for i in (7,))) for _ in range(3)]"
     assert ask(proc, f"exec({many!r}, globals())") == "None"
     assert ask(proc, "asyncio.run(globals()['many']())") == "[[7], [7], [7]]"
+    # Asked for at the same moment, there are no more than allowed.
+    crowd = "import threading; got = []; once = lambda: got.append(type(kip.Client().spawn(['sleep', '1000'])).__name__); threads = [threading.Thread(target=once) for _ in range(6)]"
+    assert ask(proc, f"{crowd}; threading.excepthook = lambda e: got.append(e.exc_type.__name__); [t.start() for t in threads]; [t.join() for t in threads]") == "None"
+    assert ask(proc, "sorted(got)") == repr(["Unavailable"] * 5 + ["str"])
     first, apart = ask(proc, "a").strip("'"), ask(proc, "b").strip("'")
     kip.cli("stop", "parent")
     assert end(kip, first)["message"] == "its parent parent has ended" and view(kip, apart)["state"] == "live"

@@ -62,6 +62,10 @@ impl SpawnPrograms for Jobs {
         self.spawn(request).await
     }
 
+    async fn evict_child(&self, _: ProcName, name: ProcName, request: EvictRequest) -> Result<SpawnedView, Refusal> {
+        self.evict(name, request).await
+    }
+
     async fn say_started(&self, _: ProcName) -> Result<(), Refusal> {
         none()
     }

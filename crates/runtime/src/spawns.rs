@@ -80,7 +80,7 @@ pub(crate) async fn ask(
         }
         CallKind::Evict(call) => {
             let request = EvictRequest { grace_ms: call.grace_ms, reason: said(call.reason) };
-            Ok(spawned(spawns.evict(name_of(&call.name)?, request).await.map_err(refused)?))
+            Ok(spawned(spawns.evict_child(home.name(), name_of(&call.name)?, request).await.map_err(refused)?))
         }
         _ => unreachable!("it is not about spawned procs"),
     }

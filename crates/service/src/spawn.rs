@@ -34,6 +34,12 @@ pub trait SpawnPrograms: SpawnService {
     /// Spawns a child of a proc. As many as its owner allows is `Code::Exhausted`.
     async fn spawn_child(&self, parent: ProcName, request: SpawnRequest) -> Result<SpawnedView, Refusal>;
 
+    /// Has a proc end that this one, or one of the same family, has spawned.
+    ///
+    /// # Errors
+    /// `Code::Unknown`: there is none of that name, or it is of another family.
+    async fn evict_child(&self, of: ProcName, name: ProcName, request: EvictRequest) -> Result<SpawnedView, Refusal>;
+
     /// A program says that it has started. A proc that was not spawned is `Code::Unknown`.
     async fn say_started(&self, key: ProcName) -> Result<(), Refusal>;
 

@@ -11,7 +11,8 @@
 //! | `life` | one of them from the queue to the end that is kept |
 //!
 //! A spawned proc is an ordinary proc that never restarts. Its entry is made before it, and goes
-//! after it: what is waited for is a change of the entry, which is on disk before a client is told.
+//! after it: a client waits for a change of the entry, which is on disk before the client is
+//! answered.
 //!
 //! ```text
 //!  queued --begun--> starting --executed--> live --ended--> ended, kept --a day, or many others--> forgotten

@@ -207,7 +207,7 @@ impl Spawner {
         }
     }
 
-    /// Keeps its end, which is told then, and removes its proc.
+    /// Keeps the end of a proc, by which those that wait are answered, and removes the proc.
     async fn end(&self, proc: &SpawnedProc, end: SpawnEnd) {
         let entry = proc.entry();
         let forgotten = self.to_forget();

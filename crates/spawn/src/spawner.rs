@@ -60,6 +60,8 @@ pub(crate) struct SpawnerParts {
     pub(crate) books: RoomBooks,
     /// Starts at a time.
     pub(crate) starts: Arc<Semaphore>,
+    /// Held while the children of a program are counted and one more is made.
+    counting: tokio::sync::Mutex<()>,
     /// Changes whenever room may have become free.
     pub(crate) freed: watch::Sender<u64>,
 }
@@ -132,6 +134,7 @@ impl Spawner {
             entries: Mutex::default(),
             books: RoomBooks::default(),
             starts: Arc::new(Semaphore::new(starts)),
+            counting: tokio::sync::Mutex::default(),
             freed: watch::Sender::new(0),
         }));
         let known: Vec<_> = found.into_iter().map(SpawnedProc::new).collect();
@@ -335,6 +338,8 @@ impl Spawner {
 #[async_trait]
 impl SpawnPrograms for Spawner {
     async fn spawn_child(&self, parent: ProcName, request: SpawnRequest) -> Result<SpawnedView, Refusal> {
+        // Two at the same moment are counted one after the other.
+        let _alone = self.0.counting.lock().await;
         let (program, proc) = self.parent(&parent)?;
         let most = proc.spec().spawn;
         let is_one = |child: &Arc<SpawnedProc>| {
@@ -349,6 +354,15 @@ impl SpawnPrograms for Spawner {
             return Err(Refusal::new(Code::Exhausted, message));
         }
         self.spawn(SpawnRequest { parent: Some(parent), ..request }).await
+    }
+
+    async fn evict_child(&self, of: ProcName, name: ProcName, request: EvictRequest) -> Result<SpawnedView, Refusal> {
+        let (program, _) = self.parent(&of)?;
+        let above = self.one(&name)?.entry().parent;
+        if above.is_none_or(|above| above.root != program.root) {
+            return Err(unknown(&name));
+        }
+        self.evict(name, request).await
     }
 
     async fn say_started(&self, key: ProcName) -> Result<(), Refusal> {
